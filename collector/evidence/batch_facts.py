@@ -28,6 +28,8 @@ from railscope.reading import PRESENT
 from railscope.wire import Batch, Envelope
 
 _VALUE = np.dtype("<i8")
+MAX_SNAPPED_NS = 2_000_000_000
+"""Maximum uncertainty of a clock that is usable without a flag."""
 _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
 """Approximate memory of a span, here and with its GPU, and the spans that a new GPU counts as."""
 
@@ -71,6 +73,8 @@ class BatchFacts:
     uncertainty_ns: int
     horizon_ns: int = 0
     """Earlier facts are reported late."""
+    has_reports: bool = False
+    """True if the time of the node's reports is already recorded."""
     added_bytes: int = 0
 
     def record_rows(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> int:
@@ -78,10 +82,8 @@ class BatchFacts:
         self.added_bytes = 0
         if self.known.gpus:
             self._record_gpus(interval, rows)
-        else:
-            before = len(interval.reports)
-            node_intervals.add_spans(interval.reports, self.join_spans(rows))
-            self.added_bytes += _SPAN_BYTES * (len(interval.reports) - before)
+        elif not self.has_reports:
+            self.added_bytes += add_reports(interval, self.join_spans(rows))
         if self.known.metered.layouts:
             self._record_layouts(interval, rows)
         if len(self.known.metered.columns):
@@ -203,6 +205,20 @@ class BatchFacts:
             )
         cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
         self.added_bytes += cell_bytes * (len(series.cells) - before)
+
+
+def add_reports(
+    interval: node_intervals.EvidenceInterval, spans: Sequence[node_intervals.SampleSpan]
+) -> int:
+    """Add time in which a node reported anything but GPUs; return the number of bytes added."""
+    before = len(interval.reports)
+    node_intervals.add_spans(interval.reports, spans)
+    return _SPAN_BYTES * (len(interval.reports) - before)
+
+
+def uncertainty_of(batch: Batch) -> int:
+    """Return the uncertainty of a batch's wall clock, at most that of a usable clock."""
+    return min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
 
 
 def group_by_interval(

@@ -30,7 +30,6 @@ from railscope.wire import Batch, Envelope
 
 FLAGGED_NS = 2_000_000_000
 """Clock offset of a node above which its samples are flagged; above a minute they are not used."""
-MAX_SNAPPED_NS = FLAGGED_NS
 
 
 @dataclass(slots=True)
@@ -68,25 +67,48 @@ class EvidenceBook:
     # Frames ------------------------------------------------------------------------------------
 
     def steps(
-        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: schemas.KnownSchema
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        batches: Sequence[tuple[Batch, schemas.KnownSchema]],
     ) -> Iterator[None]:
-        """Record the facts of a batch, one interval per step."""
-        since_boot_ns = _since_boot_ns(record, envelope, batch)
-        oldest_ns = record.received_wall_ns - node_intervals.MAX_AGE_NS - since_boot_ns
+        """Record the facts of batches of an envelope, one interval of a batch per step."""
         skew_ns = self._skew(record, envelope.node)
-        uncertainty_ns = min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
-        horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        taking = batch_facts.BatchFacts(
-            self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns, horizon_ns
-        )
-        recent: Sequence[int] = range(batch.rows)
-        if min(batch.boot_ns) < oldest_ns:
-            recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
-            self.aged_rows += batch.rows - len(recent)
-        for number, rows in batch_facts.group_by_interval(batch.boot_ns, recent):
-            self.intervals.record_rows(taking, number, rows)
-            self.node(envelope.node).record_reports(taking.join_spans(rows))
-            yield
+        receipts = self.node(envelope.node)
+        horizon_ns = receipts.horizon_ns(record.received_wall_ns)
+        times = evidence_memory.BootTimes.of_batches(batches)
+        is_joined = bool(batches) and times.are_joined(record, envelope)
+        if is_joined:
+            spans = times.report_spans(record, skew_ns)
+            self.intervals.record_reports(record, envelope, times, spans)
+            receipts.record_reports(spans[:1])
+        for batch, known in batches:
+            if is_joined and not known.has_facts:
+                continue
+            since_boot_ns = _since_boot_ns(record, envelope, batch)
+            oldest_ns = record.received_wall_ns - node_intervals.MAX_AGE_NS - since_boot_ns
+            uncertainty_ns = batch_facts.uncertainty_of(batch)
+            taking = batch_facts.BatchFacts(
+                self,
+                record,
+                envelope,
+                batch,
+                known,
+                since_boot_ns,
+                skew_ns,
+                uncertainty_ns,
+                horizon_ns,
+                is_joined,
+            )
+            recent: Sequence[int] = range(batch.rows)
+            if min(batch.boot_ns) < oldest_ns:
+                recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
+                self.aged_rows += batch.rows - len(recent)
+            for number, rows in batch_facts.group_by_interval(batch.boot_ns, recent):
+                self.intervals.record_rows(taking, number, rows)
+                if not is_joined:
+                    receipts.record_reports(taking.join_spans(rows))
+                yield
 
     def _skew(self, record: FrameRecord, node: str) -> int:
         """Return the clock error of the node in three steps, so that small changes have no effect.
@@ -117,7 +139,10 @@ class EvidenceBook:
 
     def node(self, name: str) -> node_intervals.NodeReceipts:
         """Return the receipts of a node."""
-        return self.receipts.setdefault(name, node_intervals.NodeReceipts(0, {}))
+        receipts = self.receipts.get(name)
+        if receipts is None:
+            receipts = self.receipts[name] = node_intervals.NodeReceipts(0, {})
+        return receipts
 
     def receive(self, record: FrameRecord, envelope: Envelope) -> None:
         """Record an envelope, after its content was recorded."""

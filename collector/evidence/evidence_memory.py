@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -18,8 +19,11 @@ from collector.evidence import (
     node_intervals,
 )
 from collector.fleet.schema_columns import ReportedMigInstance
+from collector.fleet.schemas import KnownSchema
 from collector.framelog.segment_files import FrameRecord
-from railscope.wire import Envelope
+from collector.metering.evidence import GAP_NS
+from railscope.timestamps import FOREVER_NS
+from railscope.wire import Batch, Envelope
 
 log = structlog.get_logger(__name__)
 
@@ -115,6 +119,61 @@ class IntervalInMemory(msgspec.Struct):
         return self.interval.node, self.interval.boot, self.interval.number
 
 
+class BootTimes(NamedTuple):
+    """First and last sample of an envelope's batches on the boot clock, and of those without GPUs."""
+
+    first_ns: int
+    last_ns: int
+    other_first_ns: int
+    other_last_ns: int
+    uncertainty_ns: int
+    """The largest of the batches without GPUs."""
+
+    @classmethod
+    def of_batches(cls, batches: Sequence[tuple[Batch, KnownSchema]]) -> BootTimes:
+        """Return the times of batches."""
+        first_ns = other_first_ns = FOREVER_NS
+        last_ns = other_last_ns = uncertainty_ns = 0
+        for batch, known in batches:
+            low, high = min(batch.boot_ns), max(batch.boot_ns)
+            first_ns, last_ns = min(first_ns, low), max(last_ns, high)
+            if not known.gpus:
+                other_first_ns, other_last_ns = min(other_first_ns, low), max(other_last_ns, high)
+                uncertainty_ns = max(uncertainty_ns, batch_facts.uncertainty_of(batch))
+        return cls(first_ns, last_ns, other_first_ns, other_last_ns, uncertainty_ns)
+
+    @property
+    def interval(self) -> int:
+        """Return the number of the first interval."""
+        return self.first_ns // node_intervals.INTERVAL_NS
+
+    def are_joined(self, record: FrameRecord, envelope: Envelope) -> bool:
+        """True if all samples are one span of one interval, at ages that the boot clock gives.
+
+        Their spans then need not be joined batch by batch.
+        """
+        sent = record.sent
+        return (
+            envelope.boot_id == sent.boot_id != ""
+            and self.last_ns - self.first_ns <= GAP_NS
+            and self.last_ns <= sent.boot_ns
+            and sent.boot_ns - self.first_ns <= node_intervals.MAX_AGE_NS
+            and self.interval == self.last_ns // node_intervals.INTERVAL_NS
+        )
+
+    def report_spans(self, record: FrameRecord, skew_ns: int) -> list[node_intervals.SampleSpan]:
+        """Return the spans of all batches, and of those without GPUs if there are any."""
+        since_boot_ns = record.received_wall_ns - record.sent.boot_ns
+        times = [(self.first_ns, self.last_ns), (self.other_first_ns, self.other_last_ns)]
+        return [
+            node_intervals.SampleSpan(
+                since_boot_ns + first_ns, since_boot_ns + last_ns, self.uncertainty_ns, skew_ns
+            )
+            for first_ns, last_ns in times
+            if first_ns <= last_ns
+        ]
+
+
 @dataclass(slots=True)
 class IntervalMemory:
     """All intervals in memory, by node, boot and number."""
@@ -135,6 +194,24 @@ class IntervalMemory:
             one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
         before = one.interval_count
         one.size_bytes += taking.record_rows(one.interval, rows)
+        self.counts[envelope.node] += one.interval_count - before
+
+    def record_reports(
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        times: BootTimes,
+        spans: Sequence[node_intervals.SampleSpan],
+    ) -> None:
+        """Record the time of an envelope in one interval; the second of the spans is without GPUs."""
+        first_ns, last_ns = spans[0].first_ns, spans[0].last_ns
+        key = (envelope.node, envelope.boot_id, times.interval)
+        one = self._extend(key, record, (first_ns, last_ns))
+        if record.is_marked:
+            doubt = (record.doubted_since_ns, record.corrected_ns)
+            one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
+        before = one.interval_count
+        one.size_bytes += batch_facts.add_reports(one.interval, spans[1:])
         self.counts[envelope.node] += one.interval_count - before
 
     def mark_suspect_claim(

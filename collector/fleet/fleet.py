@@ -123,7 +123,7 @@ class Fleet:
         if present and _is_outdated(update, present):
             return False
         row = self._row(node, update)
-        block, index = row.block, row.index
+        block, index, instant_ns = row.block, row.index, update.instant_ns
         is_continued = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
         since_ns = row.boot_ns if is_continued else 0
@@ -131,13 +131,17 @@ class Fleet:
             sheets.PendingBatch(block, index, batch, since_ns, is_continued and not same_run)
         )
         if same_run:
-            period_ns = max(update.instant_ns - row.instant_ns, 0)
+            period_ns = max(instant_ns - row.instant_ns, 0)
             block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
-        block.instants_ns[index] = update.instant_ns
+        block.instants_ns[index] = instant_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
-        row.instant_ns = update.instant_ns
-        node.stream_instants_ns[update.layout.stream] = update.instant_ns
-        node.instant_ns = max(node.stream_instants_ns.values())
+        row.instant_ns = instant_ns
+        before_ns = node.stream_instants_ns.get(update.layout.stream)
+        node.stream_instants_ns[update.layout.stream] = instant_ns
+        if instant_ns >= node.instant_ns:
+            node.instant_ns = instant_ns
+        elif before_ns == node.instant_ns:
+            node.instant_ns = max(node.stream_instants_ns.values())
         return True
 
     def _row(self, node: FleetNode, update: NodeUpdate) -> StreamRow:

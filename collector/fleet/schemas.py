@@ -14,7 +14,7 @@ of many nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -182,6 +182,13 @@ class KnownSchema:
     names: Mapping[device_names.DeviceKey, device_names.Names]
     jobs: JobColumns | None = None
     size_bytes: int = 0
+    gpus_by_rail: Mapping[int, str] = field(default_factory=dict)
+    """UUIDs of GPUs; those without a rail, or with one already used, have a negative key."""
+
+    @property
+    def has_facts(self) -> bool:
+        """True if metering uses more of its frames than their time."""
+        return bool(self.gpus or self.metered.layouts or len(self.metered.columns))
 
 
 class StoredSchemas:
@@ -290,9 +297,11 @@ class StoredSchemas:
     def _derive(self, wire: wire_format.WireSchema) -> KnownSchema:
         shape = wire_format.layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
+        gpus = _schema_gpus(wire)
         return KnownSchema(
-            wire_format.schema_hash(wire), shape, layout, _schema_gpus(wire), find_metered_columns(wire), find_device_columns(wire),
+            wire_format.schema_hash(wire), shape, layout, gpus, find_metered_columns(wire), find_device_columns(wire),
             device_names.names_in(wire.entities), job_columns(wire), schema_size_bytes(wire),
+            _gpus_by_rail(gpus),
         )  # fmt: skip
 
     def _add(self, known: KnownSchema) -> None:
@@ -325,3 +334,12 @@ def _schema_gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
         )
         if entity.kind == GPU_STREAM
     )
+
+
+def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
+    """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
+    found: dict[int, str] = {}
+    for position, gpu in enumerate(gpus):
+        taken = gpu.rail < 0 or gpu.rail in found
+        found[-1 - position if taken else gpu.rail] = gpu.uuid
+    return found

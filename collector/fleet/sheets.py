@@ -45,7 +45,7 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
         and _are_timestamps(batch.wall_ns)
         and _are_timestamps(batch.boot_ns)
         and (batch.uncertainty_ns or 0) >= 0
-        and all(_fits(event, rows) for event in batch.events)
+        and (not batch.events or all(_fits(event, rows) for event in batch.events))
     )
     if not fits:
         message = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,13 +30,16 @@ MAX_MISSING = 10**9
 """Maximum missing frames of one node in the sum of the cluster, which stays exact as a float."""
 
 
+Span: TypeAlias = tuple[int, int]
+
+
 class SequenceRanges(msgspec.Struct):
     """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
 
     starts: list[int] = []
     ends: list[int] = []
 
-    def missing_in(self, first: int, last: int) -> list[tuple[int, int]]:
+    def missing_in(self, first: int, last: int) -> list[Span]:
         """Return the parts of first .. last that have not been received."""
         if not self.ends or first > self.ends[-1]:
             return [(first, last)]
@@ -82,7 +86,7 @@ class ReceivedRun(msgspec.Struct):
     """One run of a node's agent: its received sequences, and the time of the last receipt."""
 
     last_received_ns: int = 0
-    run_streams: dict[str, SequenceRanges] = {}
+    run_streams: dict[str, SequenceRanges] = msgspec.field(default_factory=dict, name="streams")
     ended: dict[str, int] = {}
     """The last sequence of each stream of the run, as stated by the next run."""
 
@@ -107,6 +111,9 @@ class ReceivedRun(msgspec.Struct):
         return sum(len(ranges.starts) for ranges in self.run_streams.values())
 
 
+_NO_RUNS: dict[str, ReceivedRun] = {}
+
+
 class ReceivedFrames(msgspec.Struct):
     """All received sequences, by node and run, with running totals for each node."""
 
@@ -118,10 +125,11 @@ class ReceivedFrames(msgspec.Struct):
     ignored: Counter[str] = msgspec.field(default_factory=Counter)
     """Stated ends that were not accepted, by reason."""
 
-    def stream_ranges(self, node: str, run: str, stream: str) -> SequenceRanges:
-        """Return the received ranges of one stream of one run."""
-        received_run = self.nodes.get(node, {}).get(run)
-        return (received_run.run_streams.get(stream) if received_run else None) or SequenceRanges()
+    def missing_in(self, node: str, run: str, stream: str, span: Span) -> list[Span]:
+        """Return the parts of a span of sequences of one stream that have not been received."""
+        received_run = self.nodes.get(node, _NO_RUNS).get(run)
+        ranges = received_run.run_streams.get(stream) if received_run else None
+        return ranges.missing_in(*span) if ranges else [span]
 
     def run_streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
         """Return the streams with frames of a run."""
@@ -130,10 +138,19 @@ class ReceivedFrames(msgspec.Struct):
 
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Add first .. last of a stream."""
-        runs = self.nodes.setdefault(node, {})
-        entry = runs.setdefault(run, ReceivedRun())
+        runs = self.nodes.get(node)
+        if runs is None:
+            runs = self.nodes[node] = {}
+        entry = runs.get(run)
+        if entry is None:
+            entry = runs[run] = ReceivedRun()
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
-        ranges = entry.run_streams.setdefault(stream, SequenceRanges())
+        ranges = entry.run_streams.get(stream)
+        if ranges is None:
+            ranges = entry.run_streams[stream] = SequenceRanges()
+        if ranges.ends and first == ranges.ends[-1] + 1 and not entry.ended:
+            ranges.ends[-1] = last  # the usual case: nothing is missing, and no range is new
+            return
         extent, size = entry.extent(stream), len(ranges.starts)
         new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
         ranges.add(first, last)

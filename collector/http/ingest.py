@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import chain
 
 import structlog
 from aiohttp import web
@@ -277,9 +278,8 @@ class Ingest:
 
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
         """
-        count = sum(
-            event_records.is_audited(event) for batch in envelope.batches for event in batch.events
-        )
+        events = chain.from_iterable(batch.events for batch in envelope.batches)
+        count = sum(map(event_records.is_audited, events))
         limit, so_far = self.limits.audited_events_per_node_hour, sender.audited_events
         if count and not so_far.fits(count, limit, self.wall_ns()) and so_far.count:
             text = f"too many events for the audit log: expected at most {limit} per node per hour"
@@ -354,9 +354,9 @@ class Ingest:
             if age_ns > self.limits.max_frame_age_days * timestamps.DAY_NS:
                 text = f"frames older than {self.limits.max_frame_age_days} days"
                 raise NotAcknowledgedError(text, "age")
-            ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
+            is_ordered = sorted(batch.boot_ns) == list(batch.boot_ns)
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
-            if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
+            if not is_ordered or (ahead and envelope.boot_id == record.sent.boot_id):
                 text = (
                     f"stream {batch.stream!r}: invalid boot clock of its frames: expected increasing"
                     " times up to now"

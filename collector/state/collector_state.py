@@ -11,7 +11,7 @@ linear in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from collector.fleet.fleet import (
     names_of,
     seen_events,
 )
-from collector.fleet.schemas import KnownSchema, SchemaGpu, StoredSchemas
+from collector.fleet.schemas import KnownSchema, StoredSchemas
 from collector.framelog import received_frames, segment_files
 from collector.metering.evidence import GAP_NS
 from collector.work_limits import LogRateLimit
@@ -70,7 +70,7 @@ class CollectorState:
     fleet: Fleet = field(default_factory=Fleet)
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
     evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
-    gpus_by_node: dict[str, dict[int, str]] = field(default_factory=dict)
+    gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """For each node, the UUID of the GPU on each rail."""
     events: RecentEvents = field(default_factory=RecentEvents)
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
@@ -94,8 +94,9 @@ class CollectorState:
         )
 
     def _missing_ranges(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
-        ranges = self.received.stream_ranges(envelope.node, envelope.run, batch.stream)
-        return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
+        first = batch.first_sequence
+        span = first, first + batch.rows - 1
+        return self.received.missing_in(envelope.node, envelope.run, batch.stream, span)
 
     def find_sequence_problems(
         self, envelope: Envelope, max_gaps: int, factor: int = 1
@@ -104,9 +105,9 @@ class CollectorState:
         by_stream = self.received.run_streams(envelope.node, envelope.run)
         sent = {batch.stream for batch in envelope.batches}
         gaps = max(
-            (len(by_stream[stream].starts) for stream in sent if stream in by_stream), default=0
+            [len(by_stream[stream].starts) for stream in sent if stream in by_stream], default=0
         )
-        ranges = sum(len(stream.starts) for stream in by_stream.values()) + len(envelope.batches)
+        ranges = sum([len(stream.starts) for stream in by_stream.values()]) + len(envelope.batches)
         for count, limit, unit in (
             (gaps, factor * max_gaps, "gaps in a stream"),
             (
@@ -157,22 +158,29 @@ class CollectorState:
             listener(record, envelope)
         if envelope.ended:
             self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
+        known_batches: list[tuple[Batch, KnownSchema]] = []
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)
             if schema is None:
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
             self.schemas.record_use(envelope.node, batch.schema)
+            known_batches.append((batch, schema))
+            # A checkpoint contains its sequence, but not its content for the current state.
+            self._apply_last_frame(record, envelope, batch, schema)
+        yield
+        fresh_batches = [pair for pair in known_batches if self._missing_ranges(envelope, pair[0])]
+        yield from self.evidence.steps(record, envelope, fresh_batches)
+        for batch, schema in known_batches:
             missing = self._missing_ranges(envelope, batch)
             new_frames = sum(last - first + 1 for first, last in missing)
             self.counts.duplicates += batch.rows - new_frames
-            # A checkpoint contains its sequence, but not its content for the current state.
-            self._apply_last_frame(record, envelope, batch, schema)
             if not new_frames:
                 continue
             self.counts.frames += new_frames
             self.counts.values += new_frames * schema.layout.columns
-            yield from self._apply_new_frames(record, envelope, batch, schema)
+            if batch.events:
+                yield from self._record_events(record, envelope, batch)
             # Last: a checkpoint made between two steps must not record frames as received before
             # they are applied.
             self.received.add(
@@ -183,8 +191,8 @@ class CollectorState:
                 batch.first_sequence + batch.rows - 1,
                 record.received_wall_ns,
             )
-            yield
         self.evidence.receive(record, envelope)
+        yield
 
     def _apply_last_frame(
         self,
@@ -199,16 +207,12 @@ class CollectorState:
         sender = (envelope.node, envelope.run, envelope.boot_id)
         applied = self.fleet.apply(NodeUpdate(*sender, schema.layout, batch, newest_ns))
         if schema.gpus and applied:
-            self.gpus_by_node[envelope.node] = _gpus_by_rail(schema.gpus)
+            self.gpus_by_node[envelope.node] = schema.gpus_by_rail
 
-    def _apply_new_frames(
-        self,
-        record: segment_files.FrameRecord,
-        envelope: Envelope,
-        batch: Batch,
-        schema: KnownSchema,
+    def _record_events(
+        self, record: segment_files.FrameRecord, envelope: Envelope, batch: Batch
     ) -> Iterator[None]:
-        yield from self.evidence.steps(record, envelope, batch, schema)
+        """Record the claims and other events of a batch."""
         yield from self.evidence.claim_steps(record, envelope, batch)
         for number, event in enumerate(seen_events(record, envelope, batch)):
             if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
@@ -229,18 +233,9 @@ class CollectorState:
         """Return names of the GPU or NIC that contains an entity; None for other entities."""
         return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
 
-    def gpus_by_rail(self, node: str) -> dict[int, str]:
+    def gpus_by_rail(self, node: str) -> Mapping[int, str]:
         """Return the GPU on each rail of a node."""
         return self.gpus_by_node.get(node, {})
-
-
-def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
-    """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
-    gpus_by_rail: dict[int, str] = {}
-    for position, gpu in enumerate(gpus):
-        is_taken = gpu.rail < 0 or gpu.rail in gpus_by_rail
-        gpus_by_rail[-1 - position if is_taken else gpu.rail] = gpu.uuid
-    return gpus_by_rail
 
 
 REPLAY_FACTOR = 4
@@ -272,22 +267,18 @@ class EnvelopeCost(NamedTuple):
 
 def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> EnvelopeCost:
     """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
-    stretches = counter_bytes = 0
+    stretches = counter_bytes = frames = events = 0
     for batch, schema in zip(envelope.batches, schemas, strict=True):
+        frames += batch.rows
+        events += len(batch.events)
         if schema is not None:
             stretches += _count_stretches(batch, schema)
             counters = len(schema.metered.columns)
             if counters:
                 cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
-    return EnvelopeCost(
-        len(envelope.batches),
-        sum(batch.rows for batch in envelope.batches),
-        sum(len(batch.events) for batch in envelope.batches),
-        stretches,
-        counter_bytes,
-        len(envelope.ended.streams) if envelope.ended else 0,
-    )
+    ends = len(envelope.ended.streams) if envelope.ended else 0
+    return EnvelopeCost(len(envelope.batches), frames, events, stretches, counter_bytes, ends)
 
 
 def _count_stretches(batch: Batch, schema: KnownSchema) -> int:

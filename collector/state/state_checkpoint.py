@@ -136,7 +136,7 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
         node.agent_version,
         node.clock_offset_ns,
         node.instant_ns,
-        core.gpus_by_rail(name),
+        dict(core.gpus_by_rail(name)),
         dict(node.stream_instants_ns),
     )
 

@@ -33,13 +33,13 @@ def test_runs_are_apart_and_old_ones_are_forgotten():
     received = ReceivedFrames()
     received.add("n", "old", "gpu", 1, 5, now_ns=10)
     received.add("n", "new", "gpu", 1, 2, now_ns=20)
-    assert received.stream_ranges("n", "new", "gpu").missing_in(1, 5) == [(3, 5)]
+    assert received.missing_in("n", "new", "gpu", (1, 5)) == [(3, 5)]
     received.add("n", "old", "gpu", 9, 9, now_ns=10)
     assert received.count_missing() == 3
     received.drop_old_runs("n", 20)
     assert received.count_missing() == 0
-    assert received.stream_ranges("n", "old", "gpu").missing_in(1, 5) == [(1, 5)]
-    assert received.stream_ranges("n", "new", "gpu").missing_in(1, 2) == []
+    assert received.missing_in("n", "old", "gpu", (1, 5)) == [(1, 5)]
+    assert received.missing_in("n", "new", "gpu", (1, 2)) == []
 
 
 @given(
@@ -112,7 +112,7 @@ def test_an_end_before_the_last_received_frame_adds_nothing():
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
     received.record_end("n", "r", {"gpu": 3})
     assert received.count_missing() == 0
-    assert received.stream_ranges("n", "r", "gpu").missing_in(4, 7) == [(6, 7)]
+    assert received.missing_in("n", "r", "gpu", (4, 7)) == [(6, 7)]
 
 
 def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
@@ -168,3 +168,11 @@ def test_what_an_earlier_version_kept_is_read_within_the_bounds():
     }
     assert received.nodes["n"]["r"].ended == {}
     assert (received.count_missing(), received.sizes["n"]) == (2, 2)
+
+
+def test_checkpoints_of_earlier_versions_have_their_sequences():
+    stored = msgspec.msgpack.encode(
+        {"last_received_ns": 7, "streams": {"gpu": {"starts": [1], "ends": [5]}}}
+    )
+    run = msgspec.msgpack.decode(stored, type=ReceivedRun)
+    assert run == ReceivedRun(7, {"gpu": SequenceRanges([1], [5])})
