@@ -42,3 +42,32 @@ def test_the_commit_of_a_release_states_its_version(release):
 
 def test_the_version_is_released():
     assert railscope.__version__ in sections()
+
+
+def renamed_events() -> list[tuple[str, list[str], list[str]]]:
+    """Return the rows of the unreleased table of log events: program, earlier names, present names."""
+    unreleased = (ROOT / "CHANGELOG.md").read_text().split("\n## [")[1]
+    rows = re.findall(r"^  \| (agent|collector) \| (.*) \| (.*) \|$", unreleased, re.MULTILINE)
+    return [
+        (program, *(re.findall(r"`(\w+)`", cell) for cell in cells)) for program, *cells in rows
+    ]
+
+
+def logged_names(program: str) -> set[str]:
+    """Return all string constants of a program that could be names of log events."""
+    paths = [path for part in (program, "railscope") for path in (ROOT / part).rglob("*.py")]
+    constants = {name for path in paths for name in re.findall(r'"([a-z_]+)"', path.read_text())}
+    of_files = {f"{name}_{verb}_failed" for name in constants for verb in ("read", "write")}
+    return constants | of_files
+
+
+def test_the_changelog_names_log_events_by_their_present_names():
+    rows = renamed_events()
+    assert rows
+    for program, before, now in rows:
+        logged = logged_names(program)
+        assert set(now) <= logged
+        renamed = {name for name in before if not name.endswith("_write_failed")}
+        assert renamed & logged <= {"audit_log_disputed"}, (
+            "it is the name of an event in frames, too"
+        )

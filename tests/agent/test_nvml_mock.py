@@ -151,6 +151,7 @@ THEIRS_ALONE = {
 OURS_ALSO = {
     "busy_seconds_total": "the agent sums it over time",
     "memory_used_byte_seconds_total": "the agent sums it over time",
+    "all_reasons_throttle_seconds_total": "the agent sums it over the reasons",
     "power_average_watts": "the mock's one draw",
     "power_instant_watts": "the mock's one draw",
     "temperature_threshold_celsius": "thresholds, which have their own test",

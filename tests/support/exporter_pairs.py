@@ -197,6 +197,7 @@ THEIRS_ALONE = {
 OURS_ALONE = {
     "busy_seconds_total": "the agent sums it over time",
     "memory_used_byte_seconds_total": "the agent sums it over time",
+    "all_reasons_throttle_seconds_total": "the agent sums it over the reasons",
     "fabric_status_code": "a word in the row, which the exporter leaves out",
     "fabric_health": "a word in the row, which the exporter leaves out",
     "encoder_latency_seconds": "theirs is in microseconds",
