@@ -91,38 +91,18 @@ class GpuSource(source.SourceWithoutResources):
 
 _UNCORRECTED, _VOLATILE = 1, 0
 
-MIG_TABLE = call_plan.CallTable(
-    (
-        call_plan.members(
-            "nvmlDeviceGetMemoryInfo",
-            {
-                "total": s.MIG_MEMORY_SIZE,
-                "free": s.MIG_MEMORY_FREE,
-                "reserved": s.MIG_MEMORY_RESERVED,
-            },
-            call_plan.CallTarget(s.MIG_MEMORY_USED, call_plan.used),
-        ),
-        call_plan.members(
-            "nvmlDeviceGetBAR1MemoryInfo",
-            {"bar1Total": s.MIG_BAR1_SIZE, "bar1Used": s.MIG_BAR1_USED},
-        ),
-        call_plan.members(
-            "nvmlDeviceGetAttributes_v2",
-            {
-                "multiprocessorCount": s.MIG_MULTIPROCESSORS,
-                "gpuInstanceSliceCount": s.MIG_GPU_SLICES,
-                "computeInstanceSliceCount": s.MIG_COMPUTE_SLICES,
-            },
-        ),
-        call_plan.simple(
-            "nvmlDeviceGetTotalEccErrors", s.MIG_ECC_ERRORS, arguments=(_UNCORRECTED, _VOLATILE)
-        ),
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetComputeRunningProcesses",),
-            (call_plan.CallTarget(s.MIG_PROCESSES, call_plan.count),),
-        ),
-    )
-)
+MIG_TABLE = call_plan.CallTable((
+    call_plan.members("nvmlDeviceGetMemoryInfo",
+                      {"total": s.MIG_MEMORY_SIZE, "free": s.MIG_MEMORY_FREE, "reserved": s.MIG_MEMORY_RESERVED},
+                      call_plan.CallTarget(s.MIG_MEMORY_USED, call_plan.used)),
+    call_plan.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": s.MIG_BAR1_SIZE, "bar1Used": s.MIG_BAR1_USED}),
+    call_plan.members("nvmlDeviceGetAttributes_v2",
+                      {"multiprocessorCount": s.MIG_MULTIPROCESSORS, "gpuInstanceSliceCount": s.MIG_GPU_SLICES,
+                       "computeInstanceSliceCount": s.MIG_COMPUTE_SLICES}),
+    call_plan.simple("nvmlDeviceGetTotalEccErrors", s.MIG_ECC_ERRORS, arguments=(_UNCORRECTED, _VOLATILE)),
+    call_plan.NvmlCall(("nvmlDeviceGetComputeRunningProcesses",),
+                       (call_plan.CallTarget(s.MIG_PROCESSES, call_plan.count),)),
+))  # fmt: skip
 MIG_INTEGRALS = (
     column_history.IntegratedGauge(
         s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES

@@ -104,98 +104,61 @@ def _condition_target(name: str, pick: PickReading) -> CallTarget:
 
 
 _CALLS: tuple[NvmlCall, ...] = (
-    NvmlCall(
-        ("nvmlDeviceGetPerformanceState",),
-        (CallTarget(c.GPU_PERFORMANCE_STATE, _performance_state),),
-    ),
+    NvmlCall(("nvmlDeviceGetPerformanceState",), (CallTarget(c.GPU_PERFORMANCE_STATE, _performance_state),)),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
     # Not every second: on Hopper and later, where it matters, GPM reports each engine.
     *(
-        NvmlCall(
-            (f"nvmlDeviceGet{name}Utilization",),
-            (CallTarget(c.GPU_ENGINE_UTILIZATION, item(0), entities.GPU_ENGINE, (engine,)),),
-        )
+        NvmlCall((f"nvmlDeviceGet{name}Utilization",),
+                 (CallTarget(c.GPU_ENGINE_UTILIZATION, item(0), entities.GPU_ENGINE, (engine,)),))
         for engine, name in ENGINES.items()
     ),
-    items(
-        "nvmlDeviceGetEncoderStats",
-        c.GPU_ENCODER_SESSIONS,
-        c.GPU_ENCODER_FRAME_RATE,
-        c.GPU_ENCODER_LATENCY,
-    ),
+    items("nvmlDeviceGetEncoderStats", c.GPU_ENCODER_SESSIONS, c.GPU_ENCODER_FRAME_RATE, c.GPU_ENCODER_LATENCY),
     items("nvmlDeviceGetEccMode", h.GPU_ECC_MODE, h.GPU_ECC_PENDING),
     items("nvmlDeviceGetMigMode", s.GPU_MIG_MODE, s.GPU_MIG_PENDING),
-    NvmlCall(
-        ("nvmlDeviceGetRemappedRows",),
-        (
-            CallTarget(h.GPU_REMAPPED_ROWS, item(0), entities.GPU_REMAP, ("correctable",)),
-            CallTarget(h.GPU_REMAPPED_ROWS, item(1), entities.GPU_REMAP, ("uncorrectable",)),
-            CallTarget(h.GPU_ROW_REMAP_PENDING, item(2)),
-            CallTarget(h.GPU_ROW_REMAP_FAILURE, item(3)),
-        ),
-    ),
+    NvmlCall(("nvmlDeviceGetRemappedRows",), (
+        CallTarget(h.GPU_REMAPPED_ROWS, item(0), entities.GPU_REMAP, ("correctable",)),
+        CallTarget(h.GPU_REMAPPED_ROWS, item(1), entities.GPU_REMAP, ("uncorrectable",)),
+        CallTarget(h.GPU_ROW_REMAP_PENDING, item(2)),
+        CallTarget(h.GPU_ROW_REMAP_FAILURE, item(3)),
+    )),
     simple("nvmlDeviceGetRetiredPagesPendingStatus", h.GPU_RETIRED_PENDING),
-    NvmlCall(
-        ("nvmlDeviceGetRepairStatus",),
-        (
-            CallTarget(h.GPU_REPAIR_PENDING, item(0), entities.GPU_CONDITION, ("memory_channel",)),
-            CallTarget(h.GPU_REPAIR_PENDING, item(1), entities.GPU_CONDITION, ("tpc",)),
-        ),
-    ),
+    NvmlCall(("nvmlDeviceGetRepairStatus",), (
+        CallTarget(h.GPU_REPAIR_PENDING, item(0), entities.GPU_CONDITION, ("memory_channel",)),
+        CallTarget(h.GPU_REPAIR_PENDING, item(1), entities.GPU_CONDITION, ("tpc",)),
+    )),
     simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
-    members(
-        "nvmlDeviceGetSramEccErrorStatus",
-        {"bThresholdExceeded": h.GPU_SRAM_THRESHOLD},
-        *(
-            _sram_target(lifetime + member, lifetime, protection)
-            for lifetime in ("volatile", "aggregate")
-            for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
-        ),
-        *(
-            _sram_location(f"aggregateUncBucket{name}", location)
-            for location, name in SRAM_LOCATIONS.items()
-        ),
-    ),
+    members("nvmlDeviceGetSramEccErrorStatus", {"bThresholdExceeded": h.GPU_SRAM_THRESHOLD},
+        *(_sram_target(lifetime + member, lifetime, protection)
+          for lifetime in ("volatile", "aggregate")
+          for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))),
+        *(_sram_location(f"aggregateUncBucket{name}", location) for location, name in SRAM_LOCATIONS.items())),
     simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
     simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT),
     simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
     simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
-    NvmlCall(
-        ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"),
-        (
-            CallTarget(h.GPU_FABRIC_STATE, key("state")),
-            CallTarget(h.GPU_FABRIC_STATUS, _status),
-            CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
-            *(_condition_target(name, _condition(*where)) for name, where in CONDITIONS.items()),
-            _condition_target("misconfigured", _is_misconfigured),
-        ),
-    ),
-)
+    NvmlCall(("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"), (
+        CallTarget(h.GPU_FABRIC_STATE, key("state")),
+        CallTarget(h.GPU_FABRIC_STATUS, _status),
+        CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
+        *(_condition_target(name, _condition(*where)) for name, where in CONDITIONS.items()),
+        _condition_target("misconfigured", _is_misconfigured),
+    )),
+)  # fmt: skip
 
 _FIELDS: tuple[BatchField, ...] = (
     *(
-        field(
-            number,
-            h.GPU_ECC_ERRORS,
-            entities.GPU_ECC,
-            *kind,
-            otherwise=_total_ecc(kind, arguments),
-        )
+        field(number, h.GPU_ECC_ERRORS, entities.GPU_ECC, *kind, otherwise=_total_ecc(kind, arguments))
         for kind, (number, arguments) in _ECC_FIELDS.items()
     ),
     field(230, h.GPU_RECOVERY_ACTION),
-    field(
-        94,
-        h.GPU_PCIE_REPLAYS,
-        otherwise=simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
-    ),
+    field(94, h.GPU_PCIE_REPLAYS, otherwise=simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS)),
     field(95, h.GPU_PCIE_ROLLOVERS),
     field(169, h.GPU_PCIE_RECOVERIES),
     *(
         field(number, h.GPU_PCIE_ERRORS, entities.GPU_PCIE_ERROR, error)
         for number, error in enumerate(PCIE_ERRORS, _FIRST_PCIE_ERROR)
     ),
-)
+)  # fmt: skip
 
 HEALTH_TABLE = CallTable(_CALLS, _FIELDS)

@@ -62,10 +62,7 @@ def _calls_of_parts(
 
 
 _LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
-    call_plan.members(
-        "nvmlDeviceGetUtilizationRates",
-        {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY},
-    ),
+    call_plan.members("nvmlDeviceGetUtilizationRates", {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY}),
     call_plan.members(
         "nvmlDeviceGetMemoryInfo",
         {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
@@ -78,7 +75,7 @@ _LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
         (call_plan.CallTarget(c.GPU_TEMPERATURE, call_plan.whole),),
         (0,),
     ),
-)
+)  # fmt: skip
 
 _LOAD_FIELDS: tuple[call_plan.BatchField, ...] = (
     call_plan.field(
@@ -176,62 +173,36 @@ C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 _SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
     *_calls_of_parts("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
-    *_calls_of_parts(
-        "nvmlDeviceGetTemperatureThreshold",
-        c.GPU_TEMPERATURE_THRESHOLD,
-        entities.GPU_THRESHOLD,
-        {name: number for number, name in enumerate(THRESHOLDS)},
-    ),
-    call_plan.members(
-        "nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}
-    ),
+    *_calls_of_parts("nvmlDeviceGetTemperatureThreshold", c.GPU_TEMPERATURE_THRESHOLD, entities.GPU_THRESHOLD,
+                     {name: number for number, name in enumerate(THRESHOLDS)}),
+    call_plan.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}),
     call_plan.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
     call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
     call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
-    call_plan.NvmlCall(
-        ("nvmlSystemGetConfComputeState",),
-        (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),),
-        of_device=False,
-    ),
-    call_plan.members(
-        "nvmlDeviceGetConfComputeProtectedMemoryUsage",
-        {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED},
-    ),
+    call_plan.NvmlCall(("nvmlSystemGetConfComputeState",),
+                       (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),), of_device=False),
+    call_plan.members("nvmlDeviceGetConfComputeProtectedMemoryUsage",
+                      {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED}),
     call_plan.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
     *(
-        call_plan.simple(
-            "nvmlDeviceGetMemoryErrorCounter",
-            h.GPU_ECC_LOCATIONS,
-            entities.GPU_ECC_LOCATION,
-            *(error, lifetime, location),
-            arguments=(kind, counter, place),
-        )
+        call_plan.simple("nvmlDeviceGetMemoryErrorCounter", h.GPU_ECC_LOCATIONS, entities.GPU_ECC_LOCATION,
+                         *(error, lifetime, location), arguments=(kind, counter, place))
         for kind, error in enumerate(ERRORS)
         for counter, lifetime in enumerate(LIFETIMES)
         for place, location in enumerate(LOCATIONS)
     ),
-    call_plan.NvmlCall(
-        ("nvmlDeviceGetRowRemapperHistogram",),
-        tuple(
-            call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,))
-            for name in BANKS
-        ),
-    ),
+    call_plan.NvmlCall(("nvmlDeviceGetRowRemapperHistogram",), tuple(
+        call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,)) for name in BANKS
+    )),
     *(
-        call_plan.NvmlCall(
-            ("nvmlDeviceGetRetiredPages",),
-            (
-                call_plan.CallTarget(
-                    h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)
-                ),
-            ),
-            (number,),
-        )
+        call_plan.NvmlCall(("nvmlDeviceGetRetiredPages",),
+                           (call_plan.CallTarget(h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)),),
+                           (number,))
         for cause, number in RETIREMENTS.items()
     ),
     call_plan.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
     call_plan.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
-)
+)  # fmt: skip
 
 
 def _power_bound(
