@@ -23,6 +23,7 @@ from agent.service import Agent, node_name
 from railscope import device_names, exposition, service, settings, timestamps, wire
 from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
 from railscope.catalog.declare import MetricDetail
+from railscope.cli import format_option
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 
@@ -111,14 +112,7 @@ def run_agent(
 @config_option
 @_root
 @_replay
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["prom", "openmetrics", "json", "dcgm"]),
-    default="prom",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("prom", "openmetrics", "json", "dcgm")
 @click.option(
     "--detail",
     type=click.Choice([detail.value for detail in MetricDetail]),
@@ -165,14 +159,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 @config_option
 @_root
 @_replay
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("text", "json")
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, the distances between GPUs and NICs, and the rails of the NICs.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
 from railscope import __version__
 from railscope.settings import SettingsError
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _ON_DEMAND = {
     "agent": ("agent.cli", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
     "audit": ("collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
@@ -45,6 +47,18 @@ class _OnDemand(click.Group):
             formatter.write_dl(rows)
 
 
+def format_option(*formats: str) -> Callable[[_Command], _Command]:
+    """Return the option `--format`, passed as `form`; the default is the first format."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        help="Output format.",
+    )
+
+
 @click.group(cls=_OnDemand)
 @click.version_option(__version__, prog_name="railscope")
 def root() -> None:
@@ -52,14 +66,7 @@ def root() -> None:
 
 
 @root.command()
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "md", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("table", "md", "json")
 def catalog(form: str) -> None:
     """Print the metric reference."""
     from railscope.catalog import reference  # noqa: PLC0415 - only this command needs it

@@ -19,6 +19,7 @@ import click
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
 from railscope import http_responses, service, settings
+from railscope.cli import format_option
 
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
@@ -231,14 +232,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
 
 
 @claim.command(name="list")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("table", "json")
 @_agent_options
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""

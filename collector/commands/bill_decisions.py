@@ -25,6 +25,7 @@ from collector.commands import bill_periods, command_options
 from collector.evidence import evidence_store, review_decisions
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
+from railscope.cli import format_option
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
 from railscope.untrusted_text import NumberError, parse_decimal
 
@@ -177,7 +178,7 @@ def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
 
 
 @click.command("review")
-@command_options.format_option
+@format_option("text", "json")
 @command_options.ledger_command
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence under review: late claims and ends, unexpected GPUs."""

@@ -35,19 +35,14 @@ from collector.ledger.database import Database
 from collector.metering import units
 from collector.metering.overlaps import Overlap
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.cli import format_option
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 _MAX_SHOWN = 10
 
 
 def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
-    form = click.option(
-        "--format",
-        "form",
-        type=click.Choice(list(tenant_statements.STATEMENT_FORMATS)),
-        default="text",
-        show_default=True,
-    )
+    form = format_option(*tenant_statements.STATEMENT_FORMATS)
     file = click.option(
         "--output",
         "file",
@@ -185,7 +180,7 @@ def reconcile_command(
 
 
 @click.command("list")
-@command_options.format_option
+@format_option("text", "json")
 @command_options.ledger_command
 def list_command(place: command_options.CommandContext, form: str) -> None:
     """List closed periods, invoices, credits, pending corrections and usage under review."""
@@ -304,7 +299,7 @@ def read_overlaps(database: Database, period: units.Period) -> Iterator[GpuOverl
 
 @click.command("overlaps")
 @command_options.period_argument()
-@command_options.format_option
+@format_option("text", "json")
 @command_options.ledger_command
 def overlaps_command(
     place: command_options.CommandContext, period: units.Period, form: str

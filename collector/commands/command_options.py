@@ -186,16 +186,6 @@ def period_argument(*, required: bool = True) -> Callable[[Any], Callable[..., N
     return click.argument("period", callback=read_period, required=required)
 
 
-format_option = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
-
-
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 tenants_option = click.option(
