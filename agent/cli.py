@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Coroutine
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from agent.commands.check import CaptureWalk, check as run_check
 from agent.config import PREFIX, AgentSettings, BurstSettings
-from agent.host import Host, live_host, recorded_host, recording_host
-from agent.host.redactor import Redactor
+from agent.host import Host, live_host, recorded_host
 from agent.machine_sources import machine_sources
 from agent.sampling.meter import measure_memory
 from agent.sampling.sampler import Sampler
@@ -26,6 +24,9 @@ from railscope.catalog.declare import MetricDetail
 from railscope.cli import format_option
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
+
+if TYPE_CHECKING:
+    from agent.commands.check import CaptureWalk
 
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
@@ -150,6 +151,8 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 
     Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
+    from agent.commands.check import check as run_check  # noqa: PLC0415 - not in an agent that runs
+
     node_agent, read = _agent_once(config, root, replay, {})
     live = replay is None and root == Path("/")
     sys.exit(0 if asyncio.run(run_check(node_agent, click.echo, read, live=live)) else 1)
@@ -246,7 +249,7 @@ def _agent_once(
     service.configure_logs("error")
     if replay is None:
         return Agent(loaded, live_host.LiveHost(root), loaded.node), Agent.once
-    walk = CaptureWalk(_capture(replay))
+    walk = _capture_walk(replay)
     return Agent(loaded, walk.host, loaded.node or walk.host.node), walk.read
 
 
@@ -254,9 +257,15 @@ def _host_at_end(root: Path, replay: Path | None) -> Host:
     """Return the host in its present state, or in the final state of a capture."""
     if replay is None:
         return live_host.LiveHost(root)
-    walk = CaptureWalk(_capture(replay))
+    walk = _capture_walk(replay)
     walk.go_to_end()
     return walk.host
+
+
+def _capture_walk(replay: Path) -> CaptureWalk:
+    from agent.commands.check import CaptureWalk  # noqa: PLC0415 - not in an agent that runs
+
+    return CaptureWalk(_capture(replay))
 
 
 def _capture(directory: Path) -> Capture:
@@ -269,10 +278,13 @@ def _capture(directory: Path) -> Capture:
 async def _record(
     real: live_host.LiveHost, seconds: float, *, redact: bool, bursts: bool
 ) -> Capture:
+    from agent.host.recording_host import RecordingHost  # noqa: PLC0415 - not in an agent that runs
+    from agent.host.redactor import Redactor  # noqa: PLC0415 - as above
+
     read = AgentSettings(bursts=BurstSettings(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
-    host = recording_host.RecordingHost(real, redactor)
+    host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
         host,

@@ -12,13 +12,13 @@ import hashlib
 import hmac
 import io
 import time
-from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPResponse
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # http.client takes 1 MiB, and agents make requests without it
+    from http.client import HTTPConnection, HTTPResponse
+
     from aiohttp import ClientResponse
 
 
@@ -34,7 +34,12 @@ def bound_responses(connection: HTTPConnection, max_bytes: int, timeout_seconds:
     """
     deadline = time.monotonic() + timeout_seconds
     limits = {"left_bytes": max_bytes + MAX_HEAD_BYTES, "deadline": deadline}
-    connection.response_class = partial(_BoundedResponse, limits=limits)  # type: ignore[assignment]  # typeshed has only the class here, http.client calls it
+    unbounded = connection.response_class
+
+    def bounded(sock: socket, *rest: Any, **more: Any) -> HTTPResponse:
+        return unbounded(_SocketFiles(sock, limits), *rest, **more)  # type: ignore[arg-type]  # HTTPResponse only calls makefile() on it
+
+    connection.response_class = bounded  # type: ignore[assignment]  # typeshed has only the class here, http.client calls it
 
 
 async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
@@ -45,13 +50,6 @@ async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise _too_long(max_bytes)
     return bytes(body)
-
-
-class _BoundedResponse(HTTPResponse):
-    """HTTP response, read from a socket within limits."""
-
-    def __init__(self, sock: socket, *rest: Any, limits: dict[str, Any], **more: Any) -> None:
-        super().__init__(_SocketFiles(sock, limits), *rest, **more)  # type: ignore[arg-type]  # HTTPResponse only calls makefile() on it
 
 
 class _SocketFiles:

@@ -7,7 +7,6 @@ reference are generated from it. Unknown keys are errors that name the most simi
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import math
 import os
@@ -206,6 +205,8 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    import difflib  # noqa: PLC0415 - only for a mistake
+
     near = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(known))}"

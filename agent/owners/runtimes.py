@@ -13,13 +13,16 @@ openstack/nova:nova/virt/libvirt/config.py (metadata); qemu docs/system/devices/
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.owners import FormatError
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
 
 
 class _DockerConfig(msgspec.Struct):
@@ -76,6 +79,8 @@ def parse_domain(content: bytes) -> LibvirtDomain:
 
     Raises FormatError.
     """
+    import xml.etree.ElementTree as ET  # noqa: PLC0415 - XML is large, and few nodes have libvirt
+
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise FormatError(message)

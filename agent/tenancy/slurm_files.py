@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from fractions import Fraction
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -142,6 +141,8 @@ def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
 
 def _time_zone(host: Host) -> tzinfo:
     """Return the time zone of the node, which scontrol prints in, from the /etc/localtime link."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - only for nodes with Slurm
+
     try:
         name = host.resolve("/etc/localtime").partition(_ZONES)[2]
         return ZoneInfo(name) if name else UTC
