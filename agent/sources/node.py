@@ -208,10 +208,7 @@ _OF_MODULE = (
     ("dimm_ce_count", catalog.DIMM_CORRECTED),
     ("dimm_ue_count", catalog.DIMM_UNCORRECTED),
 )
-_OF_PCI = (
-    ("pci_parity_count", catalog.PCI_PARITY),
-    ("pci_nonparity_count", catalog.PCI_OTHER),
-)
+_OF_PCI = (("pci_parity_count", catalog.PCI_PARITY), ("pci_nonparity_count", catalog.PCI_OTHER))
 
 
 class EdacSource(source.CounterFileSource):

@@ -200,12 +200,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
 
 
 _STATE_FILES = ("state", "phys_state", "rate")
-_STATES = (
-    catalog.RDMA_STATE,
-    catalog.RDMA_PHYSICAL_STATE,
-    catalog.RDMA_UP,
-    catalog.RDMA_RATE,
-)
+_STATES = (catalog.RDMA_STATE, catalog.RDMA_PHYSICAL_STATE, catalog.RDMA_UP, catalog.RDMA_RATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,7 @@ def parse_quotas(text: str) -> Quotas:
         if not tenant or period not in QUOTA_PERIODS:
             message = f"invalid quota: {where}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
             raise FileError(message)
-        bounds = (
-            _amount(gpu_hours, f"{where}, gpu_hours"),
-            _amount(gpus, f"{where}, gpus"),
-        )
+        bounds = (_amount(gpu_hours, f"{where}, gpu_hours"), _amount(gpus, f"{where}, gpus"))
         parsed.append(Quota(*parse_span(start, end or None, where), tenant, period, *bounds))
     return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
 

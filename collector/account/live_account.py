@@ -182,11 +182,7 @@ def _fact_boundaries(evidence: usage_evidence.Evidence) -> Iterator[int]:
         yield from (claim.start_ns, claim.end_ns)
     lasting: tuple[
         usage_evidence.GpuOutage | usage_evidence.SlotReservation | usage_evidence.NodeStay, ...
-    ] = (
-        *evidence.outages,
-        *evidence.reservations,
-        *evidence.stays,
-    )
+    ] = (*evidence.outages, *evidence.reservations, *evidence.stays)
     for each in lasting:
         yield from (each.start_ns, each.end_ns)
     for layout in evidence.layouts:

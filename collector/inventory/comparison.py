@@ -325,12 +325,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
         if comparisons is None
         else [_node_document(comparison, names_of) for comparison in comparisons],
         "gone_gpus": [
-            {
-                "node": one.node,
-                "gpu": one.gpu,
-                **names(one.node, one.gpu),
-                "seen_ns": one.seen_ns,
-            }
+            {"node": one.node, "gpu": one.gpu, **names(one.node, one.gpu), "seen_ns": one.seen_ns}
             for one in found.gone
         ],
         "retired_gpus": [

@@ -346,11 +346,7 @@ def _spans(claim_times: Iterable[ClaimTime]) -> _Spans:
     spans: dict[str, tuple[int, int, units.Units]] = {}
     for one in claim_times:
         start, end, quantity = spans.get(one.gpu, (one.start_ns, one.end_ns, 0))
-        spans[one.gpu] = (
-            min(start, one.start_ns),
-            max(end, one.end_ns),
-            quantity + one.quantity,
-        )
+        spans[one.gpu] = (min(start, one.start_ns), max(end, one.end_ns), quantity + one.quantity)
     return spans
 
 

@@ -243,12 +243,7 @@ class RunningJobs:
 def _node_and_gpu(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[str, str]:
     node, uuid = place.holding.node, place.gpu
     names = names_of(node, uuid)
-    return {
-        "node": node,
-        "gpu": uuid,
-        "index": names["index"],
-        "pci_address": names["pci_address"],
-    }
+    return {"node": node, "gpu": uuid, "index": names["index"], "pci_address": names["pci_address"]}
 
 
 def _reading(

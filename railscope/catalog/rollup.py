@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from railscope.catalog.declare import BASIC, EntityKind, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, TENANT
 
-SCOPES: Mapping[str, EntityKind] = {
-    "cluster": CLUSTER,
-    "rail": RAIL,
-    "tenant": TENANT,
-    "job": JOB,
-}
+SCOPES: Mapping[str, EntityKind] = {"cluster": CLUSTER, "rail": RAIL, "tenant": TENANT, "job": JOB}
 ON_A_RAIL = (GPU, NIC, RDMA_PORT)
 _WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
 _RATE_UNITS = {

@@ -16,12 +16,7 @@ _NAMES = {
 }  # fmt: skip
 IDENTIFIERS = tuple(_NAMES)
 
-_PLACES = {
-    "vendor": (129, 16),
-    "part_number": (148, 16),
-    "revision": (164, 2),
-    "serial": (166, 16),
-}
+_PLACES = {"vendor": (129, 16), "part_number": (148, 16), "revision": (164, 2), "serial": (166, 16)}
 _MEMORY_MODEL, _HAS_ONE_PAGE = 2, 0x80
 _TEMPERATURE, _VOLTAGE = 14, 16
 _MEDIA = 85  # table 8-16, media type encodings

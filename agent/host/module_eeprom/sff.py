@@ -17,12 +17,7 @@ from railscope.capture import Json
 
 SFP_IDENTIFIERS = (0x03, 0x0B)
 
-_SFP_PLACES = {
-    "vendor": (20, 16),
-    "part_number": (40, 16),
-    "revision": (56, 4),
-    "serial": (68, 16),
-}
+_SFP_PLACES = {"vendor": (20, 16), "part_number": (40, 16), "revision": (56, 4), "serial": (68, 16)}
 _CABLES = 8  # bit 2: passive, bit 3: active
 _PASSIVE, _ACTIVE = 0x04, 0x08
 _RATE_100_MEGABAUD, _RATE_250_MEGABAUD, _RATE_IS_LARGER = 12, 66, 0xFF
