@@ -262,7 +262,7 @@ def encode_state(state: ClockState) -> bytes:
 def read_state(directory: Path) -> ClockState | None:
     """Return the state that a collector stored in its state directory; None if there is no file.
 
-    Raises ClockFileError. A file of an earlier version has no checksum.
+    Raises ClockFileError.
     """
     try:
         content, _, checksum = (directory / FILE).read_bytes().partition(b"\n")
@@ -272,7 +272,7 @@ def read_state(directory: Path) -> ClockState | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"cannot read {directory / FILE}: {error}"
         raise ClockFileError(message) from error
-    if checksum and checksum != b"%08x\n" % zlib.crc32(content):
+    if checksum != b"%08x\n" % zlib.crc32(content):
         message = f"damaged file {directory / FILE}: its checksum does not match"
         raise ClockFileError(message)
     return state

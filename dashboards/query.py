@@ -69,9 +69,9 @@ def now(metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
     return Query(expression, unit_of(metric), _legend(by), (metric,))
 
 
-def per_second(counter: Metric, *by: str, where: str = "") -> Query:
+def per_second(counter: Metric, *by: str) -> Query:
     """Sum the rate of a counter."""
-    expression = _aggregate(Rollup.SUM, by, f"rate({counter.name}{where}[$__rate_interval])")
+    expression = _aggregate(Rollup.SUM, by, f"rate({counter.name}[$__rate_interval])")
     return Query(expression, rate_unit_of(counter), _legend(by), (counter,))
 
 

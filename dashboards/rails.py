@@ -42,10 +42,10 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _rate(name: str, by: str = "max by (node, rail)") -> str:
+def _rate(name: str) -> str:
     """Return the growth of a counter of NICs, by node and rail."""
     inner = f"rate({name}{NODES}[$__rate_interval])"
-    return f"{by} ({with_rail(inner, NIC_ON_RAIL)})"
+    return f"max by (node, rail) ({with_rail(inner, NIC_ON_RAIL)})"
 
 
 def _port_rate(name: str) -> str:

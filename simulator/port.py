@@ -185,7 +185,6 @@ class PortOptics:
     """
 
     def __init__(self, rng: random.Random, bit_error_rate: float) -> None:
-        self._rng = rng
         self._decades = math.log10(_WORST_BIT_ERROR_RATE / bit_error_rate)
         self._struck_lane = rng.randrange(device_models.LANES)
         self._usual_receive_dbm = [rng.gauss(0.6, 0.4) for _ in range(device_models.LANES)]

@@ -216,11 +216,13 @@ def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
         assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or one.problem
 
 
-def test_a_kept_state_reads_back_and_one_of_an_earlier_version_too(tmp_path: Path):
+def test_a_kept_state_reads_back_and_one_without_checksum_is_damaged(tmp_path: Path):
     state = ClockState("b", 5, corrections=[Correction(1, 2)])
-    for content in (clock.encode_state(state), msgspec.json.encode(state)):
-        (tmp_path / clock.FILE).write_bytes(content)
-        assert clock.read_state(tmp_path) == state
+    (tmp_path / clock.FILE).write_bytes(clock.encode_state(state))
+    assert clock.read_state(tmp_path) == state
+    (tmp_path / clock.FILE).write_bytes(msgspec.json.encode(state))
+    with pytest.raises(clock.ClockFileError, match="its checksum does not match"):
+        clock.read_state(tmp_path)
     (tmp_path / clock.FILE).unlink()
     assert clock.read_state(tmp_path) is None
 
