@@ -7,6 +7,7 @@ carries one of them as its key. A name that no entity states is an empty text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TypeAlias
 
 from railscope.catalog import KINDS
@@ -23,12 +24,7 @@ _PCI = "pci_address"
 def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
     """Return the names of each GPU and NIC among entities, by every key that an entity may have."""
     found: dict[DeviceKey, Names] = {}
-    devices = (
-        entity
-        for entity in entities
-        if entity.kind in _NAMES_OF and len(entity.key) == len(KINDS[entity.kind].labels)
-    )
-    for entity, _ in zip(devices, range(MAX_DEVICES), strict=False):
+    for entity in devices_in(entities):
         names = _names_of(entity)
         keys = [device_key(entity.kind, entity.key)]
         if names[_PCI]:
@@ -36,6 +32,16 @@ def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
         for key in keys:
             found[key] = max(found.get(key, names), names, key=_count_names)
     return found
+
+
+def devices_in(entities: Iterable[WireEntity]) -> list[WireEntity]:
+    """Return the GPUs and NICs among entities, at most MAX_DEVICES."""
+    devices = (
+        entity
+        for entity in entities
+        if entity.kind in _NAMES_OF and len(entity.key) == len(KINDS[entity.kind].labels)
+    )
+    return list(islice(devices, MAX_DEVICES))
 
 
 def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -51,6 +51,15 @@ def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     with _partial_file(path, content, mode) as partial:
         partial.rename(path)
     sync_directory(path.parent)
+
+
+def write_all_durably(files: Mapping[Path, bytes]) -> None:
+    """Replace files, each atomically, durable on return. Raises OSError."""
+    for path, content in files.items():
+        with _partial_file(path, content, 0o666) as partial:
+            partial.rename(path)
+    for directory in {path.parent for path in files}:
+        sync_directory(directory)
 
 
 def create_durably(path: Path, content: bytes, mode: int = 0o666) -> None:

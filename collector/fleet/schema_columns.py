@@ -9,10 +9,12 @@ the agent reports for each source shows that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
-from typing import TypeAlias
+from sys import intern
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -33,6 +35,7 @@ Positions: TypeAlias = npt.NDArray[np.intp]
 ColumnKey: TypeAlias = tuple[Metric, tuple[str, ...]]
 """A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
+NO_MEMBER = -1
 _COMPARED = frozenset((each.metric, each.part) for each in STRAGGLER_MEASURES.values())
 
 
@@ -56,17 +59,19 @@ def has_rate(metric: Metric, entity: WireEntity) -> bool:
     return bool(metric.rollups) or is_of_jobs(metric, entity)
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnOwner:
-    """Owner of a column: a GPU by its UUID, or the GPU on a rail of the node."""
+class ColumnOwner(NamedTuple):
+    """Owner of a column: a GPU by its entity, or the GPU on a rail of the node."""
 
-    gpu: str = ""
+    member: int = NO_MEMBER
     rail: int = NO_RAIL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """The columns in order, each with its key and its owner; and the counters among them."""
+    """The columns in order, each with its key and its owner; and the counters among them.
+
+    All schemas of one layout have the same.
+    """
 
     columns: Positions
     keys: tuple[ColumnKey, ...]
@@ -76,13 +81,25 @@ class JobColumns:
     """Indices of counters in `columns`; `rates` has their positions among the counters with rates."""
     rates: Positions
 
+    def gpus(self, wire: WireSchema) -> tuple[str, ...]:
+        """Return the UUID of each owner in a schema of this layout; empty for the GPU on a rail."""
+        # Shared by the schemas of a node.
+        return tuple(
+            intern(wire.entities[member].key[0]) if member != NO_MEMBER else ""
+            for member, _ in self.owners
+        )
+
     def positions(
-        self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], default: int
+        self,
+        gpus: Sequence[str],
+        by_gpu: Mapping[str, int],
+        by_rail: Mapping[int, int],
+        default: int,
     ) -> Positions:
-        """Return for each column the position of its owner."""
+        """Return for each column the position of its owner; `gpus` are those of the owners."""
         found = [
-            by_gpu.get(owner.gpu, default) if owner.gpu else by_rail.get(owner.rail, default)
-            for owner in self.owners
+            by_gpu.get(gpu, default) if gpu else by_rail.get(rail, default)
+            for gpu, (_, rail) in zip(gpus, self.owners, strict=True)
         ]
         return np.array(found, np.intp)[self.owner_of]
 
@@ -103,9 +120,8 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
             continue
         key = metric, part_of_key(entity)
         is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
-        rail = NO_RAIL if is_gpu else entity_rails[member]
-        if is_gpu or rail != NO_RAIL:
-            owner = ColumnOwner(entity.key[0] if is_gpu else "", rail)
+        owner = ColumnOwner(member) if is_gpu else ColumnOwner(rail=entity_rails[member])
+        if owner != ColumnOwner():
             number = owners.setdefault(owner, len(owners))
             rows.append((column, key, number, counters if counts else -1))
     if not rows:
@@ -133,6 +149,7 @@ _MEASURES = {
     ("railscope_nic_receive_bytes_total", _NIC): measures.CountedQuantity.RECEIVED,
     ("railscope_nic_transmit_bytes_total", _NIC): measures.CountedQuantity.TRANSMITTED,
 }
+_MEASURED = frozenset(metric for metric, _ in _MEASURES)
 AGENT_MEASURES = frozenset({measures.CountedQuantity.USED, measures.CountedQuantity.MEMORY})
 """Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
@@ -174,24 +191,35 @@ def find_metered_columns(wire: WireSchema) -> MeteredColumns:
     counters: list[CounterSubject] = []
     columns: list[int] = []
     entity_rails = rails_of_entities(wire)
-    for column, group, member in columns_of(wire):
-        entity = wire.entities[member]
-        measure = _MEASURES.get((group.metric, entity.kind))
-        if measure is None:
-            continue
-        if entity.kind == GPU:
-            counters.append(CounterSubject(measure, gpu=entity.key[0]))
-        elif entity_rails[member] != NO_RAIL:
-            port, rdma = "/".join(entity.key), entity.kind == RDMA_PORT
-            counters.append(CounterSubject(measure, "", entity_rails[member], port, rdma))
-        else:
-            continue
-        columns.append(column)
+    start = 0
+    for group in wire.groups:
+        if group.metric in _MEASURED:
+            for column, member in enumerate(group.entities, start):
+                subject = _counter_subject(
+                    group.metric, wire.entities[member], entity_rails[member]
+                )
+                if subject is not None:
+                    counters.append(subject)
+                    columns.append(column)
+        start += len(group.entities)
     layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
-    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in wire.entities if e.kind == GPU}
+    gpus = [e for e in wire.entities if e.kind == GPU] if wire.stream == STREAMS[GPU] else []
+    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in gpus}
     return MeteredColumns(tuple(counters), np.array(columns, np.intp), layouts, skus)
 
 
+def _counter_subject(metric: str, entity: WireEntity, rail: int) -> CounterSubject | None:
+    measure = _MEASURES.get((metric, entity.kind))
+    if measure is None:
+        return None
+    if entity.kind == GPU:
+        return CounterSubject(measure, gpu=entity.key[0])
+    if rail == NO_RAIL:
+        return None
+    return CounterSubject(measure, "", rail, "/".join(entity.key), entity.kind == RDMA_PORT)
+
+
+@lru_cache(maxsize=256)
 def sku_of(model: str) -> str:
     """Return a GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
     names = re.findall(r"[a-z0-9]+", model.lower())
@@ -304,9 +332,13 @@ _NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceColumns:
-    """The devices of one kind in a schema; `order` lists their columns, `starts` the start of each."""
+    """The devices of one kind in a schema; `order` lists their columns, `starts` the start of each.
+
+    `members` are their entities.
+    """
 
     names: tuple[str, ...] = ()
+    members: tuple[int, ...] = ()
     order: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
     starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
 
@@ -366,13 +398,25 @@ def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
     for column, _, member in columns_of(wire):
         if wire.entities[member].kind == kind:
             columns.setdefault(member, []).append(column)
-    found = [("/".join(wire.entities[member].key), some) for member, some in columns.items()]
-    sizes = [0, *(len(some) for _, some in found)]
+    sizes = [0, *(len(some) for some in columns.values())]
     return DeviceColumns(
-        tuple(name for name, _ in found),
-        np.array([one for _, some in found for one in some], np.intp),
+        _device_names(wire, columns),
+        tuple(columns),
+        np.array([one for some in columns.values() for one in some], np.intp),
         np.cumsum(sizes[:-1], dtype=np.intp),
     )
+
+
+def _device_names(wire: WireSchema, members: Iterable[int]) -> tuple[str, ...]:
+    return tuple("/".join(wire.entities[member].key) for member in members)
+
+
+def device_columns_like(other: ShownDeviceColumns, wire: WireSchema) -> ShownDeviceColumns:
+    """Return the parts that show devices of a schema with the layout of another one."""
+    if wire.stream == AGENT_STREAM or not other.devices.members:
+        return find_device_columns(wire)
+    names = _device_names(wire, other.devices.members)
+    return ShownDeviceColumns(replace(other.devices, names=names))
 
 
 def _states(wire: WireSchema) -> dict[str, int]:

@@ -14,8 +14,9 @@ of many nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
@@ -29,6 +30,7 @@ from collector.fleet.schema_columns import (
     MeteredColumns,
     ShownDeviceColumns,
     columns_of,
+    device_columns_like,
     find_device_columns,
     find_metered_columns,
     has_rate,
@@ -87,7 +89,7 @@ def _find_problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
         yield f"{stream}: expected at most {MAX_GPUS} GPUs"
     for group in schema.groups:
         metric = catalog.METRICS.get(group.metric)
-        if not all(0 <= member < count for member in group.entities):
+        if group.entities and not 0 <= min(group.entities) <= max(group.entities) < count:
             yield f"{stream}: column without an entity"
         elif group.scale[1] <= 0:
             yield f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
@@ -180,7 +182,10 @@ class KnownSchema:
     metered: MeteredColumns
     showing: ShownDeviceColumns
     names: Mapping[device_names.DeviceKey, device_names.Names]
+    """Shared by all schemas with the same devices."""
     jobs: JobColumns | None = None
+    job_gpus: tuple[str, ...] = ()
+    """The UUID of each owner of columns of jobs; empty for the GPU on a rail."""
     size_bytes: int = 0
     gpus_by_rail: Mapping[int, str] = field(default_factory=dict)
     """UUIDs of GPUs; those without a rail, or with one already used, have a negative key."""
@@ -197,7 +202,9 @@ class StoredSchemas:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[bytes, KnownSchema] = {}
-        self._layouts: dict[bytes, SchemaLayout] = {}
+        self._shapes: dict[bytes, KnownSchema] = {}
+        """A schema of each shape, of which further ones share the parts that are equal."""
+        self._names: dict[bytes, Mapping[device_names.DeviceKey, device_names.Names]] = {}
         self._used: dict[bytes, int] = {}
         self._by_node: dict[str, set[bytes]] = {}
         self._lock = Lock()
@@ -212,8 +219,9 @@ class StoredSchemas:
         damaged = 0
         for path in self._directory.glob("*" + _SUFFIX):
             try:
-                wire = msgspec.msgpack.decode(path.read_bytes(), type=wire_format.WireSchema)
-                self._add(self._derive(wire))
+                content = path.read_bytes()
+                wire = msgspec.msgpack.decode(content, type=wire_format.WireSchema)
+                self._add(self._derive(wire, content))
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
         return damaged
@@ -233,13 +241,25 @@ class StoredSchemas:
 
     def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
-        known = self._derive(wire)
+        (known,) = self.put_all([(wire, encode_schema(wire))])
+        return known
+
+    def put_all(self, schemas: Iterable[tuple[wire_format.WireSchema, bytes]]) -> list[KnownSchema]:
+        """Store schemas, each with its encoding, durable on return. Blocking; raises OSError."""
         with self._lock:
-            if known.digest not in self._known:
-                durable_files.write_durably(self._path(known.digest), msgspec.msgpack.encode(wire))
-                self._add(known)
-            self._used[known.digest] = self.segment
-            return self._known.get(known.digest, known)
+            all_known = []
+            files: dict[Path, bytes] = {}
+            for wire, content in schemas:
+                known = self._known.get(schema_digest(content)) or self._derive(wire, content)
+                if known.digest not in self._known:
+                    files[self._path(known.digest)] = content
+                all_known.append(known)
+            durable_files.write_all_durably(files)
+            for known in all_known:
+                if known.digest not in self._known:
+                    self._add(known)
+                self._used[known.digest] = self.segment
+            return all_known
 
     def record_use(self, node: str, digest: bytes) -> None:
         """Record that frames of a node refer to a schema."""
@@ -275,10 +295,9 @@ class StoredSchemas:
             digests.difference_update(unused)
             if not digests:
                 del self._by_node[node]
-        shapes = {known.shape for known in self._known.values()}
-        self._layouts = {
-            shape: layout for shape, layout in self._layouts.items() if shape in shapes
-        }
+        self._shapes = {known.shape: known for known in self._known.values()}
+        names = {id(known.names) for known in self._known.values()}
+        self._names = {key: shared for key, shared in self._names.items() if id(shared) in names}
         return unused
 
     def delete(self, digests: Iterable[bytes]) -> None:
@@ -294,45 +313,74 @@ class StoredSchemas:
     def _path(self, digest: bytes) -> Path:
         return self._directory / (digest.hex() + _SUFFIX)
 
-    def _derive(self, wire: wire_format.WireSchema) -> KnownSchema:
+    def _derive(self, wire: wire_format.WireSchema, content: bytes) -> KnownSchema:
         shape = wire_format.layout_hash(wire)
-        layout = self._layouts.get(shape) or make_layout(wire)
-        gpus = _schema_gpus(wire)
+        like = self._shapes.get(shape)
+        gpus = _schema_gpus(wire, like.gpus if like else ())
+        jobs = like.jobs if like else job_columns(wire)
         return KnownSchema(
-            wire_format.schema_hash(wire), shape, layout, gpus, find_metered_columns(wire), find_device_columns(wire),
-            device_names.names_in(wire.entities), job_columns(wire), schema_size_bytes(wire),
+            schema_digest(content),
+            shape,
+            like.layout if like else make_layout(wire),
+            gpus,
+            find_metered_columns(wire),
+            device_columns_like(like.showing, wire) if like else find_device_columns(wire),
+            self._names_of(wire),
+            jobs,
+            jobs.gpus(wire) if jobs else (),
+            len(content),
             _gpus_by_rail(gpus),
-        )  # fmt: skip
+        )
+
+    def _names_of(
+        self, wire: wire_format.WireSchema
+    ) -> Mapping[device_names.DeviceKey, device_names.Names]:
+        """Return the names of devices; most schemas of a node have the same devices."""
+        key = schema_digest(msgspec.msgpack.encode(device_names.devices_in(wire.entities)))
+        if key not in self._names:
+            self._names[key] = device_names.names_in(wire.entities)
+        return self._names[key]
 
     def _add(self, known: KnownSchema) -> None:
-        # Of two layouts created at the same time, one stays and is shared.
-        layout = self._layouts.setdefault(known.shape, known.layout)
-        self._known[known.digest] = replace(known, layout=layout)
+        self._shapes.setdefault(known.shape, known)
+        self._known[known.digest] = known
 
 
-def schema_size_bytes(wire: wire_format.WireSchema) -> int:
-    """Return the bytes of a schema as stored."""
-    return len(msgspec.msgpack.encode(wire))
+def encode_schema(wire: wire_format.WireSchema) -> bytes:
+    """Return a schema as stored."""
+    return msgspec.msgpack.encode(wire)
 
 
-def _schema_gpus(wire: wire_format.WireSchema) -> tuple[SchemaGpu, ...]:
+def schema_digest(content: bytes) -> bytes:
+    """Return the hash by which batches refer to an encoded schema."""
+    return blake2b(content, digest_size=wire_format.HASH_BYTES).digest()
+
+
+def _schema_gpus(wire: wire_format.WireSchema, like: Sequence[SchemaGpu]) -> tuple[SchemaGpu, ...]:
+    """Return the GPUs of a schema; `like` are those of another one of its shape."""
     if wire.stream != GPU_STREAM:
         return ()
-    columns: dict[int, list[int]] = {}
-    for column, _, member in columns_of(wire):
-        columns.setdefault(member, []).append(column)
+    if like:
+        columns = [gpu.columns for gpu in like]
+    else:
+        by_member: dict[int, list[int]] = {
+            number: [] for number, entity in enumerate(wire.entities) if entity.kind == GPU_STREAM
+        }
+        for column, _, member in columns_of(wire):
+            if member in by_member:
+                by_member[member].append(column)
+        columns = [np.array(some, np.intp) for some in by_member.values()]
+    rails = wire_format.rails_of_entities(wire)
+    gpus = [(e, r) for e, r in zip(wire.entities, rails, strict=True) if e.kind == GPU_STREAM]
     return tuple(
         SchemaGpu(
             entity.key[0],
             rail,
-            np.array(columns.get(position, ()), np.intp),
+            own,
             entity.facts.get("index", ""),
             entity.facts.get("pci_address", ""),
         )
-        for position, (entity, rail) in enumerate(
-            zip(wire.entities, wire_format.rails_of_entities(wire), strict=True)
-        )
-        if entity.kind == GPU_STREAM
+        for (entity, rail), own in zip(gpus, columns, strict=True)
     )
 
 

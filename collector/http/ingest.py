@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import chain
@@ -25,7 +25,7 @@ from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
-from collector.fleet.schemas import check_schema, schema_size_bytes
+from collector.fleet.schemas import KnownSchema, check_schema, encode_schema, schema_digest
 from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
 from collector.http.access_control import json_response
@@ -252,26 +252,34 @@ class Ingest:
         return envelope, sent
 
     async def _store_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
-        new = [s for s in envelope.schemas if self.core.schemas.get(wire.schema_hash(s)) is None]
+        encoded = [(schema, encode_schema(schema)) for schema in envelope.schemas]
+        known = self.core.schemas.get
+        new = [(s, content) for s, content in encoded if known(schema_digest(content)) is None]
         if not new:
             return
         limit = self.limits.schemas_per_node_hour
         if not sender.schemas.fits(len(new), limit, self.wall_ns()):
             text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
-        sizes = [schema_size_bytes(schema) for schema in new]
+        sizes = [len(content) for _, content in new]
         if problem := self.core.schemas.reason_to_reject(envelope.node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
-            for schema in new:
-                await asyncio.to_thread(check_schema, schema, self.limits.columns_per_schema)
-                stored = await asyncio.to_thread(self.core.schemas.put, schema)
+            for stored in await asyncio.to_thread(self._check_and_store, new):
                 self.core.schemas.record_use(envelope.node, stored.digest)
                 sender.schemas.count += 1
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
+
+    def _check_and_store(
+        self, schemas: Sequence[tuple[wire.WireSchema, bytes]]
+    ) -> list[KnownSchema]:
+        """Store schemas, durable on return, unless one is rejected. Blocking."""
+        for schema, _ in schemas:
+            check_schema(schema, self.limits.columns_per_schema)
+        return self.core.schemas.put_all(schemas)
 
     def _count_audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.

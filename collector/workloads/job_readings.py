@@ -90,7 +90,9 @@ class FleetPositions:
                     (len(row.block.nodes), len(known.jobs.columns)), NO_POSITION, np.int32
                 )
                 table = self._tables[id(row.block)] = PositionTable(row.block, known.jobs, free)
-            table.positions[row.index] = known.jobs.positions(by_gpu, by_rail, NO_POSITION)
+            table.positions[row.index] = known.jobs.positions(
+                known.job_gpus, by_gpu, by_rail, NO_POSITION
+            )
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
         """Return for each rail a position of the only job with GPUs on it; rails with two jobs are omitted."""
