@@ -32,8 +32,10 @@ class AdministratorFiles:
     inventory: watched_file.WatchedFile[device_files.DeviceInventory]
     decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
     """Decisions of people about evidence under review, from the database."""
-    _parts: tuple[Any, ...] = ()
-    _now: gpu_evidence.AdministratorInputs = field(default_factory=gpu_evidence.AdministratorInputs)
+    _contents: tuple[Any, ...] = ()
+    _last: gpu_evidence.AdministratorInputs = field(
+        default_factory=gpu_evidence.AdministratorInputs
+    )
 
     @classmethod
     def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
@@ -71,9 +73,9 @@ class AdministratorFiles:
             self.claims.content, self.tenants.content, self.calendar.content,
             self.retired.content, self.inventory.content, self.decisions,
         )  # fmt: skip
-        if len(self._parts) != len(parts) or any(map(is_not, self._parts, parts)):
-            self._parts, self._now = parts, gpu_evidence.AdministratorInputs(*parts)
-        return self._now
+        if len(self._contents) != len(parts) or any(map(is_not, self._contents, parts)):
+            self._contents, self._last = parts, gpu_evidence.AdministratorInputs(*parts)
+        return self._last
 
     @property
     def unknown(self) -> str:

@@ -123,7 +123,7 @@ class AuditService:
         """Return the metrics of the audit log for the metrics endpoint."""
         whole = self.periodic_verification.is_valid
         numbers = (
-            (c.AUDIT_WAITING, self.observed.waiting),
+            (c.AUDIT_WAITING, self.observed.waiting_items),
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
             (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
             (c.OUTBOX_WAITING, self.drain.waiting_rows),

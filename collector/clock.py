@@ -71,7 +71,7 @@ class ClockState(msgspec.Struct):
     corrections: list[Correction] = []
 
     @property
-    def hold(self) -> str:
+    def hold_reason(self) -> str:
         """Reason why nothing may be finalized or closed; empty if there is none."""
         unconfirmed = "no node has confirmed the clock since the start of the machine"
         return self.problem or (unconfirmed if self.is_unconfirmed else "")
@@ -153,19 +153,19 @@ class CollectorClock:
         return self._current().problem
 
     @property
-    def hold(self) -> str:
+    def hold_reason(self) -> str:
         """Reason why nothing may be finalized or stored permanently; empty if there is none."""
         replaced = "frames are dated again by the accepted clock"
         lost = (
             f"the file {FILE} of the state directory is lost: {self.defect}" if self.defect else ""
         )
-        return self._current().hold or lost or (replaced if self.is_replaced else "")
+        return self._current().hold_reason or lost or (replaced if self.is_replaced else "")
 
     @property
     def doubted_since_ns(self) -> int:
         """Start of the time in which the wall clock is in doubt, by the reference; 0 if it is not."""
         state = self._current()
-        return state.since_ns if state.hold else 0
+        return state.since_ns if state.hold_reason else 0
 
     def _current(self) -> ClockState:
         if self._state is None:

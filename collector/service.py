@@ -99,7 +99,7 @@ class Collector:
         self.audit.observed.tenant_of = self._find_tenant
         self._clock_records: list[audit_outbox.RecordDraft] = []
         self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
-        self.checkpointer.reason_to_withhold = lambda: self.clock.hold
+        self.checkpointer.reason_to_withhold = lambda: self.clock.hold_reason
         self.live = LiveAccount(
             self.core.evidence,
             lambda: self.files.evidence,
@@ -114,7 +114,7 @@ class Collector:
             self.settings.metering,
             self.directory / "evidence.seen",
             self.clock.now_ns,
-            lambda: self.clock.hold,
+            lambda: self.clock.hold_reason,
             self.audit.watch.check,
             self._set_decisions,
         )
@@ -123,7 +123,7 @@ class Collector:
             self.live,
             self.settings.stale_seconds,
             self.settings.view_refresh_seconds,
-            known=lambda: not self.files.unknown,
+            is_known=lambda: not self.files.unknown,
             quotas=lambda: self.files.quotas.content,
             watch=InventoryWatch(
                 self.core, self.files.desired_state, lambda: self.files.retired.content

@@ -57,7 +57,7 @@ class ViewRefresher:
     period_seconds: float
     wall_ns: Callable[[], int] = time.time_ns
     views: CollectorViews = field(default_factory=CollectorViews)
-    known: Callable[[], bool] = lambda: True
+    is_known: Callable[[], bool] = lambda: True
     """True if the claims of GPUs can be determined; otherwise no tenant metrics are computed, because claimed
     time would appear as idle time.
     """
@@ -82,13 +82,13 @@ class ViewRefresher:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
-        known = self.known()  # first, so that the files read below are at least as new
+        known = self.is_known()  # first, so that the files read below are at least as new
         fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
         turns = TimeSlices()
         ready = known and self.live.ready  # not while the ledger cannot be read
         account = await self.live.refresh(now_ns, turns.yield_if_due) if ready else None
-        held = self.live.held() if account else {}
+        held = self.live.held_units() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
         if account:
             await self.positions.refresh(turns.yield_if_due)

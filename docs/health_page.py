@@ -74,7 +74,7 @@ def _row(rule: HealthRule) -> tuple[str, ...]:
     return (
         f"`{rule.reason}`",
         h.GPU_HEALTH.states[rule.state],
-        rule.when,
+        rule.condition,
         ", ".join(required.actions) if required else "as reported",
         ", ".join(required.nvidia) if required else "as reported",
         rule.origin,

@@ -46,7 +46,7 @@ def devices_in(entities: Iterable[WireEntity]) -> list[WireEntity]:
 
 def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
     """Return the key of the device that an entity is or is part of; empty if there is none."""
-    whole = KINDS[kind].whole if kind in KINDS else None
+    whole = KINDS[kind].outermost if kind in KINDS else None
     if whole is None or len(key) < len(whole.labels):
         return ()
     labels = [label for label in whole.labels if label in _IDENTITY]

@@ -25,7 +25,7 @@ class TextFormat(Enum):
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     @staticmethod
-    def accepted(accept: str) -> TextFormat:
+    def negotiate(accept: str) -> TextFormat:
         """Return the format that an Accept header selects; OpenMetrics only if it is named."""
         return (
             TextFormat.OPENMETRICS

@@ -55,7 +55,7 @@ class Entity:
     @property
     def whole_key(self) -> tuple[str, ...]:
         """The part of the key that identifies the outermost entity that contains this one."""
-        return self.key[: len(self.kind.whole.labels)]
+        return self.key[: len(self.kind.outermost.labels)]
 
 
 NO_RAIL = -1

@@ -64,16 +64,16 @@ class ServerConnection:
     header_seconds: float = HEADER_SECONDS
     idle_seconds: float = IDLE_SECONDS
 
-    def receives(self) -> None:
+    def begin_request(self) -> None:
         """Record a received byte: the request it begins has a deadline."""
         if self.waiting_since is not None:
             self.deadline = min(self.deadline, time.monotonic() + self.header_seconds)
 
-    def answers(self) -> None:
+    def begin_response(self) -> None:
         """Record that the headers of a request are complete."""
         self.waiting_since = None
 
-    def waits(self) -> None:
+    def begin_idle(self) -> None:
         """Record that a request was served and the next one is awaited."""
         self.waiting_since = time.monotonic()
         self.deadline = self.waiting_since + self.idle_seconds
@@ -198,7 +198,7 @@ class GuardedProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Update the connection, and forward the call."""
-        self._connection.receives()
+        self._connection.begin_request()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:

@@ -232,7 +232,7 @@ def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
         kind = KINDS.get(entity.kind)
         if kind is None:
             return NO_RAIL
-        whole = kind.whole
+        whole = kind.outermost
         return found.get((whole.name, entity.key[: len(whole.labels)]), NO_RAIL)
 
     return tuple(rail_of(entity) for entity in wire.entities)
@@ -241,7 +241,7 @@ def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
     """Return the part of the key that distinguishes an entity within its device: priority, clock."""
     kind = KINDS.get(entity.kind)
-    return entity.key[len(kind.whole.labels) :] if kind else ()
+    return entity.key[len(kind.outermost.labels) :] if kind else ()
 
 
 def layout_hash(wire: WireSchema) -> bytes:

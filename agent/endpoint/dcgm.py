@@ -204,7 +204,7 @@ class _SchemaColumns:
     ) -> Iterator[tuple[ReadingPosition, int]]:
         kind = term.metric.about
         device_key = (*device.own(kind), *term.part)
-        for key, place in self._columns.get((term.metric, device.own(kind.whole)), ()):
+        for key, place in self._columns.get((term.metric, device.own(kind.outermost)), ()):
             if not _matches_key(key, device_key):
                 continue
             if term.weights is None:

@@ -151,9 +151,9 @@ class _HttpConversation:
                 return
             if request is None:
                 return
-            self._connection.answers()
+            self._connection.begin_response()
             await self._answer(*request)
-            self._connection.waits()
+            self._connection.begin_idle()
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()

@@ -233,7 +233,7 @@ def _format_cpu_time(status: SourceState) -> str:
 
 
 def _exposition_response(request: AgentRequest, text: Callable[[TextFormat], str]) -> AgentResponse:
-    text_format = TextFormat.accepted(request.headers.get("accept", ""))
+    text_format = TextFormat.negotiate(request.headers.get("accept", ""))
     return AgentResponse(text(text_format).encode(), text_format.value)
 
 

@@ -37,7 +37,7 @@ class GpuVerdict:
     """State of a GPU, with reasons and actions."""
 
     state: int
-    answers: Mapping[str, RuleResult]
+    results: Mapping[str, RuleResult]
     """By the reason of each rule."""
     reasons: tuple[str, ...]
     """Reasons of the active rules, in the order of the rules."""
@@ -63,7 +63,7 @@ class GpuVerdict:
 
 def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerdict:
     """Return the verdict on one GPU."""
-    answers = {rule.reason: rule.answer(facts) for rule in rules}
+    answers = {rule.reason: rule.evaluate(facts) for rule in rules}
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer

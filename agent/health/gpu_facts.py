@@ -36,7 +36,7 @@ class _WindowCounter:
     seen_ns: int = 0
     total: int = 0
 
-    def take(self, value: int, boot_ns: int) -> bool:
+    def add(self, value: int, boot_ns: int) -> bool:
         """Process a reading; return True if the counter has decreased."""
         fell_back = self.last is not None and value < self.last
         if self.last is None:
@@ -73,7 +73,7 @@ class CounterWindow(Generic[CounterKeyT]):
     _recent: _WindowMark | None = None
     """The last mark that is at least a minute old, else the first."""
 
-    def follow(self, keys: Sequence[CounterKeyT]) -> None:
+    def set_keys(self, keys: Sequence[CounterKeyT]) -> None:
         """Follow exactly these counters; those that were followed before keep their sums."""
         before, counters, marks = self._places, self._counters, self._marks
         values = [before.get(key) for key in keys]
@@ -90,11 +90,11 @@ class CounterWindow(Generic[CounterKeyT]):
         )
         self._recent = None
 
-    def take(self, boot_ns: int, values: Mapping[CounterKeyT, int]) -> None:
+    def add(self, boot_ns: int, values: Mapping[CounterKeyT, int]) -> None:
         """Process the readings of one time; counters without one are unchanged."""
         for key, value in values.items():
             place = self._places[key]
-            if self._counters[place].take(value, boot_ns):
+            if self._counters[place].add(value, boot_ns):
                 for mark in self._marks:
                     mark.totals[place] = 0
         if not self._marks or boot_ns - self._marks[-1].boot_ns >= self.step_ns:
@@ -202,7 +202,7 @@ class _SourceReadings:
     _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
     _taken_ns: int = -1
 
-    def take(self, frame: Frame | None) -> None:
+    def add(self, frame: Frame | None) -> None:
         """Process the latest frame; None if it is stale."""
         self.frame = frame
         if frame is None:
@@ -213,7 +213,7 @@ class _SourceReadings:
             self._taken_ns = frame.instant.boot_ns
             readings = ((key, frame.reading(place)) for place, key in self._growing())
             present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
-            self._window.take(frame.instant.boot_ns, present)
+            self._window.add(frame.instant.boot_ns, present)
 
     def readings_of_gpu(
         self, gpu: str
@@ -240,7 +240,7 @@ class _SourceReadings:
             if metric in _USED_METRICS:
                 gpu, *part = entity.key
                 self.columns.setdefault(gpu, []).append((place, metric, tuple(part)))
-        self._window.follow([key for _, key in self._growing()])
+        self._window.set_keys([key for _, key in self._growing()])
 
     def _growing(self) -> Iterator[tuple[int, _ReadingKey]]:
         for gpu, columns in self.columns.items():
@@ -288,7 +288,7 @@ class FactCollector:
         frames = {name: frame for name, frame in latest.items() if isinstance(frame, Frame)}
         self._absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
         for name, readings in self._readings.items():
-            readings.take(frames.get(name))
+            readings.add(frames.get(name))
         devices = frames.get(DEVICE_SOURCE)
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
         if rule.KERNEL_LOG in frames:

@@ -162,7 +162,7 @@ class HealthRule:
     state: int
     test: FaultTest
     """Function that returns True if the fault is present. Raises AbsentFact if that is unknown."""
-    when: str
+    condition: str
     """Threshold in words."""
     origin: str
     """Origin of the threshold."""
@@ -180,7 +180,7 @@ class HealthRule:
     over_time: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
 
-    def answer(self, facts: GpuHealthFacts) -> RuleResult:
+    def evaluate(self, facts: GpuHealthFacts) -> RuleResult:
         """Return True if the fault is present; a reason if a source of the rule has no current readings."""
         for source in self.sources:
             if source in facts.absent_sources:
@@ -201,7 +201,7 @@ class HealthRule:
 
     def description(self, facts: GpuHealthFacts) -> str:
         """Describe the fault."""
-        return self.describe(facts) if self.describe else self.when
+        return self.describe(facts) if self.describe else self.condition
 
     def prevents_healthy(self, facts: GpuHealthFacts, answer: RuleResult) -> bool:
         """True if this answer prevents the GPU from being called healthy or degraded."""

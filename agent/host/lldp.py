@@ -130,9 +130,9 @@ class Lldp:
             is_ours = frame.startswith(_NEAREST_BRIDGE) and name in unmoved
             neighbour = parse(frame[_ETHERNET_BYTES:]) if is_ours else None
             if neighbour:
-                self._keep(name, neighbour)
+                self._store(name, neighbour)
 
-    def _keep(self, name: str, neighbour: dict[str, Json]) -> None:
+    def _store(self, name: str, neighbour: dict[str, Json]) -> None:
         key = (name, neighbour["chassis"], neighbour["port"])
         count = sum(other == name for other, _, _ in self._neighbours)
         if key in self._neighbours or count < _MAX_NEIGHBOURS:

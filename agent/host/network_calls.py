@@ -52,7 +52,7 @@ class EthtoolKernel(Protocol):
 
     buffer: memoryview
 
-    def ask(self, interface: str) -> None:
+    def execute(self, interface: str) -> None:
         """Execute the command at the start of the buffer. Raises OSError."""
         ...
 
@@ -70,7 +70,7 @@ class LiveEthtoolKernel:
         self.buffer = memoryview(self._memory)
         self._socket: socket.socket | None = None
 
-    def ask(self, interface: str) -> None:
+    def execute(self, interface: str) -> None:
         """Execute the command at the start of the buffer."""
         name = interface.encode()
         if len(name) > _INTERFACE_BYTES:
@@ -97,7 +97,7 @@ class Ethtool:
 
     def __init__(self, kernel: EthtoolKernel | None = None) -> None:
         self._kernel: EthtoolKernel = kernel or LiveEthtoolKernel()
-        self._known: dict[str, _StatisticNames] = {}
+        self._names: dict[str, _StatisticNames] = {}
         self._lock = threading.Lock()
 
     def call(self, function: str, interface: str) -> Json:
@@ -110,7 +110,7 @@ class Ethtool:
     def _driver(self, interface: str) -> dict[str, str]:
         """Driver name, driver and firmware version, and bus address of an interface."""
         _DRIVER_INFO.pack_into(self._kernel.buffer, 0, _GDRVINFO, *[b""] * 5, *[0] * 5)
-        self._kernel.ask(interface)
+        self._kernel.execute(interface)
         _, driver, version, firmware, bus, *_ = _DRIVER_INFO.unpack_from(self._kernel.buffer)
         named = {"driver": driver, "version": version, "firmware": firmware, "bus": bus}
         return {key: _text(raw) for key, raw in named.items()}
@@ -128,7 +128,7 @@ class Ethtool:
         contain it, or are empty if the kernel finds a different count (commit 7b07be1ff1cb).
         """
         for _ in range(_TRIES):
-            cached = self._known.get(interface)
+            cached = self._names.get(interface)
             if cached is None:
                 count = self._count(interface)
                 if count == 0:
@@ -138,20 +138,20 @@ class Ethtool:
                 values = self._values(interface, count)
                 if len(values) == count and self._strings(interface, count) == cached.raw:
                     return {"names": cached.names, "values": values}
-            del self._known[interface]
+            del self._names[interface]
         raise OSError(errno.EAGAIN, f"the list of statistics of {interface} changes on every read")
 
     def _cached_names(self, interface: str, raw: bytes) -> _StatisticNames:
-        if len(self._known) >= _MAX_CACHED_INTERFACES:
-            self._known.clear()
+        if len(self._names) >= _MAX_CACHED_INTERFACES:
+            self._names.clear()
         starts = range(0, len(raw), _STRING_BYTES)
         names = [_text(raw[start : start + _STRING_BYTES]) for start in starts]
-        cached = self._known[interface] = _StatisticNames(raw, names)
+        cached = self._names[interface] = _StatisticNames(raw, names)
         return cached
 
     def _count(self, interface: str) -> int:
         _COUNT.pack_into(self._kernel.buffer, 0, _GSSET_INFO, 0, 1 << _SS_STATS, 0)
-        self._kernel.ask(interface)
+        self._kernel.execute(interface)
         _, _, mask, count = _COUNT.unpack_from(self._kernel.buffer)
         if mask and count > _MAX_STATISTICS:
             raise OSError(errno.EOVERFLOW, f"too many statistics of {interface}: {count}")
@@ -159,14 +159,14 @@ class Ethtool:
 
     def _strings(self, interface: str, count: int) -> bytes:
         _STRINGS.pack_into(self._kernel.buffer, 0, _GSTRINGS, _SS_STATS, count)
-        self._kernel.ask(interface)
+        self._kernel.execute(interface)
         returned = _STRINGS.unpack_from(self._kernel.buffer)[2]
         start = _STRINGS.size
         return bytes(self._kernel.buffer[start : start + returned * _STRING_BYTES])
 
     def _values(self, interface: str, count: int) -> list[int]:
         _VALUES.pack_into(self._kernel.buffer, 0, _GSTATS, count)
-        self._kernel.ask(interface)
+        self._kernel.execute(interface)
         returned = _VALUES.unpack_from(self._kernel.buffer)[1]
         values = array.array("Q")
         values.frombytes(self._kernel.buffer[_VALUES.size : _VALUES.size + returned * _VALUE_BYTES])

@@ -100,7 +100,7 @@ class Nvml:
             "nvmlDeviceGetSamples": self._take_samples,
             "nvmlVgpuInstanceGetFbUsage": self._vgpu_memory,
         }
-        self._forget()
+        self._reset()
 
     def call(self, function: str, *arguments: Device) -> Json:
         """Call an NVML function; for `nvmlDevice...` the first argument is the device.
@@ -144,7 +144,7 @@ class Nvml:
         self._events.close()
         with suppress(module.NVMLError):
             module.nvmlShutdown()
-        self._forget()
+        self._reset()
 
     def _bind_call(
         self, module: ModuleType, function: str, arguments: tuple[Device, ...]
@@ -226,7 +226,7 @@ class Nvml:
             uuid = to_plain(module.nvmlDeviceGetUUID(handle))
             instance = module.nvmlDeviceGetGpuInstanceId(handle)
             part = module.nvmlDeviceGetComputeInstanceId(handle)
-            if not self._is(uuid, handle, (gpu, instance)):
+            if not self._is_same(uuid, handle, (gpu, instance)):
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
             identity = {
@@ -240,7 +240,7 @@ class Nvml:
         self._drop_mig(gpu, devices)
         return list(devices.values())
 
-    def _is(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
+    def _is_same(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
         known = self._handles.get(uuid)
         same = known is not None and device_address(known) == device_address(handle)
         return same and self._mig.get(uuid) == place
@@ -251,7 +251,7 @@ class Nvml:
             self._drop(uuid)
             del self._mig[uuid]
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Drop all state of the previous driver; event numbers continue."""
         self._handles: dict[Device, Any] = {}
         self._mig: dict[str, tuple[int, int]] = {}

@@ -95,7 +95,7 @@ class RecordingHost(HostWrapper):
             lambda: self._host.read(path).decode(errors="surrogateescape"),
         )
         if self._redactor and _SERIAL_FILE.fullmatch(path):
-            self._redactor.learn(answer.strip())
+            self._redactor.add_secret(answer.strip())
         return answer.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
@@ -120,7 +120,7 @@ class RecordingHost(HostWrapper):
             answer = self._host.call(host_interface, function, *arguments)
             if function in _SECRETS and self._redactor:
                 for secret in _SECRETS[function](answer):
-                    self._redactor.learn(str(secret))
+                    self._redactor.add_secret(str(secret))
             names_in = _NAMES.get(f"{host_interface}.{function}")
             if names_in and self._redactor:
                 for name in names_in(answer):
@@ -138,7 +138,7 @@ class RecordingHost(HostWrapper):
         with self._query_lock("calls", keys):
             answer = self._host.call(host_interface, function, *arguments)
         for key, value, code in zip(keys, *answer, strict=True):
-            self._keep("calls", key, [code, value])
+            self._store("calls", key, [code, value])
         return answer
 
     def kernel_log(self) -> KernelLog:
@@ -146,15 +146,15 @@ class RecordingHost(HostWrapper):
         try:
             log = self._host.kernel_log()
         except OSError as error:
-            self._keep("calls", recorded_host.KERNEL_LOG, failure(error))
+            self._store("calls", recorded_host.KERNEL_LOG, failure(error))
             raise
-        self._keep("calls", recorded_host.KERNEL_LOG, "")
+        self._store("calls", recorded_host.KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
     def _recorded_answer(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
         with self._query_lock(section, [key]):
             answer = ask()
-        self._keep(section, key, answer)
+        self._store(section, key, answer)
         return answer
 
     @contextmanager
@@ -175,7 +175,7 @@ class RecordingHost(HostWrapper):
                 del self._under_way[threading.get_ident()]
             if failed:
                 for key in keys:
-                    self._keep(section, key, failure(failed))
+                    self._store(section, key, failure(failed))
 
     def _waited_for(self, question: _RecordedQuery) -> None:
         """Record a query as pending from its start, if it has been waiting for long."""
@@ -190,7 +190,7 @@ class RecordingHost(HostWrapper):
             getattr(self._moments[place - 1], question.section)[key] = PENDING
             self._last[question.section, key] = PENDING
 
-    def _keep(self, section: str, key: str, answer: Json) -> None:
+    def _store(self, section: str, key: str, answer: Json) -> None:
         with self._lock:
             if self._last.get((section, key), self) == answer:
                 return

@@ -129,7 +129,7 @@ class Redactor:
         self._names = [_name_pattern(name) for name in names if name]
         self._learned: set[str] = set()
 
-    def learn(self, secret: str) -> None:
+    def add_secret(self, secret: str) -> None:
         """Replace this from now on, even inside a word: for example, a serial number."""
         if len(secret) >= _MIN_SECRET_LENGTH and secret not in self._learned:
             self._learned.add(secret)

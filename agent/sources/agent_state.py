@@ -252,7 +252,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
                 into.put_none(first, width, Absent.GONE)
                 continue
             verdict = judge(self._facts.facts(gpu))
-            into.put_readings(first, (verdict.state, verdict.action, *verdict.answers.values()))
+            into.put_readings(first, (verdict.state, verdict.action, *verdict.results.values()))
             into.events += self._record_changes(gpu, verdict, now)
 
     def _collect_facts(self, now_ns: int) -> None:

@@ -224,7 +224,7 @@ class BurstPort:
     def _compare(self, now: _NicCounters) -> None:
         before, self.history.counted_ns = self.history.last, self.history.counted_ns or now.at_ns
         windows = self._grid.count_windows(self.history.counted_ns, now.at_ns)
-        if before and (not windows or self._waits(before, now)):
+        if before and (not windows or self._is_waiting(before, now)):
             return
         self.history.last, self.history.counted_ns = now, now.at_ns
         if before is None or not self._grid.reports_each_window(before.at_ns, now.at_ns):
@@ -240,7 +240,7 @@ class BurstPort:
             if value is not None:
                 self.windows[counter_key].count(windows, value)
 
-    def _waits(self, before: _NicCounters, now: _NicCounters) -> bool:
+    def _is_waiting(self, before: _NicCounters, now: _NicCounters) -> bool:
         """True if the driver has not refreshed its counters since the last sample, as far as is visible."""
         soon_ns = before.at_ns + 2 * self.planned.refreshed_ns
         return now.at_ns < soon_ns and all(

@@ -37,12 +37,12 @@ class PciPresence:
     """Every device seen so far, with its last names."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _ObservedPciDevice] = {}
+        self._devices: dict[str, _ObservedPciDevice] = {}
         self._listed: frozenset[str] = frozenset()
         self.grown = False
         """True if the bus differs from the last probe."""
 
-    def learn(
+    def add_devices(
         self,
         listed: Sequence[str],
         devices: Mapping[str, Entity],
@@ -54,19 +54,19 @@ class PciPresence:
         """
         self._listed, self.grown = frozenset(listed), False
         for address, entity in devices.items():
-            before = self._known.get(address)
+            before = self._devices.get(address)
             device_names = tuple(names.get(address, ())) or (before.names if before else ())
             if before:
                 before.entity, before.names = entity, device_names
-            elif len(self._known) < MAX_DEVICES:
-                self._known[address] = _ObservedPciDevice(entity, device_names)
-        return {address: observed.entity for address, observed in sorted(self._known.items())}
+            elif len(self._devices) < MAX_DEVICES:
+                self._devices[address] = _ObservedPciDevice(entity, device_names)
+        return {address: observed.entity for address, observed in sorted(self._devices.items())}
 
     def compare(self, addresses: Collection[str], now: NodeTimestamp) -> list[Event]:
         """Events of vanished and returned devices, for the addresses currently on the bus."""
         self.grown = self._listed != frozenset(addresses)
         events = []
-        for address, device in self._known.items():
+        for address, device in self._devices.items():
             present = address in addresses
             if present != device.present:
                 device.present = present
@@ -159,7 +159,7 @@ class PcieSource(source.SourceWithFiles):
             _place_errors(host, plan, entity)
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
         names = pci.find_device_names(host, devices)
-        for address, entity in self._presence.learn(addresses, lasting, names).items():
+        for address, entity in self._presence.add_devices(addresses, lasting, names).items():
             column = plan.columns.add(catalog.PCIE_PRESENT, entity)
             plan.present.append((column, address))
         self._link_addresses = tuple(devices)

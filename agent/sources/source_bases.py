@@ -78,7 +78,7 @@ class WatchedValues:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[WatchedPart, str]] = {}
+        self._values: dict[tuple[str, str], tuple[WatchedPart, str]] = {}
 
     def changes(
         self, watched: Mapping[WatchedPart, Mapping[str, str]], failed: Container[WatchedPart] = ()
@@ -88,15 +88,15 @@ class WatchedValues:
         for part, texts in watched.items():
             for name, text in texts.items():
                 key = part[0], name
-                reported_by, before = self._known.pop(key, (part, text))
+                reported_by, before = self._values.pop(key, (part, text))
                 if reported_by != part and reported_by in failed:
-                    self._known[key] = reported_by, before
+                    self._values[key] = reported_by, before
                     continue
                 if reported_by == part and before != text:
                     changes.append(WatchedChange(*key, before, text))
-                self._known[key] = part, text
-        while len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+                self._values[key] = part, text
+        while len(self._values) > MAX_KNOWN:
+            del self._values[next(iter(self._values))]
         return changes
 
 
@@ -107,7 +107,7 @@ class ScanningSource(base.SourceWithoutResources, ABC):
 
     def __init__(self) -> None:
         self._memory = WatchedValues()
-        self._known: dict[WatchedPart, tuple[Column, ...]] = {}
+        self._part_columns: dict[WatchedPart, tuple[Column, ...]] = {}
         self._columns: tuple[Column, ...] = ()
         self._fresh: NodeScan | None = None
         self._polled_ns = 0
@@ -142,18 +142,18 @@ class ScanningSource(base.SourceWithoutResources, ABC):
         scan = self.scan(host)
         self._polled_ns = host.clock.now().boot_ns
         for part, reason in scan.failed.items():
-            scan.columns[part] = self._known.get(part, scan.columns[part])
+            scan.columns[part] = self._part_columns.get(part, scan.columns[part])
             for column in scan.columns[part]:
                 scan.readings.setdefault(column, reason)
         failed = known_devices.failed_calls(host)
         incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
-        for part, columns in self._known.items():
+        for part, columns in self._part_columns.items():
             if part[0] in incomplete or (part not in scan.columns and failed):
                 continue  # hidden by a failed call, and absent for its reason
             reason = Absent.UNSUPPORTED if part in scan.columns else Absent.GONE
             for column in columns:
                 scan.readings.setdefault(column, reason)
-        self._known = scan.columns
+        self._part_columns = scan.columns
         return scan
 
     def _events(self, changes: Sequence[WatchedChange], now: NodeTimestamp) -> list[Event]:

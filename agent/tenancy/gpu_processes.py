@@ -54,7 +54,7 @@ class DeviceUse:
     owner: ProcessOwner
     device: ClaimableDevice
     pids: tuple[int, ...]
-    seen: NodeTimestamp
+    listed_at: NodeTimestamp
     begun_boot_ns: int
     """Start of the first of the processes; 0 if unknown."""
 
@@ -86,9 +86,9 @@ class GpuProcessOwners:
     lists: ProcessLists
     label: str = ""
     """Docker container label that names the owner."""
-    _known: dict[int, tuple[int, ProcessOwner]] = field(default_factory=dict)
+    _owners: dict[int, tuple[int, ProcessOwner]] = field(default_factory=dict)
     """Start time in ticks, and owner, by process."""
-    _missed: dict[int, int] = field(default_factory=dict)
+    _missed_ns: dict[int, int] = field(default_factory=dict)
     """Processes that NVML lists and /proc does not have, with the time of the first such list."""
 
     def poll(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
@@ -102,8 +102,8 @@ class GpuProcessOwners:
             uuid: listed for uuid, listed in lists.items() if listed and uuid not in absences
         }
         pids = {pid for listed in readable.values() for pid in listed.processes}
-        self._known = {pid: cached for pid, cached in self._known.items() if pid in pids}
-        self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
+        self._owners = {pid: cached for pid, cached in self._owners.items() if pid in pids}
+        self._missed_ns = {pid: since for pid, since in self._missed_ns.items() if pid in pids}
         ticks = {pid: self._ticks(host, pid) for pid in pids}
         uses: dict[tuple[str, str, str], DeviceUse] = {}
         for uuid, listed in readable.items():
@@ -132,17 +132,17 @@ class GpuProcessOwners:
         A process that ended since the list was made is not in the next list.
         """
         if ticks is None:
-            if self._missed.setdefault(pid, listed.boot_ns) == listed.boot_ns:
+            if self._missed_ns.setdefault(pid, listed.boot_ns) == listed.boot_ns:
                 return None
             return ProcessOwner("process", str(pid), is_shared_or_hidden=True)
-        self._missed.pop(pid, None)
-        remembered = self._known.get(pid)
+        self._missed_ns.pop(pid, None)
+        remembered = self._owners.get(pid)
         if remembered is None or remembered[0] != ticks:
             try:
                 group = host.read(f"/proc/{pid}/cgroup")
             except OSError:
                 return None
-            remembered = self._known[pid] = ticks, _find_owner(host, pid, group, self.label)
+            remembered = self._owners[pid] = ticks, _find_owner(host, pid, group, self.label)
         return remembered[1]
 
     def _ticks(self, host: Host, pid: int) -> int | None:
@@ -248,7 +248,7 @@ UseKey = tuple[str, str, str, str]
 class FirstListedUse:
     """First process list with an unclaimed use, and the uncertainty of its start."""
 
-    seen: NodeTimestamp
+    listed_at: NodeTimestamp
     uncertainty_ns: int
 
 
@@ -300,16 +300,16 @@ class UnclaimedUseDetector:
         unclaimed = tuple(
             _unclaimed_use(use, self._first[_use_key(use)], context)
             for use in free
-            if self._first[_use_key(use)].seen.boot_ns != use.seen.boot_ns
+            if self._first[_use_key(use)].listed_at.boot_ns != use.listed_at.boot_ns
             or _use_key(use) in before
         )
         return free, unclaimed
 
     def _first_listed_use(self, use: DeviceUse) -> FirstListedUse:
         """Return the start: after the list before, and not before the start of its first process."""
-        now_ns = use.seen.boot_ns
+        now_ns = use.listed_at.boot_ns
         bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
-        return FirstListedUse(use.seen, min(bound for bound in bounds if bound >= 0))
+        return FirstListedUse(use.listed_at, min(bound for bound in bounds if bound >= 0))
 
 
 def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool:
@@ -345,8 +345,8 @@ def claim_of_use(use: DeviceUse, authority: ClaimAuthority, system: Collection[s
 def _unclaimed_use(use: DeviceUse, first: FirstListedUse, context: ClaimContext) -> NodeClaim:
     return msgspec.structs.replace(
         claim_of_use(use, ClaimAuthority.PROCESS, context.system),
-        start_ns=first.seen.wall_ns,
-        start_boot=BootTime(context.boot_id, first.seen.boot_ns),
+        start_ns=first.listed_at.wall_ns,
+        start_boot=BootTime(context.boot_id, first.listed_at.boot_ns),
         uncertainty_ns=first.uncertainty_ns,
     )
 

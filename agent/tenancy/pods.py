@@ -43,12 +43,12 @@ class NodePods:
     uids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     """By namespace and name; a pod that was created again has several uids."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    alive: frozenset[str] | None = None
+    alive_pods: frozenset[str] | None = None
 
     def has_ended(self, namespace: str, name: str) -> bool:
         """True if a pod is certain to have ended."""
         uids = self.uids.get((namespace, name), set())
-        return self.alive is not None and bool(uids) and not uids & self.alive
+        return self.alive_pods is not None and bool(uids) and not uids & self.alive_pods
 
 
 class PodDirectories:

@@ -48,7 +48,7 @@ class JobEnvironment:
 class JobControlGroups:
     """Scanner of job directories; caches the environment of each job while it runs."""
 
-    _known: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
+    _environments: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
     """By directory: the steps that were read, and the environment they have."""
 
     def scan(self, host: Host) -> list[tuple[str, JobEnvironment]]:
@@ -57,15 +57,15 @@ class JobControlGroups:
         Raises OSError if their directories cannot be read.
         """
         paths = list(_find_job_groups(host))
-        self._known = {
-            path: remembered for path, remembered in self._known.items() if path in paths
+        self._environments = {
+            path: remembered for path, remembered in self._environments.items() if path in paths
         }
         return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
 
     def _environment(self, host: Host, path: str) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
         not_polled = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
-        polled, remembered = self._known.get(path, not_polled)
+        polled, remembered = self._environments.get(path, not_polled)
         if remembered.gpus or remembered.is_denied:
             return remembered
         steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
@@ -76,7 +76,7 @@ class JobControlGroups:
             if job is None:
                 job = _job_of_step(host, f"{path}/{name}")
         environments = _read_environments(host, path, steps, job)
-        self._known[path] = steps, environments
+        self._environments[path] = steps, environments
         return environments
 
 

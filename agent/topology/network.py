@@ -88,7 +88,7 @@ class NetworkDevice:
     rail: int | None = None
     plane: int = 0
     gpu: str = ""
-    why: str = ""
+    reason: str = ""
 
     @property
     def address(self) -> str:
@@ -238,13 +238,15 @@ class NetworkScanner:
         """Assign the roles that do not depend on rails."""
         role = self.rules.find_role(device.names)
         if role:
-            return replace(device, role=role[0], why=role[1])
+            return replace(device, role=role[0], reason=role[1])
         if pci.is_virtual_function(host, device.address):
             return replace(
-                device, role=rail_map.VIRTUAL_FUNCTION, why="its physical function is on this node"
+                device,
+                role=rail_map.VIRTUAL_FUNCTION,
+                reason="its physical function is on this node",
             )
         if device.rdma and self._is_bridge(host, device.device):
-            return replace(device, role=rail_map.BRIDGE, why="SW_MNG in its vital product data")
+            return replace(device, role=rail_map.BRIDGE, reason="SW_MNG in its vital product data")
         return device
 
     def _is_bridge(self, host: Host, device: pci.PciDevice) -> bool:
@@ -271,11 +273,11 @@ class NetworkScanner:
         for device in devices:
             rail = self.rules.find_rail(device.names)
             if rail and device.role in {"", rail_map.COMPUTE}:
-                device = replace(device, role=rail_map.COMPUTE, rail=rail[0], why=rail[1])  # noqa: PLW2901 - the same device, on its rail
+                device = replace(device, role=rail_map.COMPUTE, rail=rail[0], reason=rail[1])  # noqa: PLW2901 - the same device, on its rail
                 rail_owners[rail[0]] = device
             elif rail:
                 problems.append(
-                    f"{device.names[0]}: {rail[1]}, but it is not a {rail_map.COMPUTE} device: {device.why}"
+                    f"{device.names[0]}: {rail[1]}, but it is not a {rail_map.COMPUTE} device: {device.reason}"
                 )
             configured.append(device)
         for position, device in enumerate(configured):
@@ -287,9 +289,9 @@ class NetworkScanner:
             ):
                 problems.append(
                     f"conflicting rail {device.rail} of {device.names[0]} "
-                    f"({device.why}): {other.why}; fix: specify the rail of both"
+                    f"({device.reason}): {other.reason}; fix: specify the rail of both"
                 )
-                configured[position] = replace(device, rail=None, why=problems[-1])
+                configured[position] = replace(device, rail=None, reason=problems[-1])
         return configured, problems
 
 
@@ -360,7 +362,7 @@ def _assign_unit_rail(
     position = assignment.assigned.get(first)
     for function, device in enumerate(unit):
         if position is None:
-            yield replace(device, why=device.why or assignment.why_not[first])
+            yield replace(device, reason=device.reason or assignment.why_not[first])
             continue
         yield replace(
             device,
@@ -368,13 +370,13 @@ def _assign_unit_rail(
             rail=assignment.rails[position.gpu],
             plane=position.plane * len(unit) + function,
             gpu=gpus[position.gpu],
-            why=position.why,
+            reason=position.reason,
         )
 
 
 def _explain_missing_gpus(device: NetworkDevice) -> NetworkDevice:
     """Return a device of a node without GPUs, where its role is unknown."""
-    return replace(device, why=device.why or "the node has no GPU")
+    return replace(device, reason=device.reason or "the node has no GPU")
 
 
 def _assign_remaining_role(
@@ -384,15 +386,15 @@ def _assign_remaining_role(
     if device.role:
         return device
     if device.address in routing_nics:
-        return replace(device, role=rail_map.MANAGEMENT, why="carries the default route")
+        return replace(device, role=rail_map.MANAGEMENT, reason="carries the default route")
     if device.rdma and not are_rails:
-        return replace(device, why=f"RDMA, but no NIC of this node has a rail: {device.why}")
+        return replace(device, reason=f"RDMA, but no NIC of this node has a rail: {device.reason}")
     if device.rdma:
-        return replace(device, role=rail_map.STORAGE, why=f"RDMA, but no rail: {device.why}")
+        return replace(device, role=rail_map.STORAGE, reason=f"RDMA, but no rail: {device.reason}")
     speeds = [read_text(host, f"{pci.NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
-        return replace(device, role=rail_map.STORAGE, why="no RDMA, but 40 Gb/s or more")
-    return replace(device, role=rail_map.MANAGEMENT, why="no RDMA, and less than 40 Gb/s")
+        return replace(device, role=rail_map.STORAGE, reason="no RDMA, but 40 Gb/s or more")
+    return replace(device, role=rail_map.MANAGEMENT, reason="no RDMA, and less than 40 Gb/s")
 
 
 def _rails_by_nic(

@@ -40,7 +40,7 @@ class RailPosition:
 
     gpu: int
     plane: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def _rail_lines(node: node_topology.NodeTopology) -> Iterator[str]:
     if others:
         yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
     for device in others:
-        yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.why}"
+        yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.reason}"
 
 
 def _format_reason(
@@ -231,7 +231,7 @@ def _format_reason(
 ) -> str:
     """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
     distance = node.format_distance(gpu.address, nic.address)
-    return nic.why if nic.why.startswith(distance) else f"{distance}, {nic.why}"
+    return nic.reason if nic.reason.startswith(distance) else f"{distance}, {nic.reason}"
 
 
 def _nics_of_gpu(
@@ -295,7 +295,7 @@ def _network_device_json(device: NetworkDevice) -> dict[str, Any]:
         "rail": device.rail,
         "plane": None if device.rail is None else device.plane,
         "gpu": device.gpu,
-        "why": device.why,
+        "why": device.reason,
     }
 
 

@@ -53,7 +53,7 @@ class CheckpointOffer:
     """Newest checkpoint of the log; empty if nothing is signed."""
 
     note: str
-    show: bool
+    must_submit: bool
     """True if the collector requests the stored checkpoint."""
 
 
@@ -98,7 +98,7 @@ class AuditLogClient:
         except (binascii.Error, ValueError):
             return []
 
-    async def show(self, note: str, key: str) -> None:
+    async def submit(self, note: str, key: str) -> None:
         """Send the stored, cosigned checkpoint, or that there is none. Raises AuditLogUnavailableError, CheckpointDisputedError."""
         body = msgspec.json.encode({"note": note, "key": key})
         try:
@@ -293,7 +293,7 @@ class AuditWitness:
         if not offer.note:
             if self._checkpoint:
                 await self._report_conflict(ROLLBACK, "")
-            if self._checkpoint or offer.show:
+            if self._checkpoint or offer.must_submit:
                 await self._send_checkpoint()
             return
         key = self._key or await self._first_key(offer.note)
@@ -311,7 +311,7 @@ class AuditWitness:
             await self._send_checkpoint()
         else:
             self._set_state(CONSISTENT)
-            if offer.show:
+            if offer.must_submit:
                 await self._send_checkpoint()
 
     async def _first_key(self, note: str) -> signed_note.PublicKey:
@@ -356,7 +356,7 @@ class AuditWitness:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
-            await self.client.show(self._note, str(signed_note.witness_key(self._witness)))
+            await self.client.submit(self._note, str(signed_note.witness_key(self._witness)))
         except CheckpointDisputedError as error:
             if str(error) != self._disagreed:
                 log.error("audit_checkpoint_disputed", problem=str(error))

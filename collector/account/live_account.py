@@ -257,7 +257,7 @@ class LiveAccount:
     pod_job_pattern: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: account_sums.TimeSums = field(default_factory=dict)
-    _held: dict[str, Units] = field(default_factory=dict)
+    _held_units: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
     """By node, the excess of its claims without devices."""
     _files: gpu_evidence.AdministratorInputs | None = None
@@ -296,9 +296,9 @@ class LiveAccount:
         account = self._gpus.get(gpu)
         return account.holders if account else set()
 
-    def held(self) -> dict[str, Units]:
+    def held_units(self) -> dict[str, Units]:
         """Return the units of GPUs that each tenant holds, as of the last refresh."""
-        return {tenant: units for tenant, units in self._held.items() if units}
+        return {tenant: units for tenant, units in self._held_units.items() if units}
 
     def unplaced(self, now_ns: int) -> dict[str, Fraction]:
         """Return the excess of each node's claims at a timestamp, in GPUs, as of the last refresh."""
@@ -311,8 +311,8 @@ class LiveAccount:
     def _count_held(self, account: GpuAccount, sign: int) -> None:
         for rate in account.unobserved:
             if rate.state in tiling.HELD:
-                before = self._held.get(rate.tenant, 0)
-                self._held[rate.tenant] = exact(before + sign * rate.units)
+                before = self._held_units.get(rate.tenant, 0)
+                self._held_units[rate.tenant] = exact(before + sign * rate.units)
 
     async def _account(
         self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int

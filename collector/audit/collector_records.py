@@ -54,7 +54,7 @@ class OutboxDrain:
     problem: str = ""
     """Reason why draining is blocked; empty if it is not."""
     _log: str = ""
-    _newest: int = -1
+    _newest_id: int = -1
     """Number of the last row when nothing was pending; -1 if it must be determined."""
     _counted_seconds: float = 0.0
     _sequences: dict[str, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class OutboxDrain:
                     log.error("audit_outbox_delayed", problem=str(error))
                 self.problem = str(error)
                 # Events after the last commit are reconstructed from the log.
-                self._log, self._newest = "", -1
+                self._log, self._newest_id = "", -1
                 await asyncio.sleep(self.retry_seconds)
                 continue
             self.problem = ""
@@ -127,14 +127,14 @@ class OutboxDrain:
         now_seconds = time.monotonic()
         with database.transaction() as connection:
             newest = audit_outbox.newest_number(connection)
-            if newest == self._newest and now_seconds < self._counted_seconds + COUNT_SECONDS:
+            if newest == self._newest_id and now_seconds < self._counted_seconds + COUNT_SECONDS:
                 return []
             self.waiting_rows = audit_outbox.count_unrecorded(connection)
-            self._newest, self._counted_seconds = newest, now_seconds
+            self._newest_id, self._counted_seconds = newest, now_seconds
         if not self.waiting_rows:
             return []
         # More rows are assumed to be pending until a batch comes back empty.
-        self._newest = -1
+        self._newest_id = -1
         with database.transaction(writes=True) as connection:
             return audit_outbox.take_rows(connection, self._log, MAX_BATCH_ROWS)
 
@@ -230,8 +230,8 @@ class AuditTrail:
     denials: int = 0
     _repeated: dict[DeniedRequest, int] = field(default_factory=dict)
     _new_denials: list[DeniedRequest] = field(default_factory=list)
-    _due: list[tuple[DeniedRequest, int]] = field(default_factory=list)
-    _ended: bool = False
+    _repeats: list[tuple[DeniedRequest, int]] = field(default_factory=list)
+    _is_ended: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
@@ -260,7 +260,7 @@ class AuditTrail:
             signer = self.log.signer
             genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
             self.log.append_before_running(self._draft("log.genesis", genesis))
-        if self.log.lost:
+        if self.log.lost_records:
             self._report_loss()
         for problem in self.log.damage:
             self._report_damage(problem)
@@ -268,7 +268,7 @@ class AuditTrail:
 
     def _report_loss(self) -> None:
         """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
-        size, lost = self.log.size, self.log.lost
+        size, lost = self.log.size, self.log.lost_records
         log.error(
             "audit_records_lost",
             directory=str(self.log.directory),
@@ -307,7 +307,7 @@ class AuditTrail:
                     await self._write_denials()
             finally:
                 await self._write_repeated()
-                self._ended = True
+                self._is_ended = True
                 await self._record(self._draft("admin.config", self._lifecycle_data("stopped")))
                 writer.cancel()
 
@@ -315,7 +315,7 @@ class AuditTrail:
         """Count a denied request. Never waits."""
         self.denials += 1
         counted = denial.truncated()
-        if self._ended:
+        if self._is_ended:
             self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
         if counted not in self._repeated and self._count_paths(counted.address) >= MAX_PATHS:
@@ -350,10 +350,10 @@ class AuditTrail:
 
     async def _write_repeated(self) -> None:
         await self._write_new_denials()
-        self._due += [(denial, count) for denial, count in self._repeated.items() if count]
+        self._repeats += [(denial, count) for denial, count in self._repeated.items() if count]
         self._repeated.clear()
-        while self._due:
-            await self._record_denial(*self._due.pop(0))
+        while self._repeats:
+            await self._record_denial(*self._repeats.pop(0))
 
     async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
         name = unicodedata.normalize("NFC", denial.name)

@@ -59,23 +59,23 @@ class EventRecorder:
     unnumbered: int = 0
     """Number of events of agents too old to number them: they cannot be recorded."""
     problem: str = ""
-    _waiting: deque[SeenEvent] = field(default_factory=deque)
+    _queue: deque[SeenEvent] = field(default_factory=deque)
     _facts: deque[RecordDraft] = field(default_factory=deque)
     _has_overflowed: bool = False
     _is_rereading: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def waiting(self) -> int:
+    def waiting_items(self) -> int:
         """Number of items that are not in the log yet, without those that are to be read again."""
-        return len(self._waiting) + len(self._facts)
+        return len(self._queue) + len(self._facts)
 
     def open(self) -> None:
         """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
         snapshot = recorder_state.load_recorded_state(self.file, self.audit)
         self.recorded = snapshot.recorded
         self.nodes.start(snapshot.recorded.nodes, snapshot.drafts)
-        self._waiting.extend(snapshot.seen_events())
+        self._queue.extend(snapshot.seen_events())
         self._facts.extend(snapshot.drafts)
         previous, current = self.recorded.version, self.recorded.started
         kind = recorder_state.UPGRADE
@@ -107,11 +107,11 @@ class EventRecorder:
             self.unnumbered += 1
         elif self.recorded.has(event_records.event_source(seen)):
             return
-        elif len(self._waiting) >= self.max_waiting:
+        elif len(self._queue) >= self.max_waiting:
             self.overflowed += 1
             self._has_overflowed = True
         else:
-            self._waiting.append(seen)
+            self._queue.append(seen)
         self._wake.set()
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class EventRecorder:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self.waiting:
+                while self.waiting_items:
                     await self._record_batch()
                 if self._has_overflowed:
                     await self._reread_events()
@@ -143,8 +143,8 @@ class EventRecorder:
         self._has_overflowed, self._is_rereading = False, True
         events = self.reread()
         while missing := await asyncio.to_thread(self._find_unrecorded, events):
-            self._waiting.extend(missing)
-            while self.waiting:
+            self._queue.extend(missing)
+            while self.waiting_items:
                 await self._record_batch()
         self._is_rereading = False
 
@@ -159,7 +159,7 @@ class EventRecorder:
     async def _record_batch(self) -> None:
         """Record a batch; events leave the queue when all of them are in the log."""
         facts = list(islice(self._facts, MAX_BATCH_EVENTS))
-        events = list(islice(self._waiting, MAX_BATCH_EVENTS))
+        events = list(islice(self._queue, MAX_BATCH_EVENTS))
         while True:
             try:
                 drafts = await asyncio.to_thread(self._make_drafts, events)
@@ -168,7 +168,7 @@ class EventRecorder:
                 await self._pause(str(error))
         await self._append([*facts, *drafts])
         for _ in events:
-            self._waiting.popleft()
+            self._queue.popleft()
 
     def _make_drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
@@ -227,7 +227,7 @@ class EventRecorder:
 
     async def _pause(self, problem: str) -> None:
         if problem != self.problem:
-            log.error("audit_events_delayed", events=self.waiting, problem=problem)
+            log.error("audit_events_delayed", events=self.waiting_items, problem=problem)
         self.problem = problem
         await asyncio.sleep(self.retry_seconds)
 
@@ -241,7 +241,7 @@ class EventRecorder:
         self.recorded.forget_before(horizon_ns)
         events = [
             (seen.node, seen.boot_id, seen.event, seen.position)
-            for seen in self._waiting
+            for seen in self._queue
             if seen.position
         ]
         copied = recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))

@@ -253,10 +253,10 @@ class CosignatureStore:
                 check_epoch(self.directory / WITNESSES_FILE, epoch, owned)
             except HousekeepingError as error:
                 self.nodes, problem = {}, str(error)
-        self.keep(owned + 1)
+        self.write(owned + 1)
         return problem
 
-    def keep(self, epoch: int) -> None:
+    def write(self, epoch: int) -> None:
         """Write the file as of an epoch, durable on return. Raises OSError."""
         self._epoch, self.has_changes = epoch, True
         self.save()

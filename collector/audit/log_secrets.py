@@ -86,7 +86,7 @@ class PersonalSalts:
         salt = self._salt(person)
         return None if salt is None else _commitment(salt, person)
 
-    def forget(self, person: str) -> bool:
+    def erase(self, person: str) -> bool:
         """Erase a salt, durable on return; return True if there was one."""
         try:
             self._path(person).unlink()

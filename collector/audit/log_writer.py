@@ -145,12 +145,12 @@ class AuditLog:
     publisher: CheckpointPublisher = field(init=False)
     _journal: journal.Journal = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
-    _waiting: list[_PendingRecord] = field(default_factory=list)
+    _pending: list[_PendingRecord] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _sign_now: asyncio.Event = field(default_factory=asyncio.Event)
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _signing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _stopped: bool = False
+    _is_stopped: bool = False
 
     def __post_init__(self) -> None:
         self._journal = journal.Journal(self.directory / "journal", self.signer)
@@ -164,7 +164,7 @@ class AuditLog:
         return self.publisher.signed
 
     @property
-    def lost(self) -> int:
+    def lost_records(self) -> int:
         """Number of records that were acknowledged before the log was opened, and are missing."""
         return self._journal.lost_records
 
@@ -241,10 +241,10 @@ class AuditLog:
 
         Raises RecordError for a draft that cannot be recorded, AuditError if recording is not possible now.
         """
-        if self._stopped:
+        if self._is_stopped:
             message = "the collector is stopping"
             raise AuditError(message)
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._pending) >= MAX_WAITING:
             message = (
                 "the audit log is overloaded: the disk does not keep up with the waiting records"
             )
@@ -253,7 +253,7 @@ class AuditLog:
             message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.signing_problem}"
             raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_PendingRecord(draft, future))
+        self._pending.append(_PendingRecord(draft, future))
         self._wake.set()
         return await future
 
@@ -268,20 +268,20 @@ class AuditLog:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
         finally:
-            self._stopped = True
-            for entry in self._waiting:
+            self._is_stopped = True
+            for entry in self._pending:
                 if not entry.future.done():
                     entry.future.set_exception(AuditError("the collector is stopping"))
-            self._waiting.clear()
+            self._pending.clear()
             await self._sign_or_log_reason()
 
     async def _write_groups(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
-                group = self._waiting[: journal.MAX_GROUP_RECORDS]
-                del self._waiting[: journal.MAX_GROUP_RECORDS]
+            while self._pending:
+                group = self._pending[: journal.MAX_GROUP_RECORDS]
+                del self._pending[: journal.MAX_GROUP_RECORDS]
                 try:
                     await run_to_end(self._write_group(group))
                 finally:
@@ -289,7 +289,7 @@ class AuditLog:
                         _fail(entry, AuditError("the writer of the audit log has failed"))
 
     async def _write_group(self, group: list[_PendingRecord]) -> None:
-        async with self._writing:
+        async with self._write_lock:
             encoded, first = self._encode_group(group), self.size
             if not encoded:
                 return
@@ -373,7 +373,7 @@ class AuditLog:
             await self._sign()
 
     async def _sign(self) -> None:
-        async with self._writing:
+        async with self._write_lock:
             records = self._unsigned
             if not records:
                 return
@@ -384,7 +384,7 @@ class AuditLog:
         published = await asyncio.to_thread(self.publisher.publish, records)
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
-        async with self._writing:
+        async with self._write_lock:
             await asyncio.to_thread(self._journal.delete_signed_files, self.signed.size)
         tiles = Tiles(self.directory, self.signed.size)
         await asyncio.to_thread(tiles.delete_outgrown, before)
@@ -395,7 +395,7 @@ class AuditLog:
 
     def stop_signing(self) -> None:
         """Accept no records: nothing can be written."""
-        self._stopped = True
+        self._is_stopped = True
 
     def close(self) -> None:
         """Close the journal and release the log."""

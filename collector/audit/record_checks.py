@@ -22,7 +22,7 @@ MAY_BE_LATE = "agent"
 class _SourceCounter:
     """Record numbers received from one source."""
 
-    next: int = 0
+    next_number: int = 0
     late: SequenceRanges | None = None
     """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
 
@@ -44,7 +44,7 @@ class SourceContinuity:
     _counters: dict[tuple[str, str, str], _SourceCounter] = field(default_factory=dict)
     _gaps: list[_RecordGap] = field(default_factory=list)
     _again: list[tuple[int, str]] = field(default_factory=list)
-    _more: int = 0
+    _uncounted: int = 0
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
@@ -53,19 +53,19 @@ class SourceContinuity:
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = _SourceCounter()
-        if source.n > counter.next:
-            self._miss(_RecordGap(record.seq, source, counter.next, source.n - 1))
-        elif source.n < counter.next:
-            self._late(record, counter)
-        counter.next = max(counter.next, source.n + 1)
+        if source.n > counter.next_number:
+            self._miss(_RecordGap(record.seq, source, counter.next_number, source.n - 1))
+        elif source.n < counter.next_number:
+            self._check_late(record, counter)
+        counter.next_number = max(counter.next_number, source.n + 1)
 
     def _miss(self, gap: _RecordGap) -> None:
         if len(self._gaps) < MAX_FINDINGS:
             self._gaps.append(gap)
         else:
-            self._more += 1
+            self._uncounted += 1
 
-    def _late(self, record: AuditRecord, counter: _SourceCounter) -> None:
+    def _check_late(self, record: AuditRecord, counter: _SourceCounter) -> None:
         source, late = record.src, counter.late
         awaited = source.kind == MAY_BE_LATE and any(
             gap.first <= source.n <= gap.last
@@ -80,7 +80,7 @@ class SourceContinuity:
             what = f"{_source_name(source)}: its record {source.n} is received again or late"
             self._again.append((record.seq, what))
         else:
-            self._more += 1
+            self._uncounted += 1
 
     def findings(self) -> tuple[str, ...]:
         """Return the findings that a person must explain, in the order of the log."""
@@ -90,7 +90,7 @@ class SourceContinuity:
             for first, last in late.missing_in(gap.first, gap.last):
                 what = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
                 found.append((gap.before, what))
-        more = (f"and {self._more} more",) if self._more else ()
+        more = (f"and {self._uncounted} more",) if self._uncounted else ()
         return (*(f"before record {before}: {what}" for before, what in sorted(found)), *more)
 
 

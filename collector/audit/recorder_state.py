@@ -41,7 +41,7 @@ class RecordedNode(msgspec.Struct, array_like=True):
     received_ns: int = 0
     stepped_ns: int = 0
 
-    def take(self, record: audit_record.AuditRecord) -> None:
+    def apply(self, record: audit_record.AuditRecord) -> None:
         """Apply a record about the node."""
         received_ns = _received_ns(record)
         if record.type == STEP:
@@ -100,7 +100,7 @@ class RecordedState(msgspec.Struct):
         elif record.type == event_records.CONFLICT:
             self.holdings.add(record)
         elif record.obj.node and record.type in OF_NODES:
-            self.nodes.setdefault(record.obj.node, RecordedNode()).take(record)
+            self.nodes.setdefault(record.obj.node, RecordedNode()).apply(record)
         elif record.type == UPGRADE:
             self.version = str(record.data.get("version", ""))
         elif record.type == CONFIG:
@@ -232,7 +232,7 @@ class NodeRecorder:
 
     def _apply(self, draft: RecordDraft) -> None:
         record = build_record(draft, audit_record.RecordSource("collector", "", "", 0), 0)
-        self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
+        self._nodes.setdefault(draft.subject.node, RecordedNode()).apply(record)
 
     def _step(
         self, name: str, state: RecordedNode | None, record: segment_files.FrameRecord

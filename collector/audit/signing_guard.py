@@ -50,8 +50,8 @@ class SigningGuard:
     """Reason why signing has stopped permanently; empty if it has not."""
     submitted_sizes: dict[str, int] = field(default_factory=dict)
     """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
-    _open: bool = False
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_open: bool = False
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
         """Install the check before signing; earlier disputes still apply. Blocking; raises OSError."""
@@ -82,7 +82,7 @@ class SigningGuard:
         """Raise AuditError if nothing may be signed now."""
         if self.stop_reason:
             raise log_writer.AuditError(self.stop_reason)
-        if not self._open:
+        if not self._is_open:
             message = (
                 f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
                 " signing starts when all have"
@@ -94,11 +94,11 @@ class SigningGuard:
         try:
             async with asyncio.timeout(self.wait_seconds):
                 while len(self.submitted_sizes) < self.required_checkpoints:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._change.clear()
+                    await self._change.wait()
         except TimeoutError:
             await self._record_missing_checkpoints()
-        self._open = True
+        self._is_open = True
         self.audit.sign_soon()
 
     async def _record_missing_checkpoints(self) -> None:
@@ -135,7 +135,7 @@ class SigningGuard:
                 await self._report_conflict(node, note, problem)
             size = checkpoint.tree.size
         self.submitted_sizes[node] = size
-        self._changed.set()
+        self._change.set()
 
     def _find_conflict(self, checkpoint: signed_note.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""

@@ -25,7 +25,7 @@ def publish(
     """
     book = price_book.parse_price_book(text, file)
     price_book.check_published(book, by.now_ns)
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         same = books.store.book(book.version, connection)
         if same is not None and same.book == book:
             return book, False
@@ -54,7 +54,7 @@ def accept_copy(
     books: period_closing.BillingBooks, reason: str, by: audit_outbox.TimedActor
 ) -> str:
     """Accept an older copy of the database, if the newest is lost; return its new identity."""
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         return head_chain.accept_copy(connection, reason, by.actor, by.now_ns)
 
 
@@ -104,7 +104,7 @@ def record(
     specifies the currency), and, unless forced, for a negative amount that is dated after now or
     exceeds what was invoiced.
     """
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         newest = books.store.book(connection=connection)
         if newest is None:
             message = (
@@ -175,7 +175,7 @@ def set_opening(
     if opening_ns % DAY_NS:
         message = f"invalid opening date: {opening}: expected the start of a UTC day"
         raise invoices.ClosingError(message)
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         starts = (one.period.start_ns for one in books.store.closings(connection))
         first_ns = min(starts, default=opening_ns)
         if opening_ns > first_ns:
@@ -197,7 +197,7 @@ def void(
 
     Raises ClosingError for an invoice that does not exist or is void already.
     """
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         return _void(books, connection, invoice_id, reason, by)
 
 
@@ -255,7 +255,7 @@ def replace(
     if bill.missing_days.all and not provisional:
         message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
         raise invoices.ClosingError(message)
-    with books.store.writing() as connection:
+    with books.store.write_transaction() as connection:
         if books.store.row_counts(connection) != bill.row_counts or not bill.is_current(closings):
             message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
             raise invoices.ClosingError(message)

@@ -52,7 +52,7 @@ def read_listing(books: period_closing.BillingBooks) -> BillingListing:
         invoices,
         books.store.adjustments(),
         billed_on,
-        books.pending(),
+        books.find_pending(),
         tuple(_find_undecided(books, closings)),
     )
 

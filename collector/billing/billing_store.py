@@ -88,14 +88,14 @@ class BillingStore:
         }
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def write_transaction(self) -> Iterator[Connection]:
         """Context manager of a transaction that has locked billing."""
         with self.database.transaction(writes=True) as connection:
             schema.lock(connection, _LOCK)
             yield connection
 
     @contextmanager
-    def _reading(self, connection: Connection | None) -> Iterator[Connection]:
+    def _transaction(self, connection: Connection | None) -> Iterator[Connection]:
         """The transaction that the caller has begun, or else a new one."""
         if connection is not None:
             yield connection
@@ -112,7 +112,7 @@ class BillingStore:
         query = select(tables.price_books).order_by(tables.price_books.c.version.desc()).limit(1)
         if version is not None:
             query = query.where(tables.price_books.c.version == version)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             row = reading.execute(query).first()
         if row is None:
             return None
@@ -133,7 +133,7 @@ class BillingStore:
     def closings(self, connection: Connection | None = None) -> list[PeriodClosing]:
         """All closings, in order."""
         query = select(tables.closings).order_by(tables.closings.c.closing)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             return [tables.closing_from_row(row) for row in reading.execute(query)]
 
     def revisions(
@@ -170,7 +170,7 @@ class BillingStore:
         if tenant is not None:
             query = query.where(table.c.tenant_id == tenant)
         closings: dict[int, set[str]] = defaultdict(set)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             for row in reading.execute(query):
                 closings[row.closing].add(row.tenant_id)
         return dict(closings)
@@ -191,7 +191,7 @@ class BillingStore:
         connection: Connection | None = None,
     ) -> list[InvoiceHead]:
         """Invoices as in `invoices`, without their lines, of which there may be many."""
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             rows = reading.execute(_restrict_invoices(_select_invoices(), period, tenant)).all()
         return [
             InvoiceHead(
@@ -224,7 +224,7 @@ class BillingStore:
     ) -> tuple[Invoice, int] | None:
         """An invoice, and the number of the closing that issued it."""
         query = _select_invoices().where(tables.invoices.c.invoice_id == invoice_id)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             found = self._read(query, reading)
             return (found[0], reading.execute(query).one().closing) if found else None
 
@@ -236,7 +236,7 @@ class BillingStore:
     def _read(self, query: Select[Any], connection: Connection | None = None) -> list[Invoice]:
         table = tables.charges
         lines: dict[str, list[Row[Any]]] = defaultdict(list)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             rows = reading.execute(query).all()
             for id_group in ledger_queries.split_items([row.invoice_id for row in rows]):
                 own = (
@@ -272,7 +272,7 @@ class BillingStore:
         """All credits and adjustments, in order of recording."""
         table = tables.adjustments
         query = select(table).order_by(table.c.recorded_ns, table.c.charge_id)
-        with self._reading(connection) as reading:
+        with self._transaction(connection) as reading:
             rows = reading.execute(query).all()
         return [
             RecordedAdjustment(_adjustment(row), row.currency, row.recorded_ns, row.recorded_by)

@@ -68,12 +68,12 @@ class Invoice:
     audit_seq: int | None = None
 
     def __post_init__(self) -> None:
-        wrong = self._wrong()
+        wrong = self._find_problem()
         if wrong:
             message = f"invalid invoice of {self.tenant}: {wrong}"
             raise InvoiceError(message)
 
-    def _wrong(self) -> str:
+    def _find_problem(self) -> str:
         amounts = {line.charge.charge_id: line.charge.amount for line in self.lines}
         minor = {line.charge.charge_id: line.minor for line in self.lines}
         charges = [line.charge for line in self.lines]

@@ -137,7 +137,7 @@ class BillingBooks:
             row_counts=row_counts,
         )
 
-    def pending(self) -> PendingItems:
+    def find_pending(self) -> PendingItems:
         """Corrections of closed periods that the next closing would bill, from the current ledger.
 
         Raises ClosingError, MissingPriceError.
@@ -245,7 +245,7 @@ class BillingBooks:
             invoices = tuple(invoicing.issue_invoice(one, by.now_ns) for one in bill.drafts)
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
-            with self.store.writing() as connection:
+            with self.store.write_transaction() as connection:
                 if self.store.row_counts(connection) == bill.row_counts and bill.is_current(known):
                     write_closing(connection, closed, bill, by)
                     return closed

@@ -203,7 +203,7 @@ class DatabaseEvidence:
     store: evidence_store.EvidenceStore
     _homes: dict[str, dict[str, int]] = field(default_factory=dict)
     _files: gpu_evidence.AdministratorInputs | None = None
-    _of: tuple[frozenset[str], int, int] | None = None
+    _selection: tuple[frozenset[str], int, int] | None = None
     _loaded: evidence_store.LoadedFacts | None = None
 
     @property
@@ -213,7 +213,7 @@ class DatabaseEvidence:
 
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
         """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
-        self._homes, self._files, self._of = self.store.homes(), self.store.files(), None
+        self._homes, self._files, self._selection = self.store.homes(), self.store.files(), None
         seen = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
         return sorted(seen, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
 
@@ -222,9 +222,9 @@ class DatabaseEvidence:
         if self._files is None or gpu not in self._homes:
             return self.store.evidence(gpu, start_ns, end_ns)
         nodes = frozenset(self._homes[gpu])
-        if self._loaded is None or self._of != (nodes, start_ns, end_ns):
+        if self._loaded is None or self._selection != (nodes, start_ns, end_ns):
             together = [one for one, homes in self._homes.items() if nodes == homes.keys()]
             homes_of = {one: set(nodes) for one in together}
             self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
-            self._of = (nodes, start_ns, end_ns)
+            self._selection = (nodes, start_ns, end_ns)
         return self._loaded.known(gpu, self._files)

@@ -195,7 +195,7 @@ class TenantStatement:
         )
 
     @property
-    def due(self) -> str:
+    def total_label(self) -> str:
         """Label of the total."""
         if self.invoice.status is invoices.InvoiceStatus.DRAFT and self.closed_ns is None:
             return "Would be"

@@ -227,7 +227,7 @@ def as_html(statement: TenantStatement) -> str:
         f'<p class="{kind}" role="note">{escape(mark)}</p>\n' for mark in statement.marks
     )
     total = (
-        f'<tfoot><tr><th scope="row" colspan="{len(_HTML_SUMMARY) - 1}">{escape(statement.due)}</th>'
+        f'<tfoot><tr><th scope="row" colspan="{len(_HTML_SUMMARY) - 1}">{escape(statement.total_label)}</th>'
         f'<td class="number">{statement.total} {escape(invoice.currency)}</td></tr></tfoot>'
     )
     caption = "Lines of one kind and price summed up; amounts in " + invoice.currency
@@ -299,7 +299,7 @@ def as_text(statement: TenantStatement) -> str:
         "",
         *(format_table([_SUMMARY, *summary], _SUMMARY_RIGHT) if summary else ["No charges."]),
         "",
-        f"{statement.due}: {statement.total} {invoice.currency}",
+        f"{statement.total_label}: {statement.total} {invoice.currency}",
     ]
     claims = statement.claims
     if claims:

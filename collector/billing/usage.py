@@ -69,12 +69,12 @@ class Usage:
     """Node of the claim, if the claim is for a number of GPUs; empty if it names its devices."""
 
     def __post_init__(self) -> None:
-        wrong = self._wrong()
+        wrong = self._find_problem()
         if wrong:
             message = f"invalid usage of {self.resource or 'no resource'}: {wrong}"
             raise ValueError(message)
 
-    def _wrong(self) -> str:
+    def _find_problem(self) -> str:
         numbers = [self.start_ns, self.end_ns, self.claim_start_ns]
         energy = self.energy_millijoules
         if any(type(n) is not int for n in numbers) or type(energy) not in (int, Absent):
@@ -187,7 +187,7 @@ class _CapacityStretch(NamedTuple):
     start_ns: int
     end_ns: int
     units: Units
-    held: _UsageKey
+    key: _UsageKey
 
 
 def usages(days: Iterable[DayTiling]) -> list[Usage]:
@@ -247,7 +247,7 @@ def _day_usages(
     energy = _energies(day, stretches)
     known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
     for stretch in stretches:
-        holding = stretch.held
+        holding = stretch.key
         claim = known.get(holding.claim)
         yield Usage(
             tenant=holding.tenant,
@@ -318,8 +318,8 @@ def _energies(
         return {}
     stretches_by_claim: dict[str, list[_CapacityStretch]] = defaultdict(list)
     for stretch in stretches:
-        if stretch.held.state in HELD:
-            stretches_by_claim[stretch.held.claim].append(stretch)
+        if stretch.key.state in HELD:
+            stretches_by_claim[stretch.key.claim].append(stretch)
     energies = {stretch: 0 for own in stretches_by_claim.values() for stretch in own}
     for share in counted:
         if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in stretches_by_claim:

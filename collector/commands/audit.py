@@ -296,7 +296,7 @@ def forget(person: str, salts: Path) -> None:
     commitments to the name can never be confirmed again.
     """
     try:
-        is_deleted = log_secrets.PersonalSalts(salts).forget(normalize("NFC", person))
+        is_deleted = log_secrets.PersonalSalts(salts).erase(normalize("NFC", person))
     except OSError as error:
         message = f"cannot delete a salt in {salts}: {error.strerror}"
         raise click.ClickException(message) from error

@@ -120,9 +120,9 @@ class CommandContext:
         except clock.ClockFileError as error:
             message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
             raise invoices.ClosingError(message) from error
-        if state is not None and state.hold:
+        if state is not None and state.hold_reason:
             message = (
-                f"the collector's clock is suspect: {state.hold}; fix: correct the clock, or run"
+                f"the collector's clock is suspect: {state.hold_reason}; fix: correct the clock, or run"
                 " `railscope collector accept-clock`"
             )
             raise invoices.ClosingError(message)

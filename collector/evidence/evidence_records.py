@@ -62,7 +62,7 @@ class FileVersion(NamedTuple):
         data: RecordData = {
             "what": what,
             "from_ns": str(one.start_ns),
-            "why": normalize_text(one.why),
+            "why": normalize_text(one.reason),
         }
         if one.end_ns != FOREVER_NS:
             data["to_ns"] = str(one.end_ns)

@@ -118,7 +118,7 @@ class Retirement:
     start_ns: int
     end_ns: int
     gpu: str
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class DayFinalizer:
     state: Path
     """File with the timestamp up to which changes of the database have been processed."""
     wall_ns: Callable[[], int] = time.time_ns
-    hold: Callable[[], str] = lambda: ""
+    hold_reason: Callable[[], str] = lambda: ""
     """The reason for which nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
     """Raises LedgerError if the database is not the one used before."""
@@ -146,13 +146,13 @@ class DayFinalizer:
             if self._written.get(kind) != text:
                 await asyncio.to_thread(stores.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
-        if self.hold():
+        if self.hold_reason():
             return  # facts in memory may still be placed differently
         await self._exchange_contacts(stores)
-        if self.hold():
+        if self.hold_reason():
             return
         await self._store(stores, now_ns, everything=everything)
-        if texts is None or self.hold():
+        if texts is None or self.hold_reason():
             return
         files = await asyncio.to_thread(stores.store.files)
         self.decided(files.decisions)

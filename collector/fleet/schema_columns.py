@@ -119,7 +119,7 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
         if not is_of_jobs(metric, entity):
             continue
         key = metric, part_of_key(entity)
-        is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
+        is_gpu = KINDS[entity.kind].outermost is GPU_ENTITY
         owner = ColumnOwner(member) if is_gpu else ColumnOwner(rail=entity_rails[member])
         if owner != ColumnOwner():
             number = owners.setdefault(owner, len(owners))

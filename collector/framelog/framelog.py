@@ -71,12 +71,12 @@ class FrameLog:
     """Bytes in the current segment."""
     number: int = field(default=0, init=False)
     """The number of the current segment."""
-    _waiting: list[_PendingAppend] = field(default_factory=list)
+    _pending: list[_PendingAppend] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _descriptor: int = -1
     _marker: bytes = b""
-    _stopped: bool = False
+    _is_stopped: bool = False
     _bytes_written: int = 0
     _bytes_deleted: int = 0
 
@@ -120,7 +120,7 @@ class FrameLog:
         the state in a checkpoint contains all records of the segments before it. Raises FrameLogError if
         the record cannot be stored.
         """
-        if self._stopped:
+        if self._is_stopped:
             message = "the collector is stopping"
             raise FrameLogError(message)
         payload = segment_files.encode_record(record)
@@ -130,7 +130,7 @@ class FrameLog:
             )
             raise FrameLogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_PendingAppend(payload, after_write, future))
+        self._pending.append(_PendingAppend(payload, after_write, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         await future
@@ -141,21 +141,21 @@ class FrameLog:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._waiting:
+                while self._pending:
                     await self._store_group()
         finally:
-            self._stopped = True
-            for entry in self._waiting:
+            self._is_stopped = True
+            for entry in self._pending:
                 entry.fail(FrameLogError("the collector is stopping"))
-            self._waiting.clear()
+            self._pending.clear()
 
     async def _store_group(self) -> None:
         group: list[_PendingAppend] = []
         size = 0
-        while self._waiting and size < MAX_GROUP_BYTES:
-            group.append(self._waiting.pop(0))
+        while self._pending and size < MAX_GROUP_BYTES:
+            group.append(self._pending.pop(0))
             size += len(group[-1].data)
-        self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
+        self._waiting_bytes = sum(len(entry.data) for entry in self._pending)
         number = self.number
         problem, cancelled = await self._write_group(group)
         if problem:

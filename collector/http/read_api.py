@@ -140,7 +140,7 @@ class CollectorMetrics:
             (catalog.DENIALS, self.trail.denials),
             (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
             (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
-            (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold()))),
+            (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold_reason()))),
             (catalog.SINK_WRITTEN, self.sink.written_lines),
             (catalog.SINK_DROPPED, self.sink.dropped_lines),
         ]
@@ -235,7 +235,7 @@ class ViewApi:
             cells = chain(
                 *(table.cells for table in tables), views.jobs.cells(), self.metrics.cells(views)
             )
-        text_format = exposition.TextFormat.accepted(request.headers.get("Accept", ""))
+        text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
         text = await asyncio.to_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):

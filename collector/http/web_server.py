@@ -120,11 +120,11 @@ class WebServer:
         connection = self._acceptor.by_transport.get(transport) if transport else None
         if connection is None:
             return await handler(request)
-        connection.answers()
+        connection.begin_response()
         try:
             return await handler(request)
         finally:
-            connection.waits()
+            connection.begin_idle()
 
 
 class _QuietRequestHandler(web.RequestHandler):

@@ -214,7 +214,7 @@ class InventoryWatch:
 
     def _report_retired_gpu(self, one: Retirement, node: str) -> None:
         """Record a trouble, once, for a retired GPU that still reports."""
-        facts = {"retired_ns": str(one.start_ns), "why": one.why}
+        facts = {"retired_ns": str(one.start_ns), "why": one.reason}
         self.core.evidence.problems.report(
             EvidenceProblem("retired_seen", one.gpu, node, one.start_ns, facts)
         )
@@ -334,7 +334,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
                 **names(found.reporting.get(one.gpu), one.gpu),
                 "from_ns": one.start_ns,
                 "to_ns": None if one.end_ns == FOREVER_NS else one.end_ns,
-                "why": one.why,
+                "why": one.reason,
                 "reported_by": found.reporting.get(one.gpu),
             }
             for one in found.retired

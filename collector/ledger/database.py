@@ -233,22 +233,22 @@ class SharedDatabase:
 
     url: str
     tables: sa.MetaData
-    _opened: Database | None = None
+    _database: Database | None = None
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> Database:
         """Return the database, with its tables. Blocking; raises LedgerError."""
         with self._opening:
-            if self._opened is None:
-                self._opened = Database(self.url, self.tables)
-            return self._opened
+            if self._database is None:
+                self._database = Database(self.url, self.tables)
+            return self._database
 
     def close(self) -> None:
         """Close all connections."""
         with self._opening:
-            if self._opened is not None:
-                self._opened.close()
-            self._opened = None
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
 
 FILE = "ledger.sqlite"
@@ -339,9 +339,9 @@ class LedgerProbe:
     open: Callable[[], Database]
     monotonic: Callable[[], float] = time.monotonic
     wait_seconds: float = 5.0
-    _running: asyncio.Task[str] | None = None
+    _task: asyncio.Task[str] | None = None
     _problem: str = ""
-    _ended: float | None = None
+    _ended_at: float | None = None
 
     async def problem(self) -> str:
         """Return the reason why the ledger cannot be written; empty if there is none.
@@ -350,12 +350,12 @@ class LedgerProbe:
         and later callers wait for the same one. The database's own message, which may contain hosts and
         files, is logged and not returned: readiness is served without a credential.
         """
-        if self._ended is not None and self.monotonic() - self._ended < REUSE_SECONDS:
+        if self._ended_at is not None and self.monotonic() - self._ended_at < REUSE_SECONDS:
             return _UNWRITABLE if self._problem else ""
-        if self._running is None:
-            self._running = asyncio.create_task(asyncio.to_thread(self._write))
-            self._running.add_done_callback(self._end_write)
-        done, _ = await asyncio.wait({self._running}, timeout=self.wait_seconds)
+        if self._task is None:
+            self._task = asyncio.create_task(asyncio.to_thread(self._write))
+            self._task.add_done_callback(self._end_write)
+        done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
         if not done:
             return f"no write to the ledger has succeeded for {self.wait_seconds:g} s"
         return _UNWRITABLE if self._problem else ""
@@ -368,11 +368,11 @@ class LedgerProbe:
         return ""
 
     def _end_write(self, task: asyncio.Task[str]) -> None:
-        self._running = None
+        self._task = None
         if not task.cancelled():
             fault = task.exception()
             before = self._problem
             self._problem = f"{type(fault).__name__}: {fault}" if fault else task.result()
-            self._ended = self.monotonic()
+            self._ended_at = self.monotonic()
             if self._problem and not before:
                 log.error("ledger_write_failed", problem=self._problem)

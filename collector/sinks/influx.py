@@ -80,7 +80,7 @@ class InfluxSink:
     timeout_seconds: float = TIMEOUT_SECONDS
     written_lines: int = 0
     dropped_lines: int = 0
-    _waiting: deque[str] = field(default_factory=deque)
+    _lines: deque[str] = field(default_factory=deque)
     _problem: str | None = None
     _token: str = ""
 
@@ -104,14 +104,14 @@ class InfluxSink:
     def _collect(self) -> None:
         views = self.views()
         for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
-            self._waiting.extend(format_lines(view))
-        while len(self._waiting) > self.settings.max_buffered_lines:
-            self._waiting.popleft()
+            self._lines.extend(format_lines(view))
+        while len(self._lines) > self.settings.max_buffered_lines:
+            self._lines.popleft()
             self.dropped_lines += 1
 
     async def _write_all(self, client: Any) -> None:
-        while self._waiting:
-            batch = [self._waiting[i] for i in range(min(LINES_PER_WRITE, len(self._waiting)))]
+        while self._lines:
+            batch = [self._lines[i] for i in range(min(LINES_PER_WRITE, len(self._lines)))]
             refused = problem = ""
             try:
                 problem = await asyncio.to_thread(_write, client, self.settings, batch)
@@ -123,7 +123,7 @@ class InfluxSink:
                 self._problem = problem
                 return
             for _ in batch:
-                self._waiting.popleft()
+                self._lines.popleft()
             if refused:
                 self.dropped_lines += len(batch)
                 log.warning(

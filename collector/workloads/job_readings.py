@@ -281,7 +281,7 @@ class MeasureAverages:
     """All measures, across refreshes."""
 
     over_seconds: float = OVER_SECONDS
-    _of: dict[str, MeasureAverage] = field(
+    _averages: dict[str, MeasureAverage] = field(
         default_factory=lambda: {name: MeasureAverage() for name in STRAGGLER_MEASURES}
     )
     _jobs: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -301,5 +301,5 @@ class MeasureAverages:
         for name, measure in STRAGGLER_MEASURES.items():
             number = gathered.keys.get((measure.metric, measure.part))
             now = gpu_values(read, number, len(job_of_position))
-            averages[name] = self._of[name].follow(now, same, seconds, self.over_seconds)
+            averages[name] = self._averages[name].follow(now, same, seconds, self.over_seconds)
         return averages

@@ -209,7 +209,7 @@ class JobRoster:
     numbers: int = 0
     """Exceeds every number of a job."""
     _jobs: dict[JobKey, _OpenJob] = field(default_factory=dict)
-    _held: dict[str, tuple[int, tuple[JobHolding, ...]]] = field(default_factory=dict)
+    _holdings: dict[str, tuple[int, tuple[JobHolding, ...]]] = field(default_factory=dict)
     _free_positions: list[int] = field(default_factory=lambda: list(range(_FIRST_POSITIONS)))
     _free_numbers: list[int] = field(default_factory=list)
 
@@ -222,7 +222,7 @@ class JobRoster:
 
     def set_holdings(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
         """Set the current holdings of a GPU: each job once."""
-        position, before = self._held.get(gpu, (NO_POSITION, ()))
+        position, before = self._holdings.get(gpu, (NO_POSITION, ()))
         now = tuple(holdings)
         if now == before:
             return
@@ -235,10 +235,10 @@ class JobRoster:
         nodes = before[0].node if before else "", now[0].node if now else ""
         self._move(gpu, position, *nodes)
         self.touched |= {*nodes} - {""}
-        self._held[gpu] = position, now
+        self._holdings[gpu] = position, now
         self.job_of_position[position] = self._jobs[now[0].job].number if alone else NO_JOB
         if not now:
-            del self._held[gpu]
+            del self._holdings[gpu]
             self._free_positions.append(position)
 
     def _enter(self, place: JobGpu) -> None:

@@ -107,7 +107,7 @@ class RunningJobs:
     job_of_position: job_roster.Numbers = field(default_factory=_no_reading)
     numbers: int = 0
     """Exceeds every number of a job."""
-    fresh: frozenset[str] = frozenset()
+    fresh_nodes: frozenset[str] = frozenset()
     """The nodes with fresh frames."""
     means: Mapping[str, job_readings.GpuValues] = field(default_factory=dict)
     """Measures that GPUs are compared by: means over the last minute."""
@@ -153,7 +153,7 @@ class RunningJobs:
         nodes = {place.holding.node for place in places}
         yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
         yield catalog.JOB_NODES, len(nodes)
-        stale = sum(place.holding.node not in self.fresh for place in places)
+        stale = sum(place.holding.node not in self.fresh_nodes for place in places)
         yield catalog.JOB_STALE_GPUS, stale
         yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
         yield catalog.JOB_START, job.start_ns / SECOND_NS

@@ -101,9 +101,9 @@ class EntityKind:
             raise ValueError(message)
 
     @property
-    def whole(self) -> EntityKind:
+    def outermost(self) -> EntityKind:
         """The outermost kind that this one is part of: the GPU of a GPU's clock."""
-        return self.part_of.whole if self.part_of else self
+        return self.part_of.outermost if self.part_of else self
 
 
 @dataclass(frozen=True, slots=True, eq=False)

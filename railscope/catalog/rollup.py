@@ -34,12 +34,12 @@ class Derived:
 
 def part_labels(kind: EntityKind) -> tuple[str, ...]:
     """Return the labels that distinguish the parts of one entity, which roll-ups retain."""
-    return kind.labels[len(kind.whole.labels) :]
+    return kind.labels[len(kind.outermost.labels) :]
 
 
 def scopes_of(kind: EntityKind) -> tuple[str, ...]:
     """Return the scopes of an entity kind's declared roll-ups; jobs have only a few."""
-    return ("cluster", "rail", "tenant") if kind.whole in ON_A_RAIL else ("cluster",)
+    return ("cluster", "rail", "tenant") if kind.outermost in ON_A_RAIL else ("cluster",)
 
 
 def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:

@@ -73,7 +73,7 @@ def test_nics_of_that_server_are_found(westmere: Path) -> None:
     assert gpu_addresses(host) == []
     network = NetworkScanner().scan(host)
     assert network.device_at("0000:43:00.0").facts == {}
-    assert network.device_at("0000:43:00.0").why == "the node has no GPU"
+    assert network.device_at("0000:43:00.0").reason == "the node has no GPU"
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class RacingDriver:
     def names(self) -> Sequence[str]:
         return self.lists[0]
 
-    def ask(self, interface: str) -> None:
+    def execute(self, interface: str) -> None:
         assert interface == INTERFACE
         if self.changes and self.changes.pop(0) and len(self.lists) > 1:
             self.lists.pop(0)
@@ -156,11 +156,11 @@ def test_an_answer_of_nothing_is_asked_for_again() -> None:
 
 def test_interfaces_that_come_and_go_fill_no_memory() -> None:
     class ManyInterfaces(RacingDriver):
-        def ask(self, interface: str) -> None:
+        def execute(self, interface: str) -> None:
             assert interface.startswith("veth")
-            super().ask(INTERFACE)
+            super().execute(INTERFACE)
 
     reader = Ethtool(ManyInterfaces([statistic_names], fixed=True))
     for number in range(1000):
         assert reader.call("statistics", f"veth{number}")["names"] == statistic_names
-    assert len(reader._known) <= 256  # noqa: SLF001 - what is kept is the point
+    assert len(reader._names) <= 256  # noqa: SLF001 - what is kept is the point

@@ -88,7 +88,7 @@ def read_all(host: FakeHost, table: str) -> list[int | Absent]:
     """Return the readings of all calls of a table after the device was probed."""
     about, questions = TABLES[table]
     plan, columns = CallPlan(0, about, questions), ColumnBuilder()
-    plan.learn(host)
+    plan.detect_support(host)
     plan.place(columns)
     row = RowBuilder(len(columns.columns))
     plan.read(host, row)

@@ -105,7 +105,7 @@ def test_the_help_of_a_metric_without_zeros_names_one_that_is_always_present(nam
     total = METRICS[metric.total]
     assert not total.sparse
     assert metric.detail.includes(total.detail)
-    assert {*metric.about.whole.labels} <= {*total.about.labels}
+    assert {*metric.about.outermost.labels} <= {*total.about.labels}
     assert "otherwise" not in metric.help
     appears = (
         "Absent at zero"
@@ -121,7 +121,7 @@ def test_a_metric_without_zeros_has_one_that_is_always_present(agent: Agent) -> 
     for frame in agent.endpoint.fresh_frames():
         for column, (metric, entity) in enumerate(frame.schema.columns):
             if metric.sparse and not isinstance(frame.reading(column), Absent):
-                device = {*zip(entity.kind.whole.labels, entity.key, strict=False)}
+                device = {*zip(entity.kind.outermost.labels, entity.key, strict=False)}
                 assert any(name == metric.total and device <= labels for name, labels in shown), (
                     f"{metric.name} of {entity.key}"
                 )
@@ -176,7 +176,7 @@ def test_statistics_of_sources_are_sums_unless_all_detail_is_requested(agent: Ag
     full = samples(scrape(agent, "detail=full")[1])
     for detail in DETAILS[:2]:
         names = scraped_names(agent, f"detail={detail}&collect[]=agent")
-        of_sources = {name for name in names if METRICS[name].about.whole.labels == ("source",)}
+        of_sources = {name for name in names if METRICS[name].about.outermost.labels == ("source",)}
         assert of_sources == {
             "railscope_source_state",
             "railscope_source_age_seconds",

@@ -90,7 +90,7 @@ class ScriptedConnection:
     def __init__(self, *bodies: bytes) -> None:
         self.bodies = list(bodies)
 
-    def ask(self, kind: int, body: bytes) -> bytes:
+    def request(self, kind: int, body: bytes) -> bytes:
         del kind, body
         return self.bodies[0]
 

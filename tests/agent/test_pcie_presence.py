@@ -166,7 +166,7 @@ def test_every_change_is_reported_once_and_in_order(history) -> None:
     """For any sequence, removals and returns of a device alternate, and the last one is current."""
     presence, now = PciPresence(), NodeTimestamp(0, 0)
     devices = {str(n): Entity(PCIE, (str(n),), {"role": "nic"}) for n in range(6)}
-    presence.learn(list(devices), devices, {})
+    presence.add_devices(list(devices), devices, {})
     expected = dict.fromkeys(devices, True)
     for there in history:
         listed = {str(n) for n in there}
@@ -175,7 +175,7 @@ def test_every_change_is_reported_once_and_in_order(history) -> None:
             expected[address] = not expected[address]
             assert (event.event_class.name == "pcie_device_back") is expected[address]
         assert expected == {address: address in listed for address in devices}
-        known = presence.learn(sorted(listed), {a: devices[a] for a in sorted(listed)}, {})
+        known = presence.add_devices(sorted(listed), {a: devices[a] for a in sorted(listed)}, {})
         assert set(known) == set(devices)
 
 
@@ -183,5 +183,5 @@ def test_the_number_of_followed_devices_is_bounded() -> None:
     presence = PciPresence()
     for start in (0, MAX_DEVICES):
         more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MAX_DEVICES)}
-        known = presence.learn(list(more), more, {})
+        known = presence.add_devices(list(more), more, {})
     assert set(known) == {str(n) for n in range(MAX_DEVICES)}

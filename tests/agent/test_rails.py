@@ -41,7 +41,7 @@ def test_each_gpu_has_a_nic_at_its_switch_and_storage_has_none() -> None:
     found = assign_rails(gpus, [storage, *reversed(nics)])
     assert rails(found, *nics, storage) == [*range(8), None]
     assert found.rails == tuple(range(8))
-    assert found.assigned[address(16)].why == "PIX to GPU 1"
+    assert found.assigned[address(16)].reason == "PIX to GPU 1"
     assert found.why_not[address(200)] == "NODE from the nearest GPU: rails reach up to PXB"
 
 
@@ -64,7 +64,7 @@ def test_two_nics_at_a_switch_with_two_gpus() -> None:
     extra = make_nic(at_switch("d", 250, "1"))
     found = assign_rails(pairs_of_gpus(), [*nics, extra])
     assert rails(found, *nics, extra) == [*range(8), None]
-    assert found.assigned[address(0)].why == "PIX to GPUs 0, 1, in bus order"
+    assert found.assigned[address(0)].reason == "PIX to GPUs 0, 1, in bus order"
     assert "each GPU of this node has 1 NIC" in found.why_not[address(250)]
 
 
@@ -147,7 +147,7 @@ def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
     dpus = [make_nic(PciPlace(f"dpu{n}", (address(50 + n),), str(n)), STORAGE) for n in range(2)]
     found = assign_rails(gpus, [*dpus, *nics])
     assert rails(found, *nics, *dpus) == [0, 1, 2, 3, None, None]
-    assert found.assigned[address(2)].why.startswith("NUMA node 0 and bus order")
+    assert found.assigned[address(2)].reason.startswith("NUMA node 0 and bus order")
     assert "most NICs are of model" in found.why_not[address(50)]
 
 

@@ -311,7 +311,7 @@ def test_only_a_complete_name_is_redacted() -> None:
 
 def test_a_serial_number_of_nothing_hides_nothing() -> None:
     redactor = Redactor()
-    redactor.learn("0")
+    redactor.add_secret("0")
     assert redactor.text("100 200") == "100 200"
 
 

@@ -125,7 +125,7 @@ def test_names_assign_rails_to_nics_and_their_gpus() -> None:
         found = {"mlx5_0": None, "mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}
         assert nic_rails(network) == found
         assert list(network.gpu_rails.values()) == [3, 2, 1, 0]
-    assert named(network, "mlx5_3").why == "topology.rails contains 0000:23:00.0"
+    assert named(network, "mlx5_3").reason == "topology.rails contains 0000:23:00.0"
 
 
 def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
@@ -137,7 +137,7 @@ def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
         "mlx5_4": 2,
         "mlx5_5": 3,
     }
-    assert named(network, "mlx5_2").why == "topology.rail_pattern matches rail0"
+    assert named(network, "mlx5_2").reason == "topology.rail_pattern matches rail0"
 
 
 def test_a_name_can_assign_a_rail_to_a_distant_nic() -> None:

@@ -49,7 +49,7 @@ def named(cases: list[tuple[str, Fault]]) -> list[str]:
 @pytest.mark.parametrize(("reason", "fault"), FAULTS, ids=named(FAULTS))
 def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(reason: str, fault: Fault) -> None:
     verdict = judge(with_faults([fault]))
-    assert verdict.answers[reason] is True
+    assert verdict.results[reason] is True
     assert reason in verdict.reasons
     state = BY_REASON[reason].state
     assert BADNESS.index(verdict.state) >= BADNESS.index(state)
@@ -58,7 +58,7 @@ def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(reason: str, fau
 
 @pytest.mark.parametrize(("reason", "fault"), QUIET, ids=named(QUIET))
 def test_a_harmless_reading_is_no_fault(reason: str, fault: Fault) -> None:
-    assert judge(with_faults([fault])).answers[reason] is not True
+    assert judge(with_faults([fault])).results[reason] is not True
 
 
 def test_every_rule_has_a_case_that_speaks() -> None:
@@ -69,7 +69,7 @@ def test_every_rule_has_a_case_that_speaks() -> None:
 def test_a_gpu_without_a_fault_is_healthy_and_nothing_is_to_be_done() -> None:
     verdict = judge(healthy())
     assert (verdict.state, verdict.reasons, verdict.missing) == (HEALTHY, (), {})
-    assert set(verdict.answers.values()) == {False}
+    assert set(verdict.results.values()) == {False}
     assert verdict.action == 0
 
 
@@ -97,7 +97,7 @@ def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
 def test_one_source_alone_does_not_mark_a_gpu_as_lost() -> None:
     for metrics in (PULSE[:3], PULSE[3:]):
         verdict = judge(with_faults([all_gone(*metrics)]))
-        assert verdict.answers["gpu_lost"] is Absent.GONE
+        assert verdict.results["gpu_lost"] is Absent.GONE
         assert verdict.state == UNKNOWN
 
 
@@ -114,12 +114,12 @@ def test_a_gpu_is_not_called_lost_before_the_bus_has_been_looked_at(
 ) -> None:
     unlisted = {"gpu": Absent.GONE, "gpu_health": Absent.GONE}
     verdict = judge(with_faults([Fault(absent_sources=unlisted, device_state=state)]))
-    assert (verdict.state, verdict.answers["gpu_lost"]) == (UNKNOWN, answer)
+    assert (verdict.state, verdict.results["gpu_lost"]) == (UNKNOWN, answer)
 
 
 def test_a_counter_that_was_read_once_is_left_open_and_holds_nothing_up() -> None:
     verdict = judge(replace(healthy(), changes={}))
-    open_ = {reason for reason, answer in verdict.answers.items() if answer is Absent.NOT_DUE}
+    open_ = {reason for reason, answer in verdict.results.items() if answer is Absent.NOT_DUE}
     assert open_ == {
         "nvlink_recovering", "nvlink_crc", "nvlink_crc_rate", "pcie_replays", "pcie_errors",
         "thermal_hardware", "thermal_software", "power_brake",
@@ -134,7 +134,7 @@ def test_rates_and_shares_wait_for_a_minute() -> None:
         throttled("software_thermal", burst),
         *(change(n.NVLINK_ERRORS, burst, str(link), "crc") for link in range(LINKS)),
     ]
-    answers = judge(with_faults(faults)).answers
+    answers = judge(with_faults(faults)).results
     for reason in ("pcie_replays", "thermal_software", "nvlink_crc_rate"):
         assert answers[reason] is Absent.NOT_DUE
 
@@ -149,18 +149,18 @@ def test_older_drivers_count_heat_under_one_name() -> None:
 @pytest.mark.parametrize("fabric", [0, Absent.UNSUPPORTED])
 def test_a_gpu_without_a_bridge_is_no_fault_and_not_undecided(fabric: int | Absent) -> None:
     verdict = judge(with_faults([links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, fabric)]))
-    assert verdict.answers["nvlink_down"] is False
+    assert verdict.results["nvlink_down"] is False
 
 
 def test_retired_pages_of_an_unreadable_cause_leave_the_number_undecided() -> None:
     verdict = judge(with_faults([reading(h.GPU_RETIRED_PAGES, Absent.ERROR, "uncorrectable")]))
-    assert verdict.answers["retired_pages_exhausted"] is Absent.ERROR
+    assert verdict.results["retired_pages_exhausted"] is Absent.ERROR
 
 
 def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
     assert (
-        judge(GpuHealthFacts(absent_sources=starting)).answers["driver_unresponsive"]
+        judge(GpuHealthFacts(absent_sources=starting)).results["driver_unresponsive"]
         is Absent.NOT_DUE
     )
 
@@ -173,20 +173,20 @@ def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None
 
 def test_an_unreadable_link_leaves_the_link_rule_undecided() -> None:
     verdict = judge(with_faults([links(Absent.ERROR)]))
-    assert verdict.answers["nvlink_down"] is Absent.ERROR
+    assert verdict.results["nvlink_down"] is Absent.ERROR
     verdict = judge(with_faults([links(*[0] * (LINKS - 1), Absent.ERROR)]))
-    assert verdict.answers["nvlink_down"] is True
+    assert verdict.results["nvlink_down"] is True
 
 
 def test_readings_that_need_root_do_not_prevent_a_healthy_verdict() -> None:
     verdict = judge(with_faults([reading(h.GPU_SRAM_THRESHOLD, Absent.DENIED)]))
-    assert verdict.answers["sram_threshold"] is Absent.DENIED
+    assert verdict.results["sram_threshold"] is Absent.DENIED
     assert verdict.state == HEALTHY
 
 
 def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
     verdict = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED})]))
-    assert verdict.answers["xid_fatal"] is Absent.DENIED
+    assert verdict.results["xid_fatal"] is Absent.DENIED
     with_xid = judge(
         with_faults([Fault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))])
     )

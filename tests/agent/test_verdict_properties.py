@@ -33,7 +33,7 @@ def required_metrics(rule: HealthRule) -> set[Metric]:
         metric
         for metric in rule.metrics
         if places_of(metric)
-        and rule.answer(with_faults([fault_without(metric, Absent.ERROR)])) is not False
+        and rule.evaluate(with_faults([fault_without(metric, Absent.ERROR)])) is not False
     }
 
 

@@ -58,8 +58,10 @@ class FakeLog:
 
     async def newest(self) -> CheckpointOffer:
         if not self.records:
-            return CheckpointOffer("", show=True)
-        return CheckpointOffer(Checkpoint(KEY.name, tree_of(self.records)).sign(KEY), show=False)
+            return CheckpointOffer("", must_submit=True)
+        return CheckpointOffer(
+            Checkpoint(KEY.name, tree_of(self.records)).sign(KEY), must_submit=False
+        )
 
     async def key(self) -> str:
         return str(KEY.public)
@@ -74,7 +76,7 @@ class FakeLog:
             return leaf_hash(self.records[index])
         return node_hash(self._node(level - 1, 2 * index), self._node(level - 1, 2 * index + 1))
 
-    async def show(self, note: str, key: str) -> None:
+    async def submit(self, note: str, key: str) -> None:
         self.shown.append(note)
         if not note:
             return

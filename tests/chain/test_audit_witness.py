@@ -255,7 +255,7 @@ async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
         note, key = honest.store.read_checkpoint(), str(witness_key(honest.store.witness("n1")))
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
-            await other.show(note, key)
+            await other.submit(note, key)
         assert list(one.collector.audit.witness_api.witnesses.nodes) == ["n1"]
         for client in (honest.client, other):
             await client.close()
@@ -270,7 +270,7 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
         keys = [SecretKey.generate("n1") for _ in clients]
         shown = await asyncio.gather(
             *(
-                client.show(add_cosignature(note, key, 1), str(witness_key(key)))
+                client.submit(add_cosignature(note, key, 1), str(witness_key(key)))
                 for client, key in zip(clients, keys, strict=True)
             ),
             return_exceptions=True,

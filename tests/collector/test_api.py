@@ -288,7 +288,7 @@ async def test_there_are_no_tenant_metrics_while_the_claims_are_unknown(tmp_path
         (tmp_path / "away").mkdir()
         collector = one.collector
         refresher = ViewRefresher(
-            collector.core, collector.live, 30.0, 1.0, known=lambda: not collector.files.unknown
+            collector.core, collector.live, 30.0, 1.0, is_known=lambda: not collector.files.unknown
         )
         api = api_of(one, lambda: refresher.views)
         status, text = await fetch(api, "/api/v1/account")

@@ -47,7 +47,7 @@ async def sign_all(one: Running) -> None:
     """Sign what has come, now and not at the next minute. After that nothing writes the log."""
     log, observed = one.collector.trail.log, one.collector.audit.observed
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while observed.waiting:  # noqa: ASYNC110 - no event for tests
+        while observed.waiting_items:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
         await log.sign()
 
@@ -118,7 +118,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
     for _ in range(2):
         async with running(settings_in(tmp_path)) as one:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while one.collector.audit.observed.waiting:  # noqa: ASYNC110 - no event for tests
+                while one.collector.audit.observed.waiting_items:  # noqa: ASYNC110 - no event for tests
                     await asyncio.sleep(0.01)
             upgrades = [record for record in records(one) if record.type == "admin.upgrade"]
     assert [record.data["before"] for record in upgrades] == ["0.0.1"]

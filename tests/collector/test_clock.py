@@ -131,7 +131,7 @@ def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> MachineClocks:
 def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path, nodes: int):
     machine = rebooted(tmp_path, off_ns=300 * SECOND_NS, error_ns=30 * DAY_NS)
     one = machine.started()
-    assert one.hold, "nothing is finalized before a node agrees"
+    assert one.hold_reason, "nothing is finalized before a node agrees"
     assert not one.problem
     began_ns = one.doubted_since_ns
     assert began_ns == machine.right_ns + machine.error_ns
@@ -146,7 +146,7 @@ def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path
     assert one.is_replaced
     machine.offsets = []
     again = machine.started()
-    assert not again.hold
+    assert not again.hold_reason
     found = clock.read_state(tmp_path)
     assert found is not None
     assert found.corrections == [Correction(began_ns, -30 * DAY_NS)]
@@ -158,19 +158,19 @@ def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path
 def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Path, offsets):
     machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
     one = machine.started()
-    assert one.hold
+    assert one.hold_reason
     machine.offsets = offsets
     machine.boot_ns += 2 * SECOND_NS
-    assert not one.hold
+    assert not one.hold_reason
     assert not one.doubted_since_ns
     machine.offsets = [-3600 * SECOND_NS]
     machine.boot_ns += 2 * SECOND_NS
-    assert not one.hold, "a confirmed clock is not contradicted by one node"
+    assert not one.hold_reason, "a confirmed clock is not contradicted by one node"
 
 
 def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
     one = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
-    assert not one.hold
+    assert not one.hold_reason
 
 
 def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
@@ -248,7 +248,7 @@ def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Pat
     machine = MachineClocks(tmp_path)
     (tmp_path / clock.FILE).write_bytes(b"")
     one = machine.started(lost="it is empty")
-    assert "it is empty" in one.hold
+    assert "it is empty" in one.hold_reason
     machine.boot_ns += clock.STORE_EVERY_NS
     assert one.now_ns() == machine.right_ns
     assert (tmp_path / clock.FILE).read_bytes() == b""

@@ -55,7 +55,9 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
         (tmp_path / "state" / clock.ACCEPTED_FILE).touch()
         await asyncio.wait_for(reloaded.wait(), PATIENCE_SECONDS)
         assert not one.collector.clock.problem
-        assert "dated again" in one.collector.clock.hold, "nothing is stored before that is done"
+        assert "dated again" in one.collector.clock.hold_reason, (
+            "nothing is stored before that is done"
+        )
 
     first, second = records(tmp_path)
     assert (first.doubted_since_ns, second.doubted_since_ns > 0) == (0, True)
@@ -66,7 +68,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
     assert abs(decided.delta_ns - HOUR_NS) < clock.MAX_STEP_NS
 
     async with running(settings, ready) as one:
-        assert not one.collector.clock.hold
+        assert not one.collector.clock.hold_reason
         receipts = one.collector.core.evidence.receipts
         received = {
             node: {c.received_ns for c in found.gpus.values()} for node, found in receipts.items()

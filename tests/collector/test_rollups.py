@@ -22,7 +22,7 @@ def entities(kind: EntityKind) -> list[Entity]:
     """One of a kind on each rail."""
     return (
         [
-            Entity(kind, (f"{rail}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
+            Entity(kind, (f"{rail}",) * len(kind.outermost.labels) + ("x",) * _parts(kind))
             for rail in range(LANES)
         ]
         if kind.labels
@@ -31,7 +31,7 @@ def entities(kind: EntityKind) -> list[Entity]:
 
 
 def _parts(kind: EntityKind) -> int:
-    return len(kind.labels) - len(kind.whole.labels)
+    return len(kind.labels) - len(kind.outermost.labels)
 
 
 def schema() -> Schema:
@@ -67,6 +67,6 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
 
 
 def test_only_what_is_on_a_rail_rolls_up_over_rails() -> None:
-    over_rails = {d.source.about.whole for d in rollups().values() if d.scope == "rail"}
+    over_rails = {d.source.about.outermost for d in rollups().values() if d.scope == "rail"}
     assert over_rails <= set(ON_A_RAIL)
     assert KINDS["interface"] not in over_rails

@@ -48,7 +48,7 @@ async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list
 
 
 async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
-    while observed.waiting or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
+    while observed.waiting_items or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
         await asyncio.sleep(0.001)
     return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 

@@ -112,8 +112,8 @@ def test_rollups_keep_the_labels_of_parts() -> None:
 
 
 def test_every_rollup_has_a_name_of_its_own() -> None:
-    on_a_rail = [len(m.rollups) for m in DECLARED if m.about.whole in ON_A_RAIL]
-    elsewhere = [len(m.rollups) for m in DECLARED if m.about.whole not in ON_A_RAIL]
+    on_a_rail = [len(m.rollups) for m in DECLARED if m.about.outermost in ON_A_RAIL]
+    elsewhere = [len(m.rollups) for m in DECLARED if m.about.outermost not in ON_A_RAIL]
     of_jobs = [len(chosen) for chosen in BY_JOB.values()]
     others = SCOPES.keys() - {"job"}
     assert len(rollups()) == len(others) * sum(on_a_rail) + sum(elsewhere) + sum(of_jobs)
@@ -126,11 +126,11 @@ def test_rollups_are_chosen_and_few() -> None:
 
 def test_what_rolls_up_over_jobs_is_of_gpus_and_ports_and_means_something() -> None:
     for source, chosen in BY_JOB.items():
-        assert source.about.whole in ON_A_RAIL
+        assert source.about.outermost in ON_A_RAIL
         if source.kind is MetricKind.GAUGE and source.unit in NEVER_SUMMED:
             assert Rollup.SUM not in chosen, source.name
     for measure in STRAGGLER_MEASURES.values():
-        assert measure.metric.about.whole in ON_A_RAIL
+        assert measure.metric.about.outermost in ON_A_RAIL
         assert len(measure.part) == len(part_labels(measure.metric.about))
 
 

@@ -35,11 +35,11 @@ class Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if data == b"work\n":
-            self._connection.answers()
+            self._connection.begin_response()
         elif data.endswith(b"\n"):
-            self._connection.answers()
+            self._connection.begin_response()
             self._transport.write(data)
-            self._connection.waits()
+            self._connection.begin_idle()
 
 
 @asynccontextmanager

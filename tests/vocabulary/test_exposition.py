@@ -319,4 +319,4 @@ def test_every_metric_and_rollup_has_a_header_that_parses(text_format: TextForma
     ],
 )
 def test_openmetrics_is_given_where_it_is_asked_for(accept: str, expected: TextFormat) -> None:
-    assert TextFormat.accepted(accept) is expected
+    assert TextFormat.negotiate(accept) is expected

@@ -213,7 +213,7 @@ class NetlinkConnection:
         self._socket: socket.socket | None = None
         self._sequence = 0
 
-    def ask(self, kind: int, body: bytes) -> bytes:
+    def request(self, kind: int, body: bytes) -> bytes:
         """Send a request and return its single answer. Raises OSError."""
         answer = self._exchange(NetlinkMessage(kind, NLM_F_REQUEST, self._next(), body))
         if len(answer.bodies) != 1:
@@ -255,7 +255,7 @@ class NetlinkConnection:
             self._socket = self._socket or self._open()
             self._socket.send(encode(request))
             while not answer.complete:
-                answer.take(_receive(self._socket))
+                answer.add(_receive(self._socket))
         except OSError:
             self.close()  # messages still pending on this socket belong to no request
             raise
@@ -297,7 +297,7 @@ class _NetlinkAnswer:
         self.complete = False
         self.refused: OSError | None = None
 
-    def take(self, datagram: bytes) -> None:
+    def add(self, datagram: bytes) -> None:
         """Add one datagram. Raises OSError for malformed data and for an answer over the size limit."""
         self._received_bytes += len(datagram)
         if self._received_bytes > _LARGEST_ANSWER:

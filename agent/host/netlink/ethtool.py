@@ -126,13 +126,13 @@ class EthtoolFamily:
 
     def pause(self, interface: str) -> Json:
         """Settings of pause frames (802.3x, not per priority) and their counts."""
-        answer = self._ask(_PAUSE_GET, interface, statistics=True)
+        answer = self._request(_PAUSE_GET, interface, statistics=True)
         counted = _nested_attributes(answer, _PAUSE_STATISTICS)
         return _flags(answer, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
 
     def fec(self, interface: str) -> Json:
         """Forward error correction. Statistics are lists: the total, then each lane if counted."""
-        answer = self._ask(_FEC_GET, interface, statistics=True)
+        answer = self._request(_FEC_GET, interface, statistics=True)
         counted = _nested_attributes(answer, _FEC_STATISTICS)
         return _flags(answer, _FEC_FLAGS) | {
             "modes": [name for name, is_set in _bits(answer.get(_FEC_MODES, b"")) if is_set],
@@ -164,7 +164,7 @@ class EthtoolFamily:
 
     def rings(self, interface: str) -> Json:
         """Current and maximum number of descriptors of the rings."""
-        return _numbers(self._ask(_RINGS_GET, interface), _RINGS)
+        return _numbers(self._request(_RINGS_GET, interface), _RINGS)
 
     def link_modes(self, interface: str) -> Json:
         """Speed, duplex and lanes, and the link modes of both ends.
@@ -172,7 +172,7 @@ class EthtoolFamily:
         Modes are limited to media modes (400000baseCR4/Full); the other bits that the kernel lists
         beside them (ports, pause, FEC, autonegotiation) are returned by other functions.
         """
-        attributes = self._ask(_LINK_MODES_GET, interface)
+        attributes = self._request(_LINK_MODES_GET, interface)
         ours, peer = _modes(attributes, _MODES_OURS), _modes(attributes, _MODES_PEER)
         answer: dict[str, Json] = {
             "supported": [name for name, _ in ours],
@@ -191,7 +191,7 @@ class EthtoolFamily:
 
     def link_state(self, interface: str) -> Json:
         """Link state, and the reason for a down link if the driver reports it."""
-        attributes = self._ask(_LINK_STATE_GET, interface, statistics=True)
+        attributes = self._request(_LINK_STATE_GET, interface, statistics=True)
         answer: dict[str, Json] = _flags(attributes, _STATE_FLAGS) | _numbers(
             attributes, _STATE_COUNTERS
         )
@@ -207,7 +207,7 @@ class EthtoolFamily:
 
     def module_half(self, interface: str, half: HalfPage) -> bytes:
         """Half a page of the EEPROM of the module that is plugged into an interface."""
-        answer = self._ask(
+        answer = self._request(
             _MODULE_EEPROM_GET,
             interface,
             netlink.attribute(_OFFSET, struct.pack("=I", half.offset)),
@@ -218,7 +218,7 @@ class EthtoolFamily:
         )
         return answer.get(_DATA, b"")
 
-    def _ask(
+    def _request(
         self, command: int, interface: str, *more: bytes, statistics: bool = False
     ) -> AttributeValues:
         flags = _FLAG_STATISTICS if statistics else 0
@@ -256,7 +256,7 @@ def _family(connection: netlink.NetlinkConnection) -> int:
 def _generic(
     connection: netlink.NetlinkConnection, family: int, command: int, *request_attributes: bytes
 ) -> bytes:
-    body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(request_attributes))
+    body = connection.request(family, _GENERIC.pack(command, 1) + b"".join(request_attributes))
     netlink.unpack(_GENERIC, body)
     return body[_GENERIC.size :]
 

@@ -141,7 +141,7 @@ def read_dcb(connection: netlink.NetlinkConnection, interface: str) -> dict[str,
     `requests` are PFC frames sent, `indications` PFC frames received.
     """
     question = _MESSAGE.pack(0, _IEEE_GET) + netlink.interface_attribute(_INTERFACE_NAME, interface)
-    body = connection.ask(_RTM_GETDCB, question)
+    body = connection.request(_RTM_GETDCB, question)
     netlink.unpack(_MESSAGE, body)
     values = dict(netlink.attributes(body[_MESSAGE.size :]))
     ieee = dict(netlink.attributes(values.get(_IEEE, b"")))
@@ -264,7 +264,7 @@ def _port_statistics(
 ) -> dict[int, bytes]:
     device = netlink.attribute(_DEVICE_INDEX, struct.pack("=I", index))
     question = device + netlink.attribute(_PORT, struct.pack("=I", port))
-    return dict(netlink.attributes(connection.ask(_STATISTICS_GET, question)))
+    return dict(netlink.attributes(connection.request(_STATISTICS_GET, question)))
 
 
 def _counters(values: dict[int, bytes]) -> dict[str, int]:

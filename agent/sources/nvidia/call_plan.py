@@ -178,7 +178,7 @@ class _PlannedCall:
     """A call, its first column, and the functions that may still be supported, the newest first."""
 
     call: NvmlCall
-    left: list[str]
+    remaining: list[str]
     arguments: tuple[Device, ...]
     columns: tuple[Column, ...]
     column: int = 0
@@ -206,7 +206,7 @@ class _BatchEntry:
     """An entry of the batch and its column; `left` are the entries still to be tried."""
 
     field: BatchField
-    left: list[Device]
+    remaining: list[Device]
     columns: tuple[Column, ...]
     column: int = 0
 
@@ -215,9 +215,9 @@ class CallPlan:
     """The calls and the batch of fields for one device: a GPU's index or a MIG device's UUID."""
 
     def __init__(self, device: Device, about: Entity, table: CallTable) -> None:
-        self.learnt = False
+        self.is_complete = False
         """True once the device has answered, so that its unsupported calls are known."""
-        self.outgrown = False
+        self.is_outdated = False
         """True if parts that still have columns were found to be missing."""
         self._device = device
         self._about = about
@@ -232,7 +232,7 @@ class CallPlan:
         self._unsupported: list[int] = []
         self._first = self._width = 0
 
-    def learn(self, host: Host) -> None:
+    def detect_support(self, host: Host) -> None:
         """Make every call once, to detect what the device supports."""
         scratch = source.ColumnBuilder()
         self.place(scratch)
@@ -248,7 +248,7 @@ class CallPlan:
         self._missing = [(target, column) for target, column in self._missing if not target.of_part]
         self._unsupported = [columns.add(*column) for _, column in self._missing]
         self._width = len(columns.columns) - self._first
-        self.outgrown = False
+        self.is_outdated = False
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
@@ -258,27 +258,27 @@ class CallPlan:
                 self._read_call(host, into, planned)
         except NvmlError as error:
             into.put_none(self._first, self._width, source.nvml_reason(error.code))
-            self.learnt = False
+            self.is_complete = False
         else:
-            self.learnt = True
-        if not all(planned.left for planned in self._calls):
-            self._calls = [planned for planned in self._calls if planned.left]
+            self.is_complete = True
+        if not all(planned.remaining for planned in self._calls):
+            self._calls = [planned for planned in self._calls if planned.remaining]
         for column in self._unsupported:
             into.reasons[column] = Absent.UNSUPPORTED.value
 
     def _miss(self, targets: Sequence[CallTarget], part: _PlannedCall | _BatchEntry) -> None:
         self._missing += zip(targets, part.columns, strict=True)
         self._unsupported += range(part.column, part.column + len(targets))
-        self.outgrown |= any(target.of_part for target in targets)
+        self.is_outdated |= any(target.of_part for target in targets)
 
     # Calls -------------------------------------------------------------------------------------
 
     def _read_call(self, host: Host, into: source.RowBuilder, planned: _PlannedCall) -> None:
         """Fill a call's columns; functions that the driver lacks are tried only this once."""
         targets, column = planned.call.targets, planned.column
-        while planned.left:
+        while planned.remaining:
             try:
-                result = host.call("nvml", planned.left[0], *planned.arguments)
+                result = host.call("nvml", planned.remaining[0], *planned.arguments)
             except NvmlError as error:
                 if error.code in _GONE_CODES:
                     raise
@@ -290,7 +290,7 @@ class CallPlan:
             else:
                 into.put_readings(column, planned.readings(result))
                 return
-            del planned.left[0]
+            del planned.remaining[0]
         self._miss(targets, planned)
 
     # The batch ---------------------------------------------------------------------------------
@@ -329,8 +329,8 @@ class CallPlan:
         supported = []
         for slot, code in zip(self._slots, codes, strict=True):
             if code in _NO_ENTRY_CODES:
-                del slot.left[0]
-            if slot.left:
+                del slot.remaining[0]
+            if slot.remaining:
                 supported.append(slot)
             elif slot.field.otherwise:
                 planned = _PlannedCall.create(slot.field.otherwise, self._device, self._about)
@@ -343,7 +343,7 @@ class CallPlan:
 
     def _request_entries(self, slots: list[_BatchEntry]) -> None:
         self._slots = slots
-        self._entries = tuple(slot.left[0] for slot in slots)
+        self._entries = tuple(slot.remaining[0] for slot in slots)
         self._picks = tuple(slot.field.target.pick for slot in slots)
 
     def _fill(self, into: source.RowBuilder, values: Json, codes: Json) -> None:
@@ -385,10 +385,10 @@ class CallPlans:
         for device, about, table in tables:
             key = (device, about.key, table.recent)
             plan = old = before.get(key)
-            if plan is None or changed or not plan.learnt:
+            if plan is None or changed or not plan.is_complete:
                 plan = CallPlan(device, about, table)
-                plan.learn(host)
-                if old and not plan.learnt:
+                plan.detect_support(host)
+                if old and not plan.is_complete:
                     plan = old
             plan.place(columns)
             plans[key] = plan
@@ -398,7 +398,7 @@ class CallPlans:
         """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""
         for plan in self._plans.values():
             plan.read(host, into)
-        into.grown |= self.is_outdated or any(plan.outgrown for plan in self._plans.values())
+        into.grown |= self.is_outdated or any(plan.is_outdated for plan in self._plans.values())
 
     @property
     def is_outdated(self) -> bool:

@@ -34,6 +34,6 @@ async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> No
         for tenant in (f"t{k % 3}" for k in range(n)):
             expected[tenant] += Fraction(GPU_CAPACITY * span, n)
     assert {tenant: sum(states.values()) for tenant, states in found.tenants().items()} == expected
-    held = account.held()
+    held = account.held_units()
     assert sum(held.values()) == GPU_CAPACITY
     assert account.holders(GPU) == {"t0", "t1", "t2"}

@@ -228,7 +228,7 @@ def test_one_torn_frame_behind_the_journal_is_no_damage(
     assert outcome(directory) == (VerifyOutcome.CONSISTENT, "")
     log = audit_log(directory)
     log.open()
-    assert (log.lost, log.damage) == (0, [])
+    assert (log.lost_records, log.damage) == (0, [])
     log.close()
 
 

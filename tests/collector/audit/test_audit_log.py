@@ -140,7 +140,7 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
             shutil.copy(tmp_path / "first" / name, tmp_path / "copy" / name)
         again = audit_log(tmp_path / "copy", boot="b1")
         again.open()
-        assert again.lost == 0
+        assert again.lost_records == 0
         assert again.size == max(records for end, records in ends if end <= length)
         again.close()
 
@@ -169,7 +169,7 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     again.log.close()
     later = audit_log(tmp_path / "copy", boot="b2")
     later.open()
-    assert (later.lost, later.size) == (0, 6)
+    assert (later.lost_records, later.size) == (0, 6)
     later.close()
     findings = verify_log(tmp_path / "copy", KEY.public).findings
     assert "record 4: 2 earlier records were lost unsigned" in findings

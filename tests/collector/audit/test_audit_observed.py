@@ -259,7 +259,7 @@ async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> Non
     async with observing(tmp_path, again=reported, max_waiting=100) as observed:
         for seen in reported:
             observed.queue_event(seen)
-        assert (observed.waiting, observed.overflowed) == (100, 2900)
+        assert (observed.waiting_items, observed.overflowed) == (100, 2900)
         assert observed.snapshot() is None
         found = await wait_for_records(observed)
     assert [record.src.n for record in found] == list(range(3000))
@@ -272,7 +272,7 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
         for seen in reported:
             observed.queue_event(seen)
         turns = 0
-        while observed.waiting:
+        while observed.waiting_items:
             await asyncio.sleep(0)
             turns += 1
         assert len(await wait_for_records(observed)) == 10_000

@@ -172,7 +172,7 @@ def test_t9_erasing_salts_changes_nothing_but_the_confirmable_names(
         before = verify_log(Path(directory) / "log", KEY.public)
         known = {name: salts.find_commitment(name) for name in names}
         for name in erased:
-            assert salts.forget(name)
+            assert salts.erase(name)
         assert verify_log(Path(directory) / "log", KEY.public) == before
         assert {name: salts.find_commitment(name) for name in names} == {
             name: None if name in erased else known[name] for name in names

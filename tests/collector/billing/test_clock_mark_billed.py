@@ -63,7 +63,7 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     number = revision_of(ledger, "GPU-0", FIRST_DAY + 1).number
     books = reported(books, doubted(DOUBT))
     assert revision_of(ledger, "GPU-0", FIRST_DAY + 1).number == number + 1
-    assert [charge for _, some in books.pending().corrections for charge in some] == []
+    assert [charge for _, some in books.find_pending().corrections for charge in some] == []
     assert exact(books.store.invoices()) == before
     assert "Clock suspect" not in dict(read_statement(books, "red", ONE).facts), (
         "it rests on the first"

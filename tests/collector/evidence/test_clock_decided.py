@@ -77,7 +77,7 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     accept(site.core, wrong[:first])
     await site.round(9 * HOUR, everything=True)
     accept(site.core, wrong[first:end])
-    site.finalizer.hold = lambda: "suspect"
+    site.finalizer.hold_reason = lambda: "suspect"
     stored = site.finalizer.counts.intervals
     await site.round(40 * DAY_SECONDS, everything=True)
     assert site.finalizer.counts.intervals == stored, "nothing is kept for good while it is suspect"

@@ -59,7 +59,7 @@ def spelled(instant_ns: int) -> str:
 
 def as_text(*retired: Retirement) -> str:
     rows = [
-        f"{one.gpu},{spelled(one.start_ns)},{spelled(one.end_ns)},{one.why}\n" for one in retired
+        f"{one.gpu},{spelled(one.start_ns)},{spelled(one.end_ns)},{one.reason}\n" for one in retired
     ]
     return HEAD + "".join(rows)
 
@@ -189,7 +189,7 @@ async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(
         served = min(now, 50) + min(now, 90) + max(now - 120, 0)
         assert account.capacity == served * 10**9 * GPU_CAPACITY
         assert account.balances
-    assert one.live.held() == {}
+    assert one.live.held_units() == {}
 
 
 seconds = st.integers(0, 900)

@@ -211,7 +211,7 @@ def view_of(streams, held) -> RunningJobs:
 
 def job_of(held, node: str, entity: Entity) -> JobKey | None:
     """The one job that has the GPU, or all GPUs of the rail that anybody has."""
-    if entity.kind.whole is GPU:
+    if entity.kind.outermost is GPU:
         jobs = held[node, entity.key[0]]
         return jobs[0] if len(jobs) == 1 else None
     rail = entity.facts["rail"]
