@@ -62,7 +62,7 @@ def _check_open(
     books: period_closing.BillingBooks, connection: Connection, book: price_book.PriceBook
 ) -> None:
     closed_ns = max(
-        (one.period.end_ns for one in books.store.closings(connection)), default=-FOREVER_NS
+        (closing.period.end_ns for closing in books.store.closings(connection)), default=-FOREVER_NS
     )
     if book.published_ns < closed_ns:
         message = (
@@ -176,7 +176,7 @@ def set_opening(
         message = f"invalid opening date: {opening}: expected the start of a UTC day"
         raise invoices.ClosingError(message)
     with books.store.write_transaction() as connection:
-        starts = (one.period.start_ns for one in books.store.closings(connection))
+        starts = (closing.period.start_ns for closing in books.store.closings(connection))
         first_ns = min(starts, default=opening_ns)
         if opening_ns > first_ns:
             message = (

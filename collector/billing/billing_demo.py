@@ -248,5 +248,5 @@ def meter_days(
 ) -> None:
     """Meter the given days and write them to the ledger."""
     computed = day_metering.MeteringComputation(ENGINE, now_ns)
-    gpus = [one.meter() for one in known.known.values()]
+    gpus = [assembled.meter() for assembled in known.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

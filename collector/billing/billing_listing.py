@@ -41,9 +41,11 @@ def read_listing(books: period_closing.BillingBooks) -> BillingListing:
     closings = books.store.closings()
     invoices = books.store.invoices()
     billed_on = {
-        line.charge.charge_id: one.invoice_id
-        for one in books.store.valid_invoices(min((c.period.start_ns for c in closings), default=0))
-        for line in one.lines
+        line.charge.charge_id: invoice.invoice_id
+        for invoice in books.store.valid_invoices(
+            min((c.period.start_ns for c in closings), default=0)
+        )
+        for line in invoice.lines
         if line.charge.unit is None
     }
     return BillingListing(
@@ -69,11 +71,11 @@ def _find_undecided(
             latest[period, closing.tenant] = closing.number
     replaced = {key for key in latest if key[1]}
     for (period, tenant), number in sorted(latest.items()):
-        for one in books.store.reviews(number):
-            within = period.start_ns <= one.start_ns < period.end_ns
-            newer = not tenant and (period, one.tenant) in replaced
-            if within and not newer and tenant in ("", one.tenant):
-                yield period, one
+        for review in books.store.reviews(number):
+            within = period.start_ns <= review.start_ns < period.end_ns
+            newer = not tenant and (period, review.tenant) in replaced
+            if within and not newer and tenant in ("", review.tenant):
+                yield period, review
 
 
 # Formats -----------------------------------------------------------------------------------------
@@ -196,16 +198,16 @@ def _corrections(pending: period_closing.PendingItems) -> Iterator[tuple[Period,
         yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
 
 
-def _undecided_row(period: Period, one: period_rating.UndecidedUse) -> dict[str, str]:
+def _undecided_row(period: Period, use: period_rating.UndecidedUse) -> dict[str, str]:
     return {
         "period": period_name(period),
-        "tenant": one.tenant,
-        "resource": one.resource,
-        "claim": one.claim,
-        "start": format_timestamp(one.start_ns),
-        "end": format_timestamp(one.end_ns),
-        "gpu_hours": plain_decimal(one.gpu_hours, _HOUR_PLACES),
-        "reason": one.reason,
+        "tenant": use.tenant,
+        "resource": use.resource,
+        "claim": use.claim,
+        "start": format_timestamp(use.start_ns),
+        "end": format_timestamp(use.end_ns),
+        "gpu_hours": plain_decimal(use.gpu_hours, _HOUR_PLACES),
+        "reason": use.reason,
     }
 
 

@@ -213,7 +213,7 @@ class BillingStore:
         else:
             later = or_(void.c.voided_ns.is_(None), void.c.voided_ns > before.closed_ns)
             query = query.where(table.c.closing < before.number, later)
-        return [replace(one, status=InvoiceStatus.ISSUED) for one in self._read(query)]
+        return [replace(invoice, status=InvoiceStatus.ISSUED) for invoice in self._read(query)]
 
     def of_closing(self, closing: int) -> list[Invoice]:
         """The invoices that a closing issued."""
@@ -285,13 +285,13 @@ class BillingStore:
             tables.voids.c.invoice_id.is_(None)
         )
         amounts = {
-            line.charge: Fraction(line.minor, 10 ** charges.currency_exponent(one.currency))
-            for one in self._read(query, connection)
-            for line in one.lines
+            line.charge: Fraction(line.minor, 10 ** charges.currency_exponent(item.currency))
+            for item in self._read(query, connection)
+            for line in item.lines
         }
-        for one in self.adjustments(connection):
-            if one.charge.tenant == charge.tenant:
-                amounts.setdefault(one.charge, one.charge.amount)
+        for item in self.adjustments(connection):
+            if item.charge.tenant == charge.tenant:
+                amounts.setdefault(item.charge, item.charge.amount)
         span = Period(charge.service_t0_ns, charge.service_t1_ns)
         own = (
             amount

@@ -157,7 +157,7 @@ def record_exported_files(
         "end": end,
         "tenant": normalize("NFC", manifest.tenant or ""),
         "invoices": len(manifest.invoices),
-        "rows": sum(one.rows for one in manifest.invoices),
+        "rows": sum(invoice.rows for invoice in manifest.invoices),
         "billed": dict(manifest.billed),
         "files": {file.name: file.sha256 for file in manifest.files},
     }

@@ -183,7 +183,7 @@ class BillingBooks:
         recorded = self.store.adjustments()
         if not recorded:
             return []
-        wrong = next((one for one in recorded if one.currency != currency), None)
+        wrong = next((item for item in recorded if item.currency != currency), None)
         if wrong is not None:
             message = (
                 f"cannot bill the {wrong.charge.kind} of {wrong.charge.tenant}: currency "
@@ -191,7 +191,7 @@ class BillingBooks:
             )
             raise invoicing.ClosingError(message)
         billed = self.store.billed_adjustments()
-        return [one.charge for one in recorded if one.charge.charge_id not in billed]
+        return [item.charge for item in recorded if item.charge.charge_id not in billed]
 
     def _to_correct(self, open_ns: int) -> list[Period]:
         """Closed periods with ledger days that have changed since they were computed.
@@ -199,8 +199,8 @@ class BillingBooks:
         Also all closed periods up to that of a void invoice without a replacement, as their charges
         may have been on it.
         """
-        closed = sorted({one.period for one in self.store.closings()})
-        closed = [one for one in closed if one.end_ns <= open_ns]
+        closed = sorted({closing.period for closing in self.store.closings()})
+        closed = [period for period in closed if period.end_ns <= open_ns]
         if not closed:
             return []
         with self.ledger.database.transaction() as connection:
@@ -211,9 +211,9 @@ class BillingBooks:
             head.period.start_ns for head in heads if head.void and head.invoice_id not in replaced
         ]
         return [
-            one
-            for one in closed
-            if one in changed or any(start_ns >= one.start_ns for start_ns in void_ns)
+            period
+            for period in closed
+            if period in changed or any(start_ns >= period.start_ns for start_ns in void_ns)
         ]
 
     # Closing -------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class BillingBooks:
                     " close with --provisional: the next period then contains the corrections"
                 )
                 raise invoicing.ClosingError(message)
-            invoices = tuple(invoicing.issue_invoice(one, by.now_ns) for one in bill.drafts)
+            invoices = tuple(invoicing.issue_invoice(draft, by.now_ns) for draft in bill.drafts)
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
             with self.store.write_transaction() as connection:
@@ -358,12 +358,12 @@ def _check_closable(period: Period, known: Iterable[invoicing.PeriodClosing], no
             " received until three days after its end"
         )
         raise invoicing.ClosingError(message)
-    closed = [one.period for one in known]
+    closed = [closing.period for closing in known]
     for other in closed:
         if other.overlaps(period):
             message = f"cannot close {name}: overlaps the closed period {period_name(other)}"
             raise invoicing.ClosingError(message)
-    last_ns = max((one.end_ns for one in closed), default=period.start_ns)
+    last_ns = max((earlier.end_ns for earlier in closed), default=period.start_ns)
     if last_ns != period.start_ns:
         message = (
             f"cannot close {name}: gap or overlap with closed periods: expected the start "

@@ -152,7 +152,7 @@ def find_unclosed_days(
 
     Closed periods are consecutive, so these are days before the first of them.
     """
-    first_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
+    first_ns = min([period.start_ns, *(closing.period.start_ns for closing in closings)])
     opened = store.opening()
     since_ns = opened.opening_ns if opened else 0
     if since_ns >= first_ns:

@@ -334,7 +334,7 @@ def merge_reviews(reviews: Iterable[UsageReview]) -> tuple[UndecidedUse, ...]:
 
 def select_undecided(found: Iterable[UndecidedUse], tenant: str) -> tuple[UndecidedUse, ...]:
     """Undecided use of one tenant."""
-    return tuple(one for one in found if one.tenant == tenant)
+    return tuple(use for use in found if use.tenant == tenant)
 
 
 def _undecided_use(review: UsageReview) -> UndecidedUse:
@@ -352,12 +352,12 @@ def _undecided_use(review: UsageReview) -> UndecidedUse:
     )
 
 
-def _review_subject(one: UndecidedUse) -> tuple[str | Units, ...]:
+def _review_subject(use: UndecidedUse) -> tuple[str | Units, ...]:
     return (
-        one.resource, one.claim, one.reason, one.tenant, one.state, one.units,
-        one.start_ns,
+        use.resource, use.claim, use.reason, use.tenant, use.state, use.units,
+        use.start_ns,
     )  # fmt: skip
 
 
-def _continues(one: UndecidedUse, other: UndecidedUse) -> bool:
-    return _review_subject(one)[:-1] == _review_subject(other)[:-1]
+def _continues(use: UndecidedUse, other: UndecidedUse) -> bool:
+    return _review_subject(use)[:-1] == _review_subject(other)[:-1]

@@ -164,11 +164,11 @@ def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
     stretches: list[_BilledStretch] = []
     capacity_left = Fraction(GPU_CAPACITY)
-    for one in billed:
-        left = one.size
+    for stretch in billed:
+        left = stretch.size
         while left:
             size = min(left, capacity_left)
-            stretches.append(one._replace(size=size))
+            stretches.append(stretch._replace(size=size))
             left, capacity_left = left - size, capacity_left - size
             if not capacity_left:
                 yield stretches

@@ -101,8 +101,8 @@ def check_amounts(
     """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
     own = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
     payable = sum((invoice.payable for invoice in own), Fraction(0))
-    lines = sum((Fraction(line.minor) for one in own for line in one.lines), Fraction(0))
-    minor = sum((Fraction(one.total_minor) for one in own), Fraction(0))
+    lines = sum((Fraction(line.minor) for invoice in own for line in invoice.lines), Fraction(0))
+    minor = sum((Fraction(invoice.total_minor) for invoice in own), Fraction(0))
     yield ReconciliationCheck("R5", "lines, rounded = invoices", lines, minor, len(own))
     rows = [row for invoice in own for row in focus_rows.invoice_rows(invoice, seller)]
     yield ReconciliationCheck(
@@ -133,7 +133,7 @@ def evidence_checks(
     seen = evidence.gpus(period.start_ns, period.end_ns)
     for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
         known = evidence.evidence(gpu, period.start_ns, period.end_ns)
-        written = {one.tiling.day: one for one in ledger.revisions(by_gpu[gpu])}
+        written = {revision.tiling.day: revision for revision in ledger.revisions(by_gpu[gpu])}
         comparison.compare(known, written, days)
     return list(comparison.checks())
 
@@ -189,8 +189,10 @@ class _EvidenceComparison:
         held_by_claim: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
         for entry in revision.tiling.entries:
             held_by_claim[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
-        for one in revision.tiling.overlaps:
-            held_by_claim[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
+        for overlap in revision.tiling.overlaps:
+            held_by_claim[overlap.claim, overlap.tiling] += (
+                Fraction(overlap.quantity) / GPU_CAPACITY
+            )
         for claim in revision.tiling.claims:
             for tiling, requested in zip(Tiling, claim.requested, strict=True):
                 if requested:
@@ -253,7 +255,7 @@ def _find_review_time(
         if claim.review in review_rules.NOT_IN_SERVICE
         for start, end in places
     )
-    return [(one.start_ns, one.end_ns) for one in timeline.resolve_overlaps(spans)]
+    return [(piece.start_ns, piece.end_ns) for piece in timeline.resolve_overlaps(spans)]
 
 
 def _overlap_ns(spans: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
@@ -300,10 +302,12 @@ def recompute_closing(
     numbers = period_rating.given_revisions(books.store.revisions(closing.number))
     rated = period_rating.rate_period(books.ledger, published.book, closing.period, numbers)
     sources = dict(rated.sources)
-    decided = [line.charge for one in issued for line in one.lines if line.charge.unit is None]
+    decided = [
+        line.charge for invoice in issued for line in invoice.lines if line.charge.unit is None
+    ]
     charges = [*rated.charges, *decided]
     if closing.tenant:
-        replacements = tuple(_replacement(books, closing, one, charges) for one in issued)
+        replacements = tuple(_replacement(books, closing, invoice, charges) for invoice in issued)
     else:
         for earlier in closing.corrected:
             recomputed = period_rating.rate_period(books.ledger, published.book, earlier, numbers)
@@ -382,7 +386,7 @@ def closing_checks(
     """R5 and R7 of a closing."""
     issued = books.store.of_closing(closing.number)
     again = recompute_closing(books, closing, issued)
-    own = [one for one in again.rated.charges if closing.tenant in ("", one.tenant)]
+    own = [charge for charge in again.rated.charges if closing.tenant in ("", charge.tenant)]
     yield check_billable_time(again.rated)
     yield check_charged_amount(own, issued)
     yield from check_amounts(issued, seller)
@@ -405,7 +409,7 @@ def check_charged_amount(
 ) -> ReconciliationCheck:
     """R5: the exact amount of the period's use, as rated and as invoiced."""
     exact = sum((charge.amount for charge in charges), Fraction(0))
-    billed = [line.charge for one in invoices for line in one.lines]
+    billed = [line.charge for invoice in invoices for line in invoice.lines]
     used = [charge.amount for charge in billed if charge.unit and not charge.corrects]
     what = "invoices, exact = charges"
     return ReconciliationCheck("R5", what, sum(used, Fraction(0)), exact, len(charges))

@@ -122,7 +122,7 @@ class TenantStatement:
         """The marked GPU-days of its lines, with the reasons."""
         days = {source_day(line.charge) for line in self.invoice.lines}
         doubts_by_day = {key: self.clock_suspect.get(key, ()) for key in days if key}
-        doubts = sorted({one for day_doubts in doubts_by_day.values() for one in day_doubts})
+        doubts = sorted({doubt for day_doubts in doubts_by_day.values() for doubt in day_doubts})
         if not doubts:
             return ""
         marked = sum(map(bool, doubts_by_day.values()))
@@ -223,14 +223,14 @@ def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
     return row_conversion.GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
-def format_clock_doubt(one: evidence.ClockDoubt) -> str:
+def format_clock_doubt(doubt: evidence.ClockDoubt) -> str:
     """A time in which the collector's clock was suspect, and how it ended."""
     decided = (
-        f"accepted {charge_types.format_decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
-        if one.delta_ns
+        f"accepted {charge_types.format_decimal(Fraction(doubt.delta_ns, 10**9), 9)} s later"
+        if doubt.delta_ns
         else "returned"
     )
-    return f"since {format_timestamp(one.since_ns)}, {decided}"
+    return f"since {format_timestamp(doubt.since_ns)}, {decided}"
 
 
 def unit_price(price_nano: int) -> str:

@@ -113,14 +113,14 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
         lines=[_line(line, statement, places) for line in sorted(invoice.lines, key=_place)],
         undecided=[
             {
-                "resource": one.resource,
-                "claim": one.claim,
-                "start": format_timestamp(one.start_ns),
-                "end": format_timestamp(one.end_ns),
-                "gpu_hours": charges.plain_decimal(one.gpu_hours, _EXACT_PLACES),
-                "reason": one.reason,
+                "resource": use.resource,
+                "claim": use.claim,
+                "start": format_timestamp(use.start_ns),
+                "end": format_timestamp(use.end_ns),
+                "gpu_hours": charges.plain_decimal(use.gpu_hours, _EXACT_PLACES),
+                "reason": use.reason,
             }
-            for one in statement.undecided
+            for use in statement.undecided
         ],
     )
 
@@ -255,7 +255,7 @@ def _claims_html(statement: TenantStatement) -> str:
 def _undecided_html(statement: TenantStatement) -> str:
     if not statement.undecided:
         return ""
-    items = "".join(f"<li>{escape(str(one))}</li>\n" for one in statement.undecided)
+    items = "".join(f"<li>{escape(str(use))}</li>\n" for use in statement.undecided)
     return f"<h2>Not billed until decided</h2>\n<ul>\n{items}</ul>\n"
 
 
@@ -310,5 +310,5 @@ def as_text(statement: TenantStatement) -> str:
             lines.append(f"  and {len(claims) - len(shown):,} more, in the CSV and JSON forms")
     if statement.undecided:
         lines += ["", "NOT BILLED until decided"]
-        lines += [f"  {one}" for one in statement.undecided]
+        lines += [f"  {use}" for use in statement.undecided]
     return "\n".join(lines)

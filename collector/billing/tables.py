@@ -226,11 +226,11 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     )
 
 
-def review_row(closing: int, number: int, one: period_rating.UndecidedUse) -> dict[str, Any]:
+def review_row(closing: int, number: int, use: period_rating.UndecidedUse) -> dict[str, Any]:
     """Row of undecided use of a closing."""
-    exact_units = str(one.units) if one.units % 1 else None
+    exact_units = str(use.units) if use.units % 1 else None
     return schema.to_row(
-        reviews, one, closing=closing, review=number, units=int(one.units), exact_units=exact_units
+        reviews, use, closing=closing, review=number, units=int(use.units), exact_units=exact_units
     )
 
 

@@ -149,8 +149,8 @@ def _find_marks(
     marks = []
     if invoice.status is invoices.InvoiceStatus.VOID:
         heads = books.store.heads(invoice.period, invoice.tenant)
-        own = next(one for one in heads if one.invoice_id == invoice.invoice_id)
-        by = next((one for one in heads if one.replaces == invoice.invoice_id), None)
+        own = next(head for head in heads if head.invoice_id == invoice.invoice_id)
+        by = next((head for head in heads if head.replaces == invoice.invoice_id), None)
         instead = f"; replaced by {by.invoice_id}" if by else ""
         marks.append(f"VOID: {own.void_reason}{instead}")
     return marks + _provisional(closing)
@@ -227,7 +227,7 @@ class BillingReader:
             heads = self.books.store.heads(tenant=tenant, connection=connection)
             closings = self.books.store.closings(connection)
             undecided = self.books.store.undecided_closings(tenant, connection)
-        rows = [(one.period, one.tenant, one.invoice_id, one.void) for one in heads]
+        rows = [(head.period, head.tenant, head.invoice_id, head.void) for head in heads]
         billed = {each[:2] for each in rows}
         for closing in closings:
             names = undecided.get(closing.number, set()) if not closing.tenant else set()

@@ -133,36 +133,36 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
     """As `newest_lists`, within a transaction."""
     table = job_lists
     rows = connection.execute(sa.select(table).order_by(table.c.list))
-    found = {(one.source, one.period): one for one in map(_imported_list, rows)}
+    found = {(imported.source, imported.period): imported for imported in map(_imported_list, rows)}
     return [found[key] for key in sorted(found)]
 
 
-def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActor) -> bool:
+def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.
     """
     for other in read_newest_lists(connection):
-        if other.source != one.source:
+        if other.source != new.source:
             continue
-        if other.period == one.period:
-            if other.content_hash == one.content_hash:
+        if other.period == new.period:
+            if other.content_hash == new.content_hash:
                 return False
-        elif other.period.overlaps(one.period):
+        elif other.period.overlaps(new.period):
             message = (
-                f"cannot import period {period_name(one.period)} of source {one.source}: overlaps "
+                f"cannot import period {period_name(new.period)} of source {new.source}: overlaps "
                 f"{period_name(other.period)}, which is imported: expected the same period or one that "
                 "does not overlap; fix: import the list by that period, or name another --source"
             )
             raise JobLedgerError(message)
     table = job_lists
     number = 1 + (connection.execute(sa.select(sa.func.max(table.c.list))).scalar_one() or 0)
-    kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
+    kept = {"count": len(new.rejected), "lines": list(new.rejected[:MAX_REJECTED])}
     row = schema.to_row(
         table,
-        one,
+        new,
         list=number,
-        as_observed=int(one.as_observed),
+        as_observed=int(new.as_observed),
         imported_ns=by.now_ns,
         imported_by=by.actor.id,
         rejected=msgspec.json.encode(kept).decode(),
@@ -172,7 +172,7 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
         schema.to_row(
             listed_jobs, job, list=number, position=position, unfinished=int(job.unfinished)
         )
-        for position, job in enumerate(sorted(one.jobs))
+        for position, job in enumerate(sorted(new.jobs))
     ]
     for row_group in ledger_queries.split_items(rows):
         connection.execute(listed_jobs.insert(), row_group)
@@ -181,14 +181,14 @@ def add_list(connection: sa.Connection, one: NewList, by: audit_outbox.TimedActo
         {
             "event": "jobs.import.v1",
             "list": number,
-            "source": one.source,
-            "start": format_timestamp(one.period.start_ns),
-            "end": format_timestamp(one.period.end_ns),
-            "as_of": format_timestamp(one.as_of_ns),
-            "jobs": len({job.claim for job in one.jobs}),
-            "gpus": len({job.gpu for job in one.jobs}),
-            "rejected_lines": len(one.rejected),
-            "content_hash": one.content_hash,
+            "source": new.source,
+            "start": format_timestamp(new.period.start_ns),
+            "end": format_timestamp(new.period.end_ns),
+            "as_of": format_timestamp(new.as_of_ns),
+            "jobs": len({job.claim for job in new.jobs}),
+            "gpus": len({job.gpu for job in new.jobs}),
+            "rejected_lines": len(new.rejected),
+            "content_hash": new.content_hash,
         },
     )
     stored = head_chain.record_row(connection, "job list", number, draft)
@@ -227,9 +227,9 @@ def is_listed_gpu(gpu: str) -> bool:
 def uncovered_days(lists: Sequence[ImportedList], days: range) -> list[tuple[str, int]]:
     """Source and day of each day without a list of the source, from its first list on."""
     by_source: dict[str, list[range]] = {}
-    for one in lists:
-        span = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
-        by_source.setdefault(one.source, []).append(span)
+    for imported in lists:
+        span = range(imported.period.start_ns // DAY_NS, imported.period.end_ns // DAY_NS)
+        by_source.setdefault(imported.source, []).append(span)
     return [
         (source, day)
         for source, spans in sorted(by_source.items())

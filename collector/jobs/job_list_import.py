@@ -73,14 +73,14 @@ def number_stand_ins(
     for job in sorted(jobs):
         gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
         rest: list[job_list.UnnamedGpus] = []
-        for one in job.unplaced:
-            if not one.gpus:
-                rest.append(one)
+        for request in job.unplaced:
+            if not request.gpus:
+                rest.append(request)
                 continue
-            node = _node(one.where)
-            model = models.unnamed_model(node, one.model or job.model)
+            node = _node(request.where)
+            model = models.unnamed_model(node, request.model or job.model)
             name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
-            for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
+            for number, part in pools[node, model].take(request, job.start_ns, job.end_ns):
                 gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
                 stand_ins.models[gpu] = model
         gpus.sort()
@@ -218,11 +218,11 @@ def _format_part(part: job_list.ListedGpuPart) -> str:
     return "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}"
 
 
-def check_same_list(ledger: ledger_store.Ledger, one: imported_lists.NewList) -> None:
+def check_same_list(ledger: ledger_store.Ledger, new: imported_lists.NewList) -> None:
     """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
     for other in imported_lists.newest_lists(ledger.database):
-        if (other.source, other.period) == (one.source, one.period) and (
-            other.content_hash != one.content_hash
+        if (other.source, other.period) == (new.source, new.period) and (
+            other.content_hash != new.content_hash
         ):
             message = (
                 f"cannot import the list: the ledger has another one of {other}: expected the same one; fix: import all"
@@ -232,7 +232,7 @@ def check_same_list(ledger: ledger_store.Ledger, one: imported_lists.NewList) ->
 
 
 def import_list(
-    ledger: ledger_store.Ledger, one: imported_lists.NewList, by: audit_outbox.TimedActor
+    ledger: ledger_store.Ledger, new: imported_lists.NewList, by: audit_outbox.TimedActor
 ) -> ImportCounts:
     """Record a list and write the days that it changes, all or nothing.
 
@@ -242,9 +242,9 @@ def import_list(
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
         schema.lock(connection, imported_lists.IMPORT_LOCK)
-        imported_lists.add_list(connection, one, by)
-        gpus = imported_lists.find_listed_gpus(connection, one.source, one.period)
-        rest = _NewestLists.read(connection, one.period, by.now_ns).days(connection, sorted(gpus))
+        imported_lists.add_list(connection, new, by)
+        gpus = imported_lists.find_listed_gpus(connection, new.source, new.period)
+        rest = _NewestLists.read(connection, new.period, by.now_ns).days(connection, sorted(gpus))
         while chunk := list(islice(rest, _AT_ONCE)):
             for written in ledger.write_days_in(connection, chunk):
                 added += written.added
@@ -264,11 +264,11 @@ class _NewestLists:
     def read(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
         """Read the lists of a database."""
         found = [
-            one
-            for one in imported_lists.read_newest_lists(connection)
-            if one.period.overlaps(period)
+            imported
+            for imported in imported_lists.read_newest_lists(connection)
+            if imported.period.overlaps(period)
         ]
-        return cls({one.number: one for one in found}, period, now_ns)
+        return cls({imported.number: imported for imported in found}, period, now_ns)
 
     def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
         """The days of some GPUs in the period, according to the lists."""
@@ -384,7 +384,7 @@ def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) ->
 def as_observed_evidence(known: evidence.Evidence) -> evidence.Evidence:
     """Evidence with the scheduler's sightings as samples."""
     seen = timeline.resolve_overlaps(
-        timeline.TimePiece(one.start_ns, one.end_ns, 0) for one in known.sightings
+        timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0) for sighting in known.sightings
     )
     stretches = tuple(
         evidence.SampleStretch(f"jobs from {start}", start, end) for start, end, _ in seen

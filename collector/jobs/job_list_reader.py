@@ -124,7 +124,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
             unnamed.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
     if shards_per_gpu:
         unnamed += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
-    count = sum(one.gpus for one in unnamed)
+    count = sum(request.gpus for request in unnamed)
     job_list.check_gpu_count("AllocTRES", count, len(record.job.nodes))
     unnamed += [
         job_list.UnnamedGpus(

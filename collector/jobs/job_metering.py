@@ -101,7 +101,7 @@ def claims_evidence(
 ) -> evidence.Evidence:
     """Evidence of a GPU from claims of job lists, with the scheduler as the witness of each."""
     witness = evidence.NodeWitness.SCHEDULER
-    sightings = {evidence.NodeSighting(witness, one.start_ns, one.end_ns) for one in claims}
+    sightings = {evidence.NodeSighting(witness, claim.start_ns, claim.end_ns) for claim in claims}
     return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 
 
@@ -211,8 +211,8 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "never_started": jobs.never_started,
         "running": list(jobs.running),
         "rejected": [
-            {"what": one.what, "number": one.place, "field": one.field, "reason": one.reason}
-            for one in jobs.rejected
+            {"what": line.what, "number": line.place, "field": line.field, "reason": line.reason}
+            for line in jobs.rejected
         ],
     }
 
@@ -246,7 +246,7 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     yield f"jobs that had not ended: {len(jobs.running)} {' '.join(jobs.running)}".rstrip()
     if jobs.rejected:
         yield f"NOT COMPLETE, not imported: {format_count(len(jobs.rejected), 'line')}"
-        yield from (f"  {one}" for one in jobs.rejected)
+        yield from (f"  {line}" for line in jobs.rejected)
 
 
 def _time_table(title: str, times: Iterable[tuple[str, Fraction]]) -> list[str]:

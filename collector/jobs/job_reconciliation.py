@@ -144,9 +144,11 @@ def _claim_times(
         if key not in times:
             times[key] = ClaimTime(*key, t0_ns, t1_ns)
             by_job[name].append(times[key])
-        one = times[key]
-        one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
-        one.quantity = units.exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
+        time = times[key]
+        time.start_ns, time.end_ns = min(time.start_ns, t0_ns), max(time.end_ns, t1_ns)
+        time.quantity = units.exact(
+            time.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns)
+        )
     return by_job
 
 
@@ -157,13 +159,13 @@ def _pair_claims(
     spans = [_clip(window, job.start_ns, job.end_ns) for job in jobs]
     own: dict[int, list[ClaimTime]] = defaultdict(list)
     unmatched: list[ClaimTime] = []
-    for one in claim_times:
-        common = [min(one.end_ns, end) - max(one.start_ns, start) for start, end in spans]
+    for claim in claim_times:
+        common = [min(claim.end_ns, end) - max(claim.start_ns, start) for start, end in spans]
         best = max(range(len(spans)), key=common.__getitem__, default=None)
         if best is None or (common[best] <= 0 and len(spans) > 1):
-            unmatched.append(one)
+            unmatched.append(claim)
         else:
-            own[best].append(one)
+            own[best].append(claim)
     for position, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
         if start < end or own[position]:
             yield JobRun(name, job, start, max(start, end), tuple(own[position]))
@@ -344,9 +346,13 @@ _Spans: TypeAlias = Mapping[str, tuple[int, int, units.Units]]
 def _spans(claim_times: Iterable[ClaimTime]) -> _Spans:
     """Start, end and quantity of each GPU."""
     spans: dict[str, tuple[int, int, units.Units]] = {}
-    for one in claim_times:
-        start, end, quantity = spans.get(one.gpu, (one.start_ns, one.end_ns, 0))
-        spans[one.gpu] = (min(start, one.start_ns), max(end, one.end_ns), quantity + one.quantity)
+    for item in claim_times:
+        start, end, quantity = spans.get(item.gpu, (item.start_ns, item.end_ns, 0))
+        spans[item.gpu] = (
+            min(start, item.start_ns),
+            max(end, item.end_ns),
+            quantity + item.quantity,
+        )
     return spans
 
 

@@ -242,8 +242,8 @@ def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
     """
     meta = pod.metadata
     containers = [
-        (str(one.name), {name: str(amount) for name, amount in one.limits.items()})
-        for one in pod.spec.containers
+        (str(container.name), {name: str(amount) for name, amount in container.limits.items()})
+        for container in pod.spec.containers
     ]
     return pod_shares.pod_entry((meta.namespace, meta.name), "", meta.annotations or {}, containers)
 
@@ -282,12 +282,12 @@ def _requested_devices(spec: _JobPodSpec) -> Counter[str]:
     together: Counter[str] = Counter()
     largest: Counter[str] = Counter()
     for container in spec.init_containers or ():
-        one = _devices(container)
+        requested = _devices(container)
         if container.restart_policy == "Always":
-            together += one
+            together += requested
             largest |= together
         else:
-            largest |= together + one
+            largest |= together + requested
     for container in spec.containers:
         together += _devices(container)
     return largest | together

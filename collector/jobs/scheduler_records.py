@@ -109,8 +109,8 @@ def comparison_text(comparison: JobComparison) -> Iterator[str]:
             f"{_hours(Fraction(check.allowed))} allowed{verdict}"
         )
     yield f"jobs that differ: {len(comparison.differences):,}"
-    for one in comparison.differences[:_MAX_SHOWN]:
-        yield f"  {_format_difference(one)}"
+    for difference in comparison.differences[:_MAX_SHOWN]:
+        yield f"  {_format_difference(difference)}"
     if len(comparison.differences) > _MAX_SHOWN:
         yield f"  and {len(comparison.differences) - _MAX_SHOWN:,} more"
     if comparison.in_parts:
@@ -119,8 +119,8 @@ def comparison_text(comparison: JobComparison) -> Iterator[str]:
         yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
 
 
-def _format_difference(one: JobDifference) -> str:
-    run, what = one.run, "; ".join(one.kinds)
+def _format_difference(diff: JobDifference) -> str:
+    run, what = diff.run, "; ".join(diff.kinds)
     tenant = run.job.tenant if run.job else ""
     tenants = sorted({claim_time.tenant for claim_time in run.held})
     owner = tenant
@@ -131,13 +131,13 @@ def _format_difference(one: JobDifference) -> str:
         " the scheduler's records"
     )
     off = ""
-    if one.start_off_ns or one.end_off_ns:
-        shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
+    if diff.start_off_ns or diff.end_off_ns:
+        shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (diff.start_off_ns, diff.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
     span = (format_timestamp(ns, "seconds") for ns in (run.start_ns, run.end_ns))
     return (
-        f"job {one.job} of {owner}, {' to '.join(span)}: {what};"
-        f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
+        f"job {diff.job} of {owner}, {' to '.join(span)}: {what};"
+        f" {gpus}{off}; {_hours(diff.difference)} GPU-hours more in the ledger"
     )
 
 

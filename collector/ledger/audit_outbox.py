@@ -305,7 +305,7 @@ def find_reference(connection: sa.Connection, id_: str) -> str:
 
 def store_positions(connection: sa.Connection, log: str, places: list[LogPosition]) -> None:
     """Store the positions of recorded rows."""
-    rows = [{**one._asdict(), "log": log} for one in places]
+    rows = [{**position._asdict(), "log": log} for position in places]
     if rows:
         connection.execute(insert_new(connection, placed_rows), rows)
 

@@ -71,11 +71,11 @@ class MeteredGpu:
                 instance=_instance(claim) if profile else "",
             )
         for _, piece_end_ns, claim in in_force:
-            one = known[claim.id]
+            old = known[claim.id]
             # A counted claim continues on another GPU after the end of a part of it.
             end_ns = claim.end_ns if claim.counted else piece_end_ns
             if end_ns < FOREVER_NS and claim.id not in open_claims:
-                known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
+                known[claim.id] = replace(old, end_ns=max(end_ns, old.end_ns or end_ns))
         return cls(
             evidence,
             sku,
@@ -99,7 +99,7 @@ class MeteredGpu:
             if stay.start_ns < end_ns and start_ns < stay.end_ns
         ]
         moved = tuple(
-            sorted(one for span in present for one in _clip_overlaps(self._overlaps, *span))
+            sorted(overlap for span in present for overlap in _clip_overlaps(self._overlaps, *span))
         )
         requested = _requested_amounts(self._in_force, present)
         named = {entry.claim for entry in entries} | requested.keys()
@@ -150,10 +150,10 @@ def _instance(claim: MeteredClaim) -> str:
 
 def _clip_overlaps(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
     """Yield the part of each overlap within a window."""
-    for one in found:
-        start, end = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+    for overlap in found:
+        start, end = max(overlap.start_ns, start_ns), min(overlap.end_ns, end_ns)
         if start < end:
-            yield replace(one, start_ns=start, end_ns=end)
+            yield replace(overlap, start_ns=start, end_ns=end)
 
 
 def _requested_amounts(
@@ -175,5 +175,7 @@ def _requested_amounts(
                 sums[column] = (sums[column] or Fraction(0)) + Fraction(
                     size
                 ) * length / GPU_CAPACITY
-    texts = {name: ["" if one is None else str(one) for one in amounts[name]] for name in amounts}
+    texts = {
+        name: ["" if value is None else str(value) for value in amounts[name]] for name in amounts
+    }
     return {name: (compute, memory) for name, (compute, memory) in texts.items()}

@@ -116,7 +116,7 @@ def append_head(
     previous = before.head if before else sha256(database.encode()).hexdigest()
     n = before.n + 1 if before else 1
     head = ChainHead(database, n, next_head(previous, items))
-    rows = json.dumps([list(one) for one in items], separators=(",", ":"))
+    rows = json.dumps([list(item) for item in items], separators=(",", ":"))
     connection.execute(
         heads.insert().values(
             n=n,
@@ -138,7 +138,7 @@ def append_head(
 def next_head(previous: str, items: Iterable[HashedRow]) -> str:
     """Return the head that follows another, in hexadecimal. Raises ValueError for an invalid hash."""
     return sha256(
-        bytes.fromhex(previous) + b"".join(bytes.fromhex(one.hash) for one in items)
+        bytes.fromhex(previous) + b"".join(bytes.fromhex(item.hash) for item in items)
     ).hexdigest()
 
 

@@ -61,9 +61,9 @@ def _key(found: day_tiling.DayTiling, revision: int) -> RowValues:
     return {"gpu_uuid": found.gpu, "day": found.day, "revision": revision}
 
 
-def _slots(one: tiling.TilingEntry | measures.AmountShare, units: int) -> RowValues:
+def _slots(row: tiling.TilingEntry | measures.AmountShare, units: int) -> RowValues:
     """Return the slots of an entry or share in capacity units."""
-    low, high = (day_tiling.to_revision_units(edge, units) for edge in (one.slot_lo, one.slot_hi))
+    low, high = (day_tiling.to_revision_units(edge, units) for edge in (row.slot_lo, row.slot_hi))
     return {"slot_lo": low, "slot_hi": high}
 
 
@@ -76,43 +76,43 @@ def _parse_slots(row: Row[Any], units: int) -> dict[str, Units]:
 def entry_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the entries; `parse_entry` is the inverse."""
     key = _key(metered_day, revision)
-    for position, one in enumerate(day_tiling.sort_entries(metered_day.entries)):
-        slots = _slots(one, metered_day.capacity_units)
+    for position, entry in enumerate(day_tiling.sort_entries(metered_day.entries)):
+        slots = _slots(entry, metered_day.capacity_units)
         yield schema.to_row(
             schema.entries,
-            one,
+            entry,
             **key,
             **slots,
             entry=position,
-            witness=None if one.witness is None else _WITNESSES[one.witness],
-            qty_capns=(slots["slot_hi"] - slots["slot_lo"]) * (one.t1_ns - one.t0_ns),
-            placement=ASSUMED if one.assumed else COUNTED if one.counted else "",
+            witness=None if entry.witness is None else _WITNESSES[entry.witness],
+            qty_capns=(slots["slot_hi"] - slots["slot_lo"]) * (entry.t1_ns - entry.t0_ns),
+            placement=ASSUMED if entry.assumed else COUNTED if entry.counted else "",
         )
 
 
 def share_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the counted amounts; `parse_share` is the inverse."""
     key = _key(metered_day, revision)
-    for position, (measure, one) in enumerate(
+    for position, (measure, share) in enumerate(
         (s.measure, s.share) for s in sorted(metered_day.shares)
     ):
-        slots = _slots(one, metered_day.capacity_units)
+        slots = _slots(share, metered_day.capacity_units)
         yield schema.to_row(
-            schema.shares, one, **key, **slots, share=position, measure=measure.value
+            schema.shares, share, **key, **slots, share=position, measure=measure.value
         )
 
 
 def claim_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of the claims; `parse_claim` is the inverse."""
     key = _key(metered_day, revision)
-    for one in metered_day.claims:
-        compute, memory = one.requested
+    for claim in metered_day.claims:
+        compute, memory = claim.requested
         yield schema.to_row(
             schema.claims,
-            one,
+            claim,
             **key,
-            claim_id=one.id,
-            instance=one.instance or None,
+            claim_id=claim.id,
+            instance=claim.instance or None,
             requested_compute=compute,
             requested_memory=memory,
         )
@@ -121,17 +121,17 @@ def claim_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[Row
 def overlap_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[RowValues]:
     """Yield the rows of capacity that claims requested and did not hold; `parse_overlap` is the inverse."""
     key = _key(metered_day, revision)
-    for position, one in enumerate(sorted(metered_day.overlaps)):
-        units = day_tiling.to_revision_units(one.units, metered_day.capacity_units)
+    for position, overlap in enumerate(sorted(metered_day.overlaps)):
+        units = day_tiling.to_revision_units(overlap.units, metered_day.capacity_units)
         yield schema.to_row(
             schema.overlaps,
-            one,
+            overlap,
             **key,
             overlap=position,
-            t0_ns=one.start_ns,
-            t1_ns=one.end_ns,
+            t0_ns=overlap.start_ns,
+            t1_ns=overlap.end_ns,
             units=units,
-            ratio=str(one.ratio),
+            ratio=str(overlap.ratio),
         )
 
 

@@ -76,8 +76,8 @@ def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
         own_stays = (place for place in places if claim.node in {"", place.value.node})
         spans = (
-            (max(known.begins_ns, one.start_ns), min(known.ceases_ns, one.end_ns))
-            for one in own_stays
+            (max(known.begins_ns, stay.start_ns), min(known.ceases_ns, stay.end_ns))
+            for stay in own_stays
         )
         pieces |= {timeline.TimePiece(start, end, known) for start, end in spans if start < end}
     return sorted(pieces, key=lambda piece: (_claim_order(piece.value), piece.start_ns))
@@ -217,7 +217,7 @@ def shared_sizes(
 
 def total_size(slots: Iterable[units.CapacityRange]) -> units.Units:
     """Return the sum of the sizes of disjoint slots."""
-    return units.exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
+    return units.exact(sum((Fraction(slot.high - slot.low) for slot in slots), Fraction(0)))
 
 
 def _take_slots(
@@ -226,13 +226,13 @@ def _take_slots(
     """Return the free slots within those wanted, and the free slots that remain."""
     taken: list[units.CapacityRange] = []
     rest: list[units.CapacityRange] = []
-    for one in free:
-        low, high = max(one.low, requested_slots.low), min(one.high, requested_slots.high)
+    for slots in free:
+        low, high = max(slots.low, requested_slots.low), min(slots.high, requested_slots.high)
         if low >= high:
-            rest.append(one)
+            rest.append(slots)
             continue
         taken.append(units.CapacityRange(low, high))
-        sides = (units.CapacityRange(one.low, low), units.CapacityRange(high, one.high))
+        sides = (units.CapacityRange(slots.low, low), units.CapacityRange(high, slots.high))
         rest += (side for side in sides if side.low < side.high)
     return taken, rest
 
@@ -243,13 +243,13 @@ def _take_lowest(
     """Return the lowest free slots of a size, and the rest."""
     taken: list[units.CapacityRange] = []
     rest: list[units.CapacityRange] = []
-    for one in free:
-        cut = units.exact(min(one.high, one.low + size))
-        size -= cut - one.low
-        if one.low < cut:
-            taken.append(units.CapacityRange(one.low, cut))
-        if cut < one.high:
-            rest.append(units.CapacityRange(cut, one.high))
+    for slots in free:
+        cut = units.exact(min(slots.high, slots.low + size))
+        size -= cut - slots.low
+        if slots.low < cut:
+            taken.append(units.CapacityRange(slots.low, cut))
+        if cut < slots.high:
+            rest.append(units.CapacityRange(cut, slots.high))
     return taken, rest
 
 

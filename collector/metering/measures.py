@@ -232,7 +232,7 @@ def attribute_shares(
     rest = ~unchanged & (picked.amounts > 0)
     columns = (piece, picked.starts_ns, picked.ends_ns, picked.amounts, picked.same)
     for piece_number, start, end, amount, same in zip(
-        *(one[rest].tolist() for one in columns), strict=True
+        *(column[rest].tolist() for column in columns), strict=True
     ):
         parts = _find_lasting_owners(owned, piece_number, end) if same else [_CHANGED]
         amounts = np.array([amount], np.int64)
@@ -281,17 +281,17 @@ def _intersect_owners(
     """Yield slots with the owner that both have; and the tenure, if it is the same."""
     following = iter(later)
     other = next(following)
-    for one in parts:
-        next_slot = one.slots.low
-        while next_slot < one.slots.high:
+    for part in parts:
+        next_slot = part.slots.low
+        while next_slot < part.slots.high:
             while other.slots.high <= next_slot:
                 other = next(following)
-            high = min(one.slots.high, other.slots.high)
+            high = min(part.slots.high, other.slots.high)
             slots, next_slot = units.CapacityRange(next_slot, high), high
-            if one.tenure == other.tenure:
-                yield one
-            elif one.claim == other.claim and one.tenure != _CHANGED.tenure:
-                yield OwnedSlots(slots, one.claim, _PART_OF_A_TENURE)
+            if part.tenure == other.tenure:
+                yield part
+            elif part.claim == other.claim and part.tenure != _CHANGED.tenure:
+                yield OwnedSlots(slots, part.claim, _PART_OF_A_TENURE)
             else:
                 yield OwnedSlots(slots, None, _CHANGED.tenure)
 

@@ -80,14 +80,14 @@ def _join_overlaps(
     runs: dict[tuple[object, ...], Overlap], overlapped: Iterable[Overlap]
 ) -> Iterator[Overlap]:
     """Extend overlaps that continue unchanged; yield those that have ended."""
-    for one in overlapped:
-        key = (one.claim, one.other, one.kind, one.units, one.ratio)
+    for overlap in overlapped:
+        key = (overlap.claim, overlap.other, overlap.kind, overlap.units, overlap.ratio)
         last = runs.get(key)
-        goes_on = last is not None and last.end_ns == one.start_ns
+        goes_on = last is not None and last.end_ns == overlap.start_ns
         if last is not None and not goes_on:
             yield last
-        begins_ns = last.start_ns if last is not None and goes_on else one.start_ns
-        runs[key] = msgspec.structs.replace(one, start_ns=begins_ns)
+        begins_ns = last.start_ns if last is not None and goes_on else overlap.start_ns
+        runs[key] = msgspec.structs.replace(overlap, start_ns=begins_ns)
 
 
 def _find_claim_overlaps(
@@ -103,7 +103,7 @@ def _find_claim_overlaps(
         start_ns, end_ns, holds = divided[position]
         if start_ns >= piece.end_ns:
             return
-        own = sum(slots.high - slots.low for slots, one in holds if one is claim)
+        own = sum(slots.high - slots.low for slots, hold in holds if hold is claim)
         span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
         missing = exact(Fraction(high - low - own))
         yield from _overlap(claim, missing, _ShareGroup((claim,), holds), tiling, span)

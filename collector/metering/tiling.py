@@ -164,9 +164,9 @@ def _divide_slots(
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
     kept: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]] = {}
-    for one in facts.reservations:
-        kept.setdefault(one.slots(tiling), []).append(
-            timeline.TimePiece(one.start_ns, one.end_ns, one)
+    for reservation in facts.reservations:
+        kept.setdefault(reservation.slots(tiling), []).append(
+            timeline.TimePiece(reservation.start_ns, reservation.end_ns, reservation)
         )
     return _TilingDivision(
         holders.divide_claims(claims, tiling),
@@ -219,7 +219,7 @@ def _split_slots(
     slots: units.CapacityRange, others: Iterable[units.CapacityRange]
 ) -> Iterator[units.CapacityRange]:
     """Divide slots wherever others begin or end."""
-    inner = {edge for one in others for edge in one if slots.low < edge < slots.high}
+    inner = {edge for other in others for edge in other if slots.low < edge < slots.high}
     for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
         yield units.CapacityRange(low, high)
 
