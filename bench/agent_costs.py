@@ -143,8 +143,8 @@ def read_cost(server: harness.ServerProcess, seconds: float) -> float:
 
 
 def _reads(text: str) -> int:
-    found = _READS.search(text)
-    return int(found[1]) if found else 0
+    match = _READS.search(text)
+    return int(match[1]) if match else 0
 
 
 def rdma_series(text: str) -> int:

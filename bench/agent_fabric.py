@@ -85,17 +85,17 @@ class FabricBench:
 
     def burst_sampling(self) -> None:
         """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
-        found = {"off": self._run(None)}
+        costs = {"off": self._run(None)}
         for name, window in WINDOWS.items():
-            found[name] = self._run(window)
+            costs[name] = self._run(window)
         for name in WINDOWS:
-            more = 100 * (found[name].share_of_core - found["off"].share_of_core)
+            more = 100 * (costs[name].share_of_core - costs["off"].share_of_core)
             what = (
                 f"share of a core, burst sampling of {host_files.DEVICES} NICs and GPUs at {name}"
             )
             aim = BURST_SAMPLING if name == "10 Hz" else None
             self.report.ratio(what, more, aim, BURST_SAMPLING.unit)
-        for name, spent in found.items():
+        for name, spent in costs.items():
             self.report.figure(
                 f"whole agent, burst sampling {name}",
                 f"{100 * spent.share_of_core:.2f} % of a core,"

@@ -65,14 +65,14 @@ class ScrapeLoop:
         """Return the values of one node at the given number of scrapes."""
         pages = self.values.shape[1]
         at = (np.arange(length) + own.integers(pages)) % pages
-        found: Values = self.values[:, at]
+        values: Values = self.values[:, at]
         count = len(self.series)
         speed = round(own.uniform(*_OWN_SPEED), 2)
         grown = np.cumsum(self._grown()[:, at], axis=1) * speed
         start = np.nan_to_num(np.nanmin(self.values, axis=1, keepdims=True)) * speed
         level = np.where(self.measured[:, None], own.uniform(*_OWN_LEVEL, (count, 1)), 1.0)
-        counted = np.where(np.isnan(found), np.nan, np.round(start + grown, 3))
-        return np.where(self.counters[:, None], counted, found * level)
+        counted = np.where(np.isnan(values), np.nan, np.round(start + grown, 3))
+        return np.where(self.counters[:, None], counted, values * level)
 
     def _grown(self) -> Values:
         """Growth of each counter before each scrape; 0 after a reset or a gap."""
@@ -165,13 +165,13 @@ def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASI
     )
 
     async def read() -> list[str]:
-        found = []
+        texts = []
         for scrape in range(1, loop_scrapes + 1):
             for second in (scrape * SCRAPE_SECONDS - 1, scrape * SCRAPE_SECONDS):
                 clock.go_to(second * NS)
                 await agent.once()
-            found.append(agent.endpoint.text(exposition.TextFormat.PROMETHEUS))
-        return found
+            texts.append(agent.endpoint.text(exposition.TextFormat.PROMETHEUS))
+        return texts
 
     return asyncio.run(read())
 
@@ -187,13 +187,13 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
         fleets.collector(nodes, directory, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
         fleets.LoadProcess(server.port, nodes, directory / "streams") as loader,
     ):
-        found = []
+        texts = []
         for turn in range(_COLLECTOR_TURNS):
             loader.execute("prepare", turn, 1)
             loader.execute("post", fleets.CONNECTIONS)
             fleets.refreshes_of(server, 2)
-            found.append(harness.http_get(server.port, "/metrics"))
-    return loop_of(found, held)
+            texts.append(harness.http_get(server.port, "/metrics"))
+    return loop_of(texts, held)
 
 
 class SeriesWriter:

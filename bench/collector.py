@@ -96,12 +96,12 @@ def _requests(
     streams: Sequence[load.SourceLoad], prefixes: Sequence[list[bytes]], turn: int
 ) -> list[http_requests.Request]:
     variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
-    found = []
+    requests = []
     for number, own in enumerate(prefixes):
         samples = variants[number % len(variants)]
         parts = (p + s for p, s in zip(own, samples, strict=True))
-        found.append(http_requests.encode_request(PATH, parts))
-    return found
+        requests.append(http_requests.encode_request(PATH, parts))
+    return requests
 
 
 def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> list[bytes]:
@@ -111,21 +111,21 @@ def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> lis
         (now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND
         for row in range(load.ROWS)
     )
-    found = []
+    samples = []
     for position, stream in enumerate(streams):
         rows = load.rows_of(stream.schema, variant * 100 + position, turn)[-stream.rows :]
         own = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
         block = http_requests.encode_samples(rows.T.astype(np.float64), own)
         data, size = block.tobytes(), block.itemsize * len(rows)
-        found += [data[i : i + size] for i in range(0, len(data), size)]
-    return found
+        samples += [data[i : i + size] for i in range(0, len(data), size)]
+    return samples
 
 
 def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
     """Return the bytes before the samples of every column of a node: size and labels."""
     label = http_requests.encode_label
     node = label("instance", load.name(number))
-    found = []
+    prefixes = []
     for stream in streams:
         own = load.of_node(stream.schema, number)
         entities = [node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in own.entities]
@@ -134,8 +134,8 @@ def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
             for member in group.entities:
                 labels = metric + entities[member]
                 size = http_requests.SAMPLE.itemsize * stream.rows
-                found.append(http_requests.encode_series_head(labels, size))
-    return found
+                prefixes.append(http_requests.encode_series_head(labels, size))
+    return prefixes
 
 
 @dataclass(frozen=True, slots=True)

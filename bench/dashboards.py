@@ -114,18 +114,18 @@ def measure(
     rules: bool,
 ) -> ClusterQueryCost:
     """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
-    found = ClusterQueryCost(size.nodes)
+    cost = ClusterQueryCost(size.nodes)
     with load_database(query_database.prometheus(directory), size, cluster) as (running, span):
         record(running, chosen, span)
         for question in chosen:
-            found.answers[question] = running.ask(question, span)
+            cost.answers[question] = running.ask(question, span)
             if promql.recorded_in(question.expression):
                 plain = replace(question, expression=promql.expand(question.expression))
-                found.unrecorded[question] = running.ask(plain, span)
+                cost.unrecorded[question] = running.ask(plain, span)
         if rules:
-            found.compared = tuple(running.query_instant(text, span.end) for text in BY_KIND)
+            cost.compared = tuple(running.query_instant(text, span.end) for text in BY_KIND)
             for group in promql.rule_groups():
-                found.queried[group["name"]] = sum(
+                cost.queried[group["name"]] = sum(
                     min(
                         running.query_instant(promql.expand(rule["expr"]), span.end).seconds
                         for _ in range(TRIES)
@@ -134,11 +134,11 @@ def measure(
                 )
             with running.server.measure() as spent:
                 running.follow(directory, size.rules_seconds)
-                found.groups = running.rule_groups(2)
-            found.following = spent.share_of_core
-        found.series = running.series()
-        found.resident = running.server.memory().resident
-    return found
+                cost.groups = running.rule_groups(2)
+            cost.following = spent.share_of_core
+        cost.series = running.series()
+        cost.resident = running.server.memory().resident
+    return cost
 
 
 @contextmanager
@@ -185,30 +185,30 @@ def record(
         running.write(writer.write_requests(series, values))
 
 
-def report_costs(report: harness.BenchReport, found: ClusterQueryCost) -> None:
+def report_costs(report: harness.BenchReport, cost: ClusterQueryCost) -> None:
     """Report the results, scaled to the node count of a large cluster."""
     at = f"at {LARGE:,} nodes"
-    peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
+    peaks = {question: answer.peak * cost.times for question, answer in cost.answers.items()}
     report.ratio(
         f"peak samples, most expensive query, {at} / limit of Prometheus",
         max(peaks.values()) / MAX_SAMPLES,
         PEAK,
     )
-    rejected = sum(bool(answer.problem) for answer in found.answers.values())
+    rejected = sum(bool(answer.problem) for answer in cost.answers.values())
     report.ratio("queries that Prometheus rejects", rejected, REJECTED)
-    for question, plain in found.unrecorded.items():
-        answer = found.answers[question]
+    for question, plain in cost.unrecorded.items():
+        answer = cost.answers[question]
         if plain.peak:  # a rejected query has none
             report.ratio(f"peak samples, recorded / not, {question}", answer.peak / plain.peak)
-        report.figure(f"{question}, not recorded", _cost_text(plain, found.times))
-    if found.compared:
-        by_kind, together = found.compared
+        report.figure(f"{question}, not recorded", _cost_text(plain, cost.times))
+    if cost.compared:
+        by_kind, together = cost.compared
         report.ratio("time, PCIe errors of all kinds / by kind", together.seconds / by_kind.seconds)
-        report.figure("PCIe errors by kind, instant query", _cost_text(by_kind, found.times))
-        report.figure("PCIe errors of all kinds, instant query", _cost_text(together, found.times))
+        report.figure("PCIe errors by kind, instant query", _cost_text(by_kind, cost.times))
+        report.figure("PCIe errors of all kinds, instant query", _cost_text(together, cost.times))
     shares = {
-        name: min(found.queried[name], one.seconds) * found.times / one.interval_seconds
-        for name, one in found.groups.items()
+        name: min(cost.queried[name], one.seconds) * cost.times / one.interval_seconds
+        for name, one in cost.groups.items()
     }
     if shares:
         longest = max(shares, key=lambda name: shares[name])
@@ -216,25 +216,25 @@ def report_costs(report: harness.BenchReport, found: ClusterQueryCost) -> None:
         own = [share for name, share in shares.items() if name.endswith("recorded")]
         report.ratio(f"share of a core, recording rules {at}", 100 * sum(own), unit=" %")
         report.ratio(
-            f"share of a core, all rules {at}", 100 * found.following * found.times, unit=" %"
+            f"share of a core, all rules {at}", 100 * cost.following * cost.times, unit=" %"
         )
     report.figure(
         "Prometheus",
-        f"{found.nodes} nodes, {found.series:,} series, RSS {harness.mebibytes(found.resident)}",
+        f"{cost.nodes} nodes, {cost.series:,} series, RSS {harness.mebibytes(cost.resident)}",
     )
-    _report_dashboards(report, found)
+    _report_dashboards(report, cost)
     for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
-        one = found.groups[name]
+        one = cost.groups[name]
         report.figure(
             name,
-            f"{found.queried[name] * 1e3:.1f} ms as queries, {one.seconds * 1e3:.1f} ms evaluated by"
+            f"{cost.queried[name] * 1e3:.1f} ms as queries, {one.seconds * 1e3:.1f} ms evaluated by"
             f" Prometheus, every {one.interval_seconds:g} s; {one.series} resulting series",
         )
 
 
-def _report_dashboards(report: harness.BenchReport, found: ClusterQueryCost) -> None:
+def _report_dashboards(report: harness.BenchReport, cost: ClusterQueryCost) -> None:
     by_dashboard: dict[str, list[query_database.QueryCost]] = {}
-    for question, answer in found.answers.items():
+    for question, answer in cost.answers.items():
         by_dashboard.setdefault(question.dashboard, []).append(answer)
     for name, answers in by_dashboard.items():
         report.figure(
@@ -243,9 +243,9 @@ def _report_dashboards(report: harness.BenchReport, found: ClusterQueryCost) -> 
             f" {sum(a.samples for a in answers) / 1e6:,.1f} M samples read,"
             f" peak {max(a.peak for a in answers) / 1e6:,.2f} M",
         )
-    by_peak = sorted(found.answers.items(), key=lambda item: -item[1].peak)
+    by_peak = sorted(cost.answers.items(), key=lambda item: -item[1].peak)
     for question, answer in by_peak[:SHOWN]:
-        report.figure(f"most expensive: {question}", _cost_text(answer, found.times))
+        report.figure(f"most expensive: {question}", _cost_text(answer, cost.times))
 
 
 def _cost_text(answer: query_database.QueryCost, times: float) -> str:

@@ -162,18 +162,18 @@ def collector(nodes: int, directory: Path, **environment: str) -> harness.Server
 
 def refreshes_of(server: harness.ServerProcess, count: int) -> list[float]:
     """Return the duration in seconds of each of the next refreshes of all views, as they end."""
-    found = [_newest_refresh(server)]
+    refreshes = [_newest_refresh(server)]
     until = time.monotonic() + MAX_WAIT_SECONDS
-    while len(found) <= count:
+    while len(refreshes) <= count:
         time.sleep(_POLL_SECONDS)
         newest = _newest_refresh(server)
-        if newest != found[-1]:
-            found.append(newest)
+        if newest != refreshes[-1]:
+            refreshes.append(newest)
         elif time.monotonic() > until:
-            done = len(found) - 1
+            done = len(refreshes) - 1
             message = f"refreshes in {MAX_WAIT_SECONDS:g} s: {done}: expected {count}"
             raise harness.BenchError(message)
-    return found[1:]
+    return refreshes[1:]
 
 
 def _newest_refresh(server: harness.ServerProcess) -> float:

@@ -245,8 +245,8 @@ def start_victoria(directory: Path) -> ServerProcess:
 
 
 def _number(text: str, key: str) -> int:
-    found = re.search(rf"^{key}:\s*(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^{key}:\s*(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -288,10 +288,10 @@ class BenchReport:
 
     def has_program(self, program: str) -> bool:
         """True if a program is installed; otherwise the report states that its rows are left out."""
-        found = shutil.which(program) is not None
-        if not found:
+        is_installed = shutil.which(program) is not None
+        if not is_installed:
             self.figure(program, "not installed: left out")
-        return found
+        return is_installed
 
     def __str__(self) -> str:
         head = ("ratio", "measured", "aim", "")

@@ -177,10 +177,10 @@ class QueryDatabase:
 
     def series(self) -> int:
         """Return the number of series in Prometheus' head."""
-        found = re.search(
+        match = re.search(
             r"(?m)^prometheus_tsdb_head_series (\S+)", http_get(self.port, "/metrics")
         )
-        return int(float(found[1])) if found else 0
+        return int(float(match[1])) if match else 0
 
     def rule_groups(self, least: int) -> dict[str, RuleGroupCost]:
         """Return the least cost of each rule group, after at least `least` evaluations of each."""

@@ -60,7 +60,7 @@ def read_trace(path: Path = TRACE) -> list[TraceInstance]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     last_ns = max(_ns(row["deletion_time"]) or 0 for row in rows)
-    found = (
+    instances = (
         TraceInstance(
             _ns(row["scheduled_time"]) or 0,
             last_ns if (end := _ns(row["deletion_time"])) is None else end,
@@ -71,7 +71,7 @@ def read_trace(path: Path = TRACE) -> list[TraceInstance]:
         )
         for row in rows
     )
-    return sorted(one for one in found if one.start_ns < one.end_ns)
+    return sorted(one for one in instances if one.start_ns < one.end_ns)
 
 
 def _ns(text: str) -> int | None:
@@ -79,7 +79,7 @@ def _ns(text: str) -> int | None:
     return round(Decimal(text) * SECOND_NS) if text else None
 
 
-def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:
+def jobs_of_trace(instances: Iterable[TraceInstance]) -> list[ListedJob]:
     """Return the instances with GPUs, as jobs of a list that names no GPUs."""
     return [
         ListedJob(
@@ -90,19 +90,19 @@ def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:
             one.end_ns,
             unplaced=(UnnamedGpus("", one.gpus, "the trace names none"),),
         )
-        for one in found
+        for one in instances
         if one.gpus
     ]
 
 
 def nic_evidence(
-    found: Iterable[TraceInstance],
+    instances: Iterable[TraceInstance],
 ) -> tuple[list[evidence.Evidence], list[TraceInstance]]:
     """Return usage evidence of the NICs with claims on parts, and the instances with inexact parts."""
     claims: dict[str, list[evidence.MeteredClaim]] = defaultdict(list)
     inexact: list[TraceInstance] = []
     pools: dict[int, _NicPool] = {}
-    for one in sorted(found):
+    for one in sorted(instances):
         units = units_of_share(one.nic)
         if units is None:
             inexact.append(one)
@@ -223,7 +223,7 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
 
 def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     count = 0
     with ProcessStopwatch() as spent:
         for one in known:
@@ -233,11 +233,11 @@ def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter
                 count += len(entries)
                 for entry in entries:
                     if entry.tiling is Tiling.COMPUTE:
-                        found[entry.tenant] += int(entry.quantity)
-    return spent.cpu_seconds, count, found
+                        counts[entry.tenant] += int(entry.quantity)
+    return spent.cpu_seconds, count, counts
 
 
-def _wrong(found: Counter[str], known: Sequence[evidence.Evidence]) -> int:
+def _wrong(counts: Counter[str], known: Sequence[evidence.Evidence]) -> int:
     """Return the number of tenants that differ from a plain sum; time without a tenant is the remainder."""
     expected: Counter[str] = Counter()
     for one in known:
@@ -245,7 +245,7 @@ def _wrong(found: Counter[str], known: Sequence[evidence.Evidence]) -> int:
             expected[claim.tenant] += GPU_CAPACITY * (claim.end_ns - claim.start_ns)
     whole = GPU_CAPACITY * (MONTH.end_ns - MONTH.start_ns) * len(known)
     expected[""] = whole - expected.total()
-    return sum(found[tenant] != expected[tenant] for tenant in expected | found)
+    return sum(counts[tenant] != expected[tenant] for tenant in expected | counts)
 
 
 def _real(report: BenchReport) -> None:
@@ -254,8 +254,8 @@ def _real(report: BenchReport) -> None:
         report.figure("a real cluster's month", f"not measured: {TRACE} is missing")
         return
     with ProcessStopwatch() as metering:
-        found = read_trace()
-        listed = jobs_of_trace(found)
+        instances = read_trace()
+        listed = jobs_of_trace(instances)
         jobs = number_stand_ins(listed, "", GpuModels()).jobs
         gpu_days = 0
         ledger = []
@@ -275,10 +275,10 @@ def _real(report: BenchReport) -> None:
     differing = len(comparison.differences) + sum(bool(t.difference) for t in comparison.tenants)
     report.ratio("its jobs and tenants that differ from the job list (R3)", differing, EXACT)
     report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {comparing.cpu_seconds:.1f} s")
-    nics, inexact = nic_evidence(found)
+    nics, inexact = nic_evidence(instances)
     seconds = metering.cpu_seconds
     report.figure("a real month", f"{len(jobs):,} jobs, {gpu_days:,} GPU-days, {seconds:.1f} s")
-    exact = f"{len(found) - len(inexact):,} exact on {len(nics):,} NICs"
+    exact = f"{len(instances) - len(inexact):,} exact on {len(nics):,} NICs"
     report.figure("its parts of NICs", f"{exact}, {len(inexact):,} reported as inexact")
 
 

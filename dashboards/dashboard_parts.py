@@ -44,8 +44,8 @@ class DashboardVariable:
 
     def build(self) -> build.QueryVariable:
         """Build Grafana's variable."""
-        if found := problems(self.selector):
-            message = f"invalid variable {self.name}: {'; '.join(found)}"
+        if faults := problems(self.selector):
+            message = f"invalid variable {self.name}: {'; '.join(faults)}"
             raise ValueError(message)
         variable = (
             build.QueryVariable(self.name)
@@ -74,8 +74,8 @@ class DashboardAnnotation(Builder[AnnotationQuery]):
 
     def build(self) -> AnnotationQuery:
         """Build Grafana's annotation query."""
-        if found := problems(self.expression):
-            message = f"invalid marks {self.name}: {'; '.join(found)}"
+        if faults := problems(self.expression):
+            message = f"invalid marks {self.name}: {'; '.join(faults)}"
             raise ValueError(message)
         return _PrometheusAnnotation(self)
 
@@ -116,10 +116,10 @@ def claim_marks(where: str = "") -> DashboardAnnotation:
 def settings_marks(where: str = "") -> DashboardAnnotation:
     """Annotations at changes of NIC settings: old and new settings coexist for a while."""
     seen = f"last_over_time(railscope_nic_settings_info{where}[$__rate_interval])"
-    found = f"count by (node, interface) ({seen}) > 1"
+    changed = f"count by (node, interface) ({seen}) > 1"
     text = "settings of {{interface}} on {{node}} changed"
     return DashboardAnnotation(
-        "Configuration changes", found, text, "orange", ("node", "interface")
+        "Configuration changes", changed, text, "orange", ("node", "interface")
     )
 
 

@@ -345,8 +345,8 @@ def _text_map(texts: Mapping[int, tuple[str, str]]) -> ValueMap:
 
 
 def _thresholds(steps: Steps) -> build.ThresholdsConfig:
-    found = [Threshold(value, colour) for value, colour in steps]
-    return build.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(found)
+    thresholds = [Threshold(value, colour) for value, colour in steps]
+    return build.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(thresholds)
 
 
 def _cell(column: Column) -> list[DynamicConfigValue]:

@@ -44,8 +44,8 @@ class QueryWindow:
         fitting = [step for step in _ROUND_SECONDS if step >= wanted]
         step = float(fitting[0] if fitting else wanted)
         first = np.ceil(self.start / step)
-        found = np.arange(first, np.floor(self.end / step) + 1) * step
-        return found if len(found) else np.array([self.end])
+        times = np.arange(first, np.floor(self.end / step) + 1) * step
+        return times if len(times) else np.array([self.end])
 
     def rate_interval(self, step_seconds: float = 0.0) -> str:
         """$__rate_interval: long enough for a rate, whatever the step and the scrape times."""
@@ -124,19 +124,19 @@ class Prometheus:
 
     async def query_instant(self, expression: str, at: float) -> QueryResult:
         """Evaluate an expression at one timestamp."""
-        found = await self.get("query", query=expression, time=str(at))
-        if found["resultType"] == "scalar":
-            found["result"] = [{"metric": {}, "value": found["result"]}]
+        data = await self.get("query", query=expression, time=str(at))
+        if data["resultType"] == "scalar":
+            data["result"] = [{"metric": {}, "value": data["result"]}]
         series = (
             ResultSeries(one["metric"], np.array([float(one["value"][1])]))
-            for one in found["result"]
+            for one in data["result"]
         )
         return QueryResult(np.array([at]), tuple(series))
 
     async def query_range(self, expression: str, times: Numbers) -> QueryResult:
         """Evaluate an expression at evenly spaced timestamps."""
         step = float(times[1] - times[0]) if len(times) > 1 else 1.0
-        found = await self.get(
+        data = await self.get(
             "query_range",
             query=expression,
             start=str(times[0]),
@@ -144,7 +144,7 @@ class Prometheus:
             step=str(step),
         )
         series = []
-        for one in found["result"]:
+        for one in data["result"]:
             values = np.full(len(times), np.nan)
             for instant, value in one["values"]:
                 values[round((float(instant) - times[0]) / step)] = float(value)
@@ -240,11 +240,11 @@ async def query_dashboard(
         )
 
     panels = [panel for panel in dashboard["panels"] if "targets" in panel]
-    found = await asyncio.gather(*map(panel_answers, panels))
+    answers = await asyncio.gather(*map(panel_answers, panels))
     marks = await asyncio.gather(
         *(run_query(each, points) for each in dashboard["annotations"]["list"])
     )
-    by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
+    by_number = {panel["id"]: each for panel, each in zip(panels, answers, strict=True)}
     return DashboardResults(window, choices, by_number, tuple(marks))
 
 

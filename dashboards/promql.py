@@ -122,8 +122,8 @@ def metrics_in(expression: str) -> frozenset[str]:
 
 def detail_of(expression: str) -> MetricDetail:
     """Return the smallest detail of the metrics endpoint that contains all metrics of an expression."""
-    found = filter(None, map(metric_named, metrics_in(expression)))
-    needed = {metric.detail for metric in found}
+    metrics = filter(None, map(metric_named, metrics_in(expression)))
+    needed = {metric.detail for metric in metrics}
     return next(detail for detail in reversed(MetricDetail) if detail in {*needed, BASIC})
 
 

@@ -172,8 +172,8 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
 
     Raises ValueError if the catalog does not declare a name in the expression.
     """
-    if found := problems(expression):
-        message = f"invalid expression {expression}: {'; '.join(found)}"
+    if faults := problems(expression):
+        message = f"invalid expression {expression}: {'; '.join(faults)}"
         raise ValueError(message)
     made_of = expand(expression)
     metrics = tuple(_metrics_of(made_of))

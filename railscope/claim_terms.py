@@ -42,8 +42,8 @@ class SlotsError(ValueError):
 
 def parse_slots(text: str) -> tuple[int, int]:
     """Parse a range of slots such as `0-420`. Raises SlotsError."""
-    found = _SLOTS.fullmatch(text)
-    low, high = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = _SLOTS.fullmatch(text)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
     if not low < high <= GPU_CAPACITY:
         message = f"invalid slot range {text[:50]!r}: expected START-END such as 0-{GPU_CAPACITY}"
         raise SlotsError(message)
@@ -65,10 +65,10 @@ class ShareError(ValueError):
 
 def parse_share(text: str) -> Fraction:
     """Parse a fraction such as `3/8`. Raises ShareError."""
-    found = _RATIO.fullmatch(text)
-    if found is None or not int(found[2]):
+    match = _RATIO.fullmatch(text)
+    if match is None or not int(match[2]):
         raise _invalid(text)
-    return _check_share(text, Fraction(int(found[1]), int(found[2])))
+    return _check_share(text, Fraction(int(match[1]), int(match[2])))
 
 
 def parse_written_share(text: str) -> Fraction:

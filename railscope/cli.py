@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
     for error in group.exceptions:
-        found += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        errors += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return errors

@@ -205,15 +205,15 @@ def _state_prefix(prefix: str) -> str:
 
 def _info_lines(schema: Schema, selection: MetricSelection) -> dict[str, dict[str, str]]:
     """Return info samples by metric and identity, for every entity that has facts."""
-    found: dict[str, dict[str, str]] = {}
+    lines: dict[str, dict[str, str]] = {}
     for entity in schema.entities:
         metric = INFO.get(entity.kind.name)
         if not metric or not entity.facts or not selection.contains(metric, schema.stream):
             continue
         facts = [(name, entity.facts.get(name, "")) for name in entity.kind.facts]
         identity = entity_prefix(metric, entity)
-        found.setdefault(metric.name, {})[identity] = entity_prefix(metric, entity, facts) + "1\n"
-    return found
+        lines.setdefault(metric.name, {})[identity] = entity_prefix(metric, entity, facts) + "1\n"
+    return lines
 
 
 def declared(name: str) -> Metric:

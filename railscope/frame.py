@@ -83,8 +83,8 @@ class Schema:
     @staticmethod
     def ordered(columns: Iterable[Column]) -> list[int]:
         """Return the positions of the columns in schema order: by metric, else in order of discovery."""
-        found = list(columns)
-        return sorted(range(len(found)), key=lambda i: ORDER[found[i][0].name])
+        ordered = list(columns)
+        return sorted(range(len(ordered)), key=lambda i: ORDER[ordered[i][0].name])
 
     @cached_property
     def entities(self) -> tuple[Entity, ...]:

@@ -128,15 +128,15 @@ class PodShareRequests:
 def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     """Return a pod's requests, by the first sharing system that it uses."""
     for read in _READERS:
-        found = PodShareRequests()
+        requests = PodShareRequests()
         try:
-            found.parts += _sum_by_device(read(pod, memory))
+            requests.parts += _sum_by_device(read(pod, memory))
         except RequestError as error:
-            found.problems.append(
+            requests.problems.append(
                 f"reading the GPU shares of pod {pod.namespace}/{pod.name} failed: {error}"
             )
-        if found:
-            return found
+        if requests:
+            return requests
     return PodShareRequests()
 
 
@@ -153,8 +153,8 @@ def _sum_by_device(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
             None if part.share is None or before is None else min(before + part.share, Fraction(1))
         )
         named[part.place] = total
-    found = [RequestedShare(place, share) for place, share in named.items()]
-    return found + [
+    shares = [RequestedShare(place, share) for place, share in named.items()]
+    return shares + [
         RequestedShare(None, share, min(count, MAX_COUNT)) for share, count in counts.items()
     ]
 
@@ -182,11 +182,11 @@ def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fra
 def _number(texts: Mapping[str, str], name: str) -> int:
     """Parse a whole number in Kubernetes' quantity notation; 0 if missing."""
     text = texts.get(name, "0").strip()
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
         message = f"invalid {name}: {text[:50]!r}: expected a quantity such as 4 or 8Gi"
         raise RequestError(message)
-    return int(found[1]) * _FACTORS[found[2] or ""]
+    return int(match[1]) * _FACTORS[match[2] or ""]
 
 
 def _indices(text: str, what: str) -> list[int]:
@@ -253,9 +253,9 @@ def _volcano_vgpu(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedSh
     of = "volcano.sh/vgpu-"
     names = (f"{of}number", f"{of}memory", f"{of}memory-percentage", f"{of}cores")
     if f"{of}ids-new" in pod.annotations or any(f"{of}number" in c.limits for c in pod.containers):
-        found = list(_virtual(pod, memory, f"{of}ids-new", names))
+        shares = list(_virtual(pod, memory, f"{of}ids-new", names))
         whole = sum(_number(c.limits, f"{of}number") for c in pod.containers)
-        yield from found or ([RequestedShare(None, None, whole)] if whole else [])
+        yield from shares or ([RequestedShare(None, None, whole)] if whole else [])
 
 
 def _volcano_gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:

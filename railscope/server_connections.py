@@ -44,12 +44,12 @@ CLOSE_REASONS = ("busy", "evicted", "timeout", "descriptors")
 def source_of(address: str) -> str:
     """Return the host that an address belongs to: in IPv6 one network counts as one host."""
     try:
-        found = ip_address(address.partition("%")[0])
+        parsed = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(found, IPv6Address) and not found.ipv4_mapped:
-        return str(int(found) >> (128 - _NETWORK_BITS))
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    if isinstance(parsed, IPv6Address) and not parsed.ipv4_mapped:
+        return str(int(parsed) >> (128 - _NETWORK_BITS))
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 @dataclass(eq=False, slots=True)

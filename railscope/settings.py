@@ -103,15 +103,15 @@ def _from_environment(
 ) -> dict[str, dict[str, Any]]:
     """Return the setting in each environment variable with the prefix."""
     known = {key.upper().replace(".", "__"): key for key, *_ in _leaves(kind)}
-    found = {}
+    values = {}
     for name, value in environment.items():
         if name.startswith(prefix):
             suffix = name.removeprefix(prefix)
             if suffix not in known:
                 message = f"unknown environment variable {name}{_nearest(suffix, known)}"
                 raise SettingsError(message)
-            found[name] = _nest({known[suffix]: value}, ".")
-    return found
+            values[name] = _nest({known[suffix]: value}, ".")
+    return values
 
 
 def _nest(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
@@ -155,12 +155,12 @@ def _check_value(hint: Any, key: str, value: Any, where: str) -> Any:
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
     message = f"invalid {key} in {where}: {shown}: expected {expectation(hint)}"
     try:
-        found = msgspec.convert(value, hint, strict=False)
+        converted = msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(message) from error
-    if isinstance(found, float) and not math.isfinite(found):
+    if isinstance(converted, float) and not math.isfinite(converted):
         raise SettingsError(message)
-    if isinstance(found, int | float) and abs(found) > MAX_NUMBER:
+    if isinstance(converted, int | float) and abs(converted) > MAX_NUMBER:
         message = f"{message}, at most {MAX_NUMBER}"
         raise SettingsError(message)
     return value
@@ -226,7 +226,7 @@ class SettingField(msgspec.Struct, frozen=True):
 
 def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
     """Return every setting by its dotted key. Raises TypeError for one without a docstring."""
-    found: list[tuple[str, SettingField]] = []
+    settings: list[tuple[str, SettingField]] = []
     for key, section, info, hint in _leaves(kind):
         text = _docstrings(section).get(info.name)
         if text is None:
@@ -236,8 +236,8 @@ def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
         default = info.default if made is msgspec.NODEFAULT else made()
         is_choice = typing.get_origin(hint) is Literal
         type_name = "str" if is_choice else getattr(_plain(hint), "__name__", str(hint))
-        found.append((key, SettingField(text, default, type_name)))
-    return found
+        settings.append((key, SettingField(text, default, type_name)))
+    return settings
 
 
 def _leaves(

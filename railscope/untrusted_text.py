@@ -59,15 +59,15 @@ def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
     The length is bounded first: Python computes `Fraction("1e999999999")` in one call that no signal
     interrupts, and `int()` rejects more than 4300 digits with an error of its own.
     """
-    found = Fraction(text) if _DECIMAL.fullmatch(text) else None
-    if found is None or (minimum is not None and found < minimum):
+    number = Fraction(text) if _DECIMAL.fullmatch(text) else None
+    if number is None or (minimum is not None and number < minimum):
         least = "" if minimum is None else f", at least {minimum}"
         message = (
             f"{quote_text(text)}: expected a decimal number such as 12.50{least}, with at most "
             f"{MAX_DIGITS} digits before the point and {MAX_PLACES} after it"
         )
         raise NumberError(message)
-    return found
+    return number
 
 
 def parse_whole(text: str, limit: int) -> int:
@@ -106,8 +106,8 @@ def convert_json(value: Any, shape: type[Shape]) -> Shape:
     try:
         return msgspec.convert(value, shape, strict=True)
     except msgspec.ValidationError as error:
-        found = _AT.fullmatch(str(error))
-        what, field = (found[1], found[2]) if found else (str(error), "")
+        match = _AT.fullmatch(str(error))
+        what, field = (match[1], match[2]) if match else (str(error), "")
         reason = what[:1].lower() + what[1:]
         raise ShapeError(
             field, f"{format_json_value(_value_at(value, field))}: {reason}"

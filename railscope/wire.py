@@ -222,18 +222,18 @@ def schema_hash(wire: WireSchema) -> bytes:
 
 def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
     """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    rails: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
         if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
-            found[entity.kind, entity.key] = int(rail)
+            rails[entity.kind, entity.key] = int(rail)
 
     def rail_of(entity: WireEntity) -> int:
         kind = KINDS.get(entity.kind)
         if kind is None:
             return NO_RAIL
         whole = kind.outermost
-        return found.get((whole.name, entity.key[: len(whole.labels)]), NO_RAIL)
+        return rails.get((whole.name, entity.key[: len(whole.labels)]), NO_RAIL)
 
     return tuple(rail_of(entity) for entity in wire.entities)
 

@@ -57,8 +57,8 @@ def simulate(
 ) -> None:
     """Write a capture of a simulated GPU node, with 8 GPUs (4 with gb200) and a rail each, to DIRECTORY."""
     try:
-        found = find_model(model)
-        spec = NodeSpec(gpus=found.per_node, model=found.name, **choices)
+        device_model = find_model(model)
+        spec = NodeSpec(gpus=device_model.per_node, model=device_model.name, **choices)
         write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:
         raise click.ClickException(str(error)) from error

@@ -41,12 +41,12 @@ class CounterTable:
 
     def show(self, values: Mapping[str, int]) -> dict[str, int]:
         """Return all counters, given the port values."""
-        found = self.zeros | {name: values[value] for name, value in self.port_counters.items()}
+        shown = self.zeros | {name: values[value] for name, value in self.port_counters.items()}
         for name, limit in self.maximum.items():
-            found[name] = min(found[name], limit)
+            shown[name] = min(shown[name], limit)
         for name in self.wraps:
-            found[name] %= _WRAP
-        return found
+            shown[name] %= _WRAP
+        return shown
 
 
 def _expand_names(names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -75,11 +75,11 @@ ETHTOOL = data.read_table("ethtool_statistics", dict[str, CounterTable])
 def ethtool_statistics(cable: fabric.Cable) -> dict[str, int]:
     """Return the statistics of `ethtool -S`, in the order of the driver."""
     table = ETHTOOL[cable.port.nic.driver]
-    found = table.show(port_values(cable))
+    statistics = table.show(port_values(cable))
     if not cable.settings.pausing:
         for name in table.only_with_pfc:
-            del found[name]
-    return found
+            del statistics[name]
+    return statistics
 
 
 def counters(cable: fabric.Cable) -> dict[str, int] | None:
@@ -104,22 +104,22 @@ def optional_counters(cable: fabric.Cable) -> dict[str, int]:
 def port_values(cable: fabric.Cable) -> dict[str, int]:
     """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
     seen = cable.counters
-    found = {name: getattr(seen, name) for name in _COUNTED}
+    counts = {name: getattr(seen, name) for name in _COUNTED}
     for direction, flow in (("sent", seen.sent), ("received", seen.received)):
-        found[f"rdma_{direction}_packets"] = flow.packets
-        found[f"rdma_{direction}_words"] = flow.words
-        found[f"rdma_{direction}_bytes"] = flow.data_bytes
-        found[f"datagram_{direction}_bytes"] = (
+        counts[f"rdma_{direction}_packets"] = flow.packets
+        counts[f"rdma_{direction}_words"] = flow.words
+        counts[f"rdma_{direction}_bytes"] = flow.data_bytes
+        counts[f"datagram_{direction}_bytes"] = (
             flow.data_bytes - flow.packets * _ETHERNET_HEADER_BYTES
         )
-    found |= _wire_values(seen) | _pause_values(seen)
-    found["corrected_bits"] = sum(seen.corrected_bits)
+    counts |= _wire_values(seen) | _pause_values(seen)
+    counts["corrected_bits"] = sum(seen.corrected_bits)
     for lane, corrected in enumerate(seen.corrected_bits):
-        found[f"lane_{lane}_corrected_bits"] = corrected
-    found["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
-    found["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
-    found["write_stalled_seconds"] = seen.write_stalled_ns // spec.NS_PER_SECOND
-    return found
+        counts[f"lane_{lane}_corrected_bits"] = corrected
+    counts["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
+    counts["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
+    counts["write_stalled_seconds"] = seen.write_stalled_ns // spec.NS_PER_SECOND
+    return counts
 
 
 _COUNTED = tuple(one.name for one in fields(port.PortCounters) if isinstance(one.default, int))
@@ -128,22 +128,22 @@ _COUNTED = tuple(one.name for one in fields(port.PortCounters) if isinstance(one
 def _wire_values(seen: port.PortCounters) -> dict[str, int]:
     """Return all traffic of the port, by priority, and the part of the kernel: frames of LLDP."""
     wire, frames = port.on_the_wire(seen), seen.neighbour_frames
-    found = {
+    counts = {
         "wire_received_unicast": wire.received_packets - frames,
         "wire_sent_unicast": wire.sent_packets - frames,
         "kernel_packets": frames,
         "kernel_bytes": frames * port.NEIGHBOUR_FRAME_BYTES,
         "kernel_events": 2 * frames,
     }
-    found |= {f"wire_{name}": value for name, value in wire._asdict().items()}
+    counts |= {f"wire_{name}": value for name, value in wire._asdict().items()}
     for priority, traffic in enumerate(port.by_priority(seen)):
         for name, value in traffic._asdict().items():
-            found[f"priority_{priority}_{name}"] = value
-    return found
+            counts[f"priority_{priority}_{name}"] = value
+    return counts
 
 
 def _pause_values(seen: port.PortCounters) -> dict[str, int]:
-    found = {
+    counts = {
         "paused_us": seen.paused_ns // spec.NS_PER_US,
         "pausing_us": seen.pausing_ns // spec.NS_PER_US,
     }
@@ -151,9 +151,9 @@ def _pause_values(seen: port.PortCounters) -> dict[str, int]:
         ("received", seen.pause_frames_received),
         ("sent", seen.pause_frames_sent),
     ):
-        found[f"pauses_{direction}"] = frames // 2
-        found[f"xon_{direction}"], found[f"xoff_{direction}"] = xon_and_xoff(frames)
-    return found
+        counts[f"pauses_{direction}"] = frames // 2
+        counts[f"xon_{direction}"], counts[f"xoff_{direction}"] = xon_and_xoff(frames)
+    return counts
 
 
 def xon_and_xoff(frames: int) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def _dcb(cable: fabric.Cable) -> dict[str, Json]:
         (port.DSCP_OF_NOTIFICATIONS, port.NOTIFICATION),
     )
     shared = [p in {port.BEST_EFFORT, port.LOSSLESS} for p in port.PRIORITIES]
-    found: dict[str, Json] = {
+    attributes: dict[str, Json] = {
         "pfc": {
             "capacity": 8,
             "enabled": [port.LOSSLESS] if settings.pausing else [],
@@ -95,9 +95,9 @@ def _dcb(cable: fabric.Cable) -> dict[str, Json]:
         "dcbx": ["host", "ieee"],
     }
     if driver == "mlx5_core":
-        found["buffer"] = _buffers(pausing=settings.pausing)
-        found["maximum_rate_kilobits"] = [0] * len(port.PRIORITIES)
-    return found
+        attributes["buffer"] = _buffers(pausing=settings.pausing)
+        attributes["maximum_rate_kilobits"] = [0] * len(port.PRIORITIES)
+    return attributes
 
 
 def _pause_frames(cable: fabric.Cable) -> dict[str, list[int]]:
@@ -165,7 +165,7 @@ def _link_modes(cable: fabric.Cable) -> dict[str, Json]:
         "copper" if cable.port.rail is None else "optical"
     ]
     supported = modes[str(cable.port.gigabits)]
-    found: dict[str, Json] = {
+    attributes: dict[str, Json] = {
         "duplex": "full" if cable.up else "unknown",
         "autonegotiation": False,
         "supported": supported,
@@ -173,22 +173,22 @@ def _link_modes(cable: fabric.Cable) -> dict[str, Json]:
         "peer": [],
     }
     if cable.up:
-        found |= {"speed_megabits": cable.gigabits * 1000, "lanes": cable.lanes}
-    return found
+        attributes |= {"speed_megabits": cable.gigabits * 1000, "lanes": cable.lanes}
+    return attributes
 
 
 def _link_state(cable: fabric.Cable, scenario: str) -> dict[str, Json]:
     """Return the link state; mlx5 adds the reason for a down link and the number of its losses."""
-    found: dict[str, Json] = {"up": cable.up}
+    attributes: dict[str, Json] = {"up": cable.up}
     driver = cable.port.nic.driver
     if driver == "mlx5_core" and not cable.up:
         state, substate = _LINK_DOWN_STATES.get(scenario, ("Link training failure", ""))
-        found["extended_state"] = state
+        attributes["extended_state"] = state
         if substate:
-            found["extended_substate"] = substate
+            attributes["extended_substate"] = substate
     if driver in {"mlx5_core", "bnxt_en"}:
-        found["down_events"] = cable.counters.link_downs
-    return found
+        attributes["down_events"] = cable.counters.link_downs
+    return attributes
 
 
 _ECN_CAPABLE = 2

@@ -57,7 +57,7 @@ def show_interfaces(model: node_model.NodeModel, into: CaptureMoment) -> None:
     paths = {device.address: device.path for device in model.machine.pci}
     for cable in model.present_cables:
         port = cable.port
-        found = driver_counters.ethtool_statistics(cable)
+        statistics = driver_counters.ethtool_statistics(cable)
         _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
         driver = (
             port.nic.driver,
@@ -65,7 +65,7 @@ def show_interfaces(model: node_model.NodeModel, into: CaptureMoment) -> None:
             port.nic.interface_firmware,
             port.pci_address,
         )
-        _show_ethtool(into, port.interface, driver, found)
+        _show_ethtool(into, port.interface, driver, statistics)
     _show_management(
         into, model.server.traffic[node_hardware.ETHERNET], paths[node_hardware.MANAGEMENT_ADDRESS]
     )

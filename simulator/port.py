@@ -130,8 +130,8 @@ class PriorityTraffic(NamedTuple):
 
 def by_priority(seen: PortCounters) -> list[PriorityTraffic]:
     """Split a port's traffic by priority: RDMA, notifications, and everything else."""
-    found = [PriorityTraffic()] * len(PRIORITIES)
-    found[LOSSLESS] = _rdma(
+    traffic = [PriorityTraffic()] * len(PRIORITIES)
+    traffic[LOSSLESS] = _rdma(
         seen.sent.less(seen.astray_sent),
         seen.received.less(seen.astray_received),
         seen.dropped.less(seen.astray_dropped),
@@ -141,11 +141,11 @@ def by_priority(seen: PortCounters) -> list[PriorityTraffic]:
     frame_bytes = frames * (NEIGHBOUR_FRAME_BYTES + CHECKSUM_BYTES)
     neighbours = PriorityTraffic(frame_bytes, frames, 0, frame_bytes, frames)
     pairs = zip(astray, neighbours, strict=True)
-    found[BEST_EFFORT] = PriorityTraffic(*(one + other for one, other in pairs))
+    traffic[BEST_EFFORT] = PriorityTraffic(*(one + other for one, other in pairs))
     frame = NOTIFICATION_FRAME_BYTES + CHECKSUM_BYTES
     handled, sent = seen.notifications_handled, seen.notifications_sent
-    found[NOTIFICATION] = PriorityTraffic(handled * frame, handled, 0, sent * frame, sent)
-    return found
+    traffic[NOTIFICATION] = PriorityTraffic(handled * frame, handled, 0, sent * frame, sent)
+    return traffic
 
 
 def _rdma(sent: TrafficFlow, received: TrafficFlow, dropped: TrafficFlow) -> PriorityTraffic:

@@ -29,12 +29,12 @@ def show_rdma_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
         into.names[f"{directory}/device/net"] = [port.interface]
         _show_files(into, directory, _device_files(cable))
         _show_gids(into, cable)
-        found = driver_counters.hw_counters(cable)
+        counters = driver_counters.hw_counters(cable)
         _show_counters(into, directory, "counters", driver_counters.counters(cable))
-        _show_counters(into, directory, "hw_counters", found)
-        found.pop("lifespan")
+        _show_counters(into, directory, "hw_counters", counters)
+        counters.pop("lifespan")
         call = f"netlink.rdma_statistics({port.rdma_device},1)"
-        into.calls[call] = found | driver_counters.optional_counters(cable)
+        into.calls[call] = counters | driver_counters.optional_counters(cable)
     for bridge in bridges:
         _show_bridge(into, bridge, paths[bridge.pci_address])
 

@@ -52,23 +52,23 @@ def _show_nic_directories(
     rdma = f"{_RDMA}/{port.rdma_device}"
     into.names[net] = sorted(entries[net])
     paths = (pci, f"{net}/device", f"{rdma}/device")
-    found = set().union(*(entries[path] for path in paths), _OF_ALL_DEVICES, {"infiniband"})
-    into.names[f"{net}/device"] = sorted(found)
+    names = set().union(*(entries[path] for path in paths), _OF_ALL_DEVICES, {"infiniband"})
+    into.names[f"{net}/device"] = sorted(names)
     into.names[f"{net}/device/infiniband"] = [port.rdma_device]
     into.links[f"{net}/device/driver"] = into.links[f"{pci}/driver"]
 
 
 def _entries(seen: CaptureMoment) -> dict[str, set[str]]:
     """Return the entries of all directories that a `CaptureMoment` has content for."""
-    found: dict[str, set[str]] = defaultdict(set)
+    entries: dict[str, set[str]] = defaultdict(set)
     for section in (seen.files, seen.links):
         for path, content in section.items():
             if path.startswith((_NET, _RDMA, _PCI)) and not isinstance(content, dict):
                 directory, _, name = path.rpartition("/")
-                while name and name not in found[directory]:
-                    found[directory].add(name)
+                while name and name not in entries[directory]:
+                    entries[directory].add(name)
                     directory, _, name = directory.rpartition("/")
-    return found
+    return entries
 
 
 class NicRemoval:

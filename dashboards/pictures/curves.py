@@ -130,9 +130,9 @@ def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
     """Return round values of a unit between two values."""
     divisor = fields.UNITS[unit](max(abs(low), abs(high))).divisor
     locator = MaxNLocator(nbins=max(most, 1), steps=[1, 2, 2.5, 5, 10])
-    found = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
+    ticks = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
     near = 1e-9 * (high - low)
-    return [float(tick) for tick in found if low - near <= tick <= high + near]
+    return [float(tick) for tick in ticks if low - near <= tick <= high + near]
 
 
 class _ValueAxis:
@@ -182,12 +182,12 @@ class _CurvePath:
 
     def areas(self) -> list[list[tuple[float, float]]]:
         """Return the areas between both edges."""
-        found = []
+        polygons = []
         for run in self._runs():
             upper = zip(self.places[run], self.high[run], strict=True)
             lower = zip(self.places[run][::-1], self.low[run][::-1], strict=True)
-            found.append([*upper, *lower])
-        return found
+            polygons.append([*upper, *lower])
+        return polygons
 
     def bars(self) -> list[list[tuple[float, float]]]:
         """Return a bar for each value that is not 0."""
@@ -262,23 +262,23 @@ def draw_bands(
 ) -> bool:
     """Draw a panel of states; return True if there is any."""
     form = format_of(panel["fieldConfig"], "Value", numeric=True)
-    found = [
+    bands = [
         (name_of(target, dict(one.labels)), answer.times, one.values)
         for target, answer in zip(panel["targets"], answers, strict=True)
         for one in answer.series
         if np.isfinite(one.values).any()
     ]
-    if not found:
+    if not bands:
         plot.draw_no_data(scene.canvas, box)
         return False
-    widest = max(width_of(name, SMALL) for name, _, _ in found)
+    widest = max(width_of(name, SMALL) for name, _, _ in bands)
     left = min(widest, box.width * _MAX_NAME_SHARE) + 10
     field = box.shrink(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
     across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
-    pitch = field.height / len(found)
+    pitch = field.height / len(bands)
     thick = min(pitch * float(panel["options"]["rowHeight"]), _THICKEST)
-    for position, (name, times, values) in enumerate(found):
+    for position, (name, times, values) in enumerate(bands):
         middle = field.top + (position + 0.5) * pitch
         place = (field.left - 8, middle)
         scene.canvas.text(place, name, size=SMALL, side="right", max_width=left - 10)
@@ -312,16 +312,16 @@ def draw_stats(
     if wanted != (["lastNotNull"], "value", "none"):
         message = f"unsupported options of a number: {wanted}: expected lastNotNull, value, none"
         raise UnsupportedFeatureError(message)
-    found = [
+    stats = [
         (name_of({"legendFormat": "__auto", **target}, dict(one.labels)), float(one.values[-1]))
         for target, answer in zip(panel["targets"], answers, strict=True)
         for one in answer.series
     ]
-    if not found:
+    if not stats:
         plot.draw_no_data(scene.canvas, box, form.nothing or "No data")
         return False
-    share = box.width / len(found)
-    for position, (name, value) in enumerate(found):
+    share = box.width / len(stats)
+    for position, (name, value) in enumerate(stats):
         cell = Box(box.left + position * share, box.top, share, box.height)
         text, max_width = form.text(value), cell.width * _WIDTH_SHARE
         fitting = _LARGEST * 0.97 * max_width / max(width_of(text, _LARGEST, "bold"), 1)
@@ -336,7 +336,7 @@ def draw_stats(
             max_width=max_width,
             weight="bold",
         )
-        if len(found) > 1:
+        if len(stats) > 1:
             below = (across, cell.bottom - 8)
             scene.canvas.text(below, name, size=11, side="center", max_width=max_width)
     return True

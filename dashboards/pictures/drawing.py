@@ -120,10 +120,10 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
 
 def _reduce_colours(drawn: Colours, shades: int) -> Colours:
     """Return colours that represent all colours of a picture."""
-    found = Image.fromarray(drawn).quantize(
+    reduced = Image.fromarray(drawn).quantize(
         shades, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
     )
-    palette: Colours = np.array(found.getpalette(), np.uint8).reshape(-1, 3)
+    palette: Colours = np.array(reduced.getpalette(), np.uint8).reshape(-1, 3)
     return palette[:shades]
 
 

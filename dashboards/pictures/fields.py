@@ -238,9 +238,9 @@ def _mapped_values(mappings: Sequence[Json]) -> dict[str, ValueMapping]:
     texts = {}
     for mapping in mappings:
         _check_known(mapping["type"], ("value",), "mapping of values")
-        for value, found in mapping["options"].items():
-            colour = _colour(found["color"]) if "color" in found else ""
-            texts[value] = ValueMapping(found.get("text", ""), colour)
+        for value, mapped in mapping["options"].items():
+            colour = _colour(mapped["color"]) if "color" in mapped else ""
+            texts[value] = ValueMapping(mapped.get("text", ""), colour)
     return texts
 
 

@@ -227,10 +227,10 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
 
 async def _has_scraped(prometheus: prometheus_api.Prometheus) -> bool:
     try:
-        found = await prometheus.query_instant("up == 1", time.time())
+        result = await prometheus.query_instant("up == 1", time.time())
     except prometheus_api.PrometheusError:
         return False
-    return len(found.series) > len(SITE_NODES)
+    return len(result.series) > len(SITE_NODES)
 
 
 async def _run(directory: Path, seconds: int, to: Path) -> None:

@@ -35,7 +35,7 @@ class TableFrame:
 
 def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
     """Return the tables of answers by letter; a value column has the letter if there are several."""
-    found = []
+    frames = []
     for letter, answer in answers:
         value = f"Value #{letter}" if len(answers) > 1 else "Value"
         labels = dict.fromkeys(name for one in answer.series for name in sorted(one.labels))
@@ -47,8 +47,8 @@ def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
             }
             for one in answer.series
         ]
-        found.append(TableFrame(("Time", *labels, value) if rows else (), tuple(rows)))
-    return found
+        frames.append(TableFrame(("Time", *labels, value) if rows else (), tuple(rows)))
+    return frames
 
 
 def transform(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:

@@ -112,17 +112,17 @@ def _hashes_beside(
 ) -> tuple[list[Hash], int]:
     """Return the hashes beside the path from the root to a leaf, down to the last subtree; and its start."""
     start, end = 0, size
-    found = []
+    hashes = []
     while not is_last(start, end):
         left = 1 << ((end - start - 1).bit_length() - 1)  # a power of two, below the size
         middle = start + left
         if index < middle:
-            found.append(_range_hash(nodes, middle, end))
+            hashes.append(_range_hash(nodes, middle, end))
             end = middle
         else:
-            found.append(_range_hash(nodes, start, middle))
+            hashes.append(_range_hash(nodes, start, middle))
             start = middle
-    return found, start
+    return hashes, start
 
 
 def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Hash) -> bool:
@@ -130,10 +130,10 @@ def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Has
     sides = _sides(index, size - 1, len(proof)) if 0 <= index < size else None
     if sides is None:
         return False
-    found = leaf
+    hashed = leaf
     for sibling, is_left in zip(proof, sides, strict=True):
-        found = node_hash(sibling, found) if is_left else node_hash(found, sibling)
-    return found == root
+        hashed = node_hash(sibling, hashed) if is_left else node_hash(hashed, sibling)
+    return hashed == root
 
 
 def _sides(index: int, last: int, siblings: int) -> list[bool] | None:

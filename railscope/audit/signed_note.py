@@ -75,13 +75,13 @@ class PublicKey:
     def parse(cls, text: str, kind: bytes = ED25519) -> PublicKey:
         """Parse a key of this type. Raises NoteError."""
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
-        found = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
-        if found.key_id != key_id:
+        key = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
+        if key.key_id != key_id:
             message = (
                 f"invalid ID of the key {name}: {key_id.hex()}: expected the ID computed from it"
             )
             raise NoteError(message)
-        return found
+        return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class SecretKey:
             message = f"invalid secret key: expected {_SECRET} at its start"
             raise NoteError(message)
         name, key_id, seed = _key_parts(stripped.removeprefix(_SECRET), "secret key")
-        found = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
-        if found.public.key_id != key_id:
+        key = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
+        if key.public.key_id != key_id:
             message = f"invalid ID of the secret key {name}: expected the ID computed from the key"
             raise NoteError(message)
-        return found
+        return key
 
     @property
     def public(self) -> PublicKey:

@@ -45,14 +45,14 @@ SUBJECTS: dict[str, ModuleType] = {
 
 
 def _declared(module: ModuleType) -> list[Metric]:
-    found: list[Metric] = []
+    metrics: list[Metric] = []
     for value in vars(module).values():
         if isinstance(value, Metric):
-            found.append(value)
+            metrics.append(value)
         elif isinstance(value, tuple | dict):
             items = value.values() if isinstance(value, dict) else value
-            found.extend(item for item in items if isinstance(item, Metric))
-    return found
+            metrics.extend(item for item in items if isinstance(item, Metric))
+    return metrics
 
 
 METRICS: dict[str, Metric] = {}

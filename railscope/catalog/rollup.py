@@ -56,13 +56,13 @@ def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
 
 def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
     """Return all roll-ups of the given metrics, by name."""
-    found = {}
+    rollups = {}
     for source in metrics:
         for rollup in source.rollups:
             for scope in scopes_of(source.about):
                 derived = Derived(_declare(source, scope, rollup), source, scope, rollup)
-                found[derived.metric.name] = derived
-    return found
+                rollups[derived.metric.name] = derived
+    return rollups
 
 
 def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derived]:

@@ -66,7 +66,7 @@ def _names(part: str, most: int) -> list[str]:
 
 def _numbers(text: str, most: int) -> list[tuple[int, int]]:
     """Return numbers with their printed width; a range has the width of its first number."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for piece in text.split(","):
         matched = _RANGE.fullmatch(piece)
         if matched is None:
@@ -74,10 +74,10 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
         first, last = int(matched[1]), int(matched[2] or matched[1])
         if last < first:
             raise _invalid_list(text)
-        if len(found) + last - first >= most:
+        if len(ranges) + last - first >= most:
             raise _invalid_list(text, f"at most {most} numbers")
-        found += [(number, len(matched[1])) for number in range(first, last + 1)]
-    return found
+        ranges += [(number, len(matched[1])) for number in range(first, last + 1)]
+    return ranges
 
 
 def _invalid_list(text: str, expected: str = "a list in Slurm's notation") -> FormatError:
@@ -145,15 +145,15 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def _entry(entry: str) -> Gres:
-    found = _ENTRY.fullmatch(entry)
-    if found is None:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
         raise _invalid_resource(entry)
-    parts = found[2].split(":")[1:]
+    parts = match[2].split(":")[1:]
     counted = bool(parts) and _QUANTITY.fullmatch(parts[-1]) is not None
     count = _quantity(parts.pop()) if counted else None
     indices: tuple[int, ...] | None = None
     shares: tuple[ShardShare, ...] | None = None
-    for detail in _DETAIL.findall(found[3]):
+    for detail in _DETAIL.findall(match[3]):
         kind, _, value = detail.partition(":")
         if kind == "IDX":
             indices = expand_numbers(value, MAX_INDICES) if value else ()
@@ -163,15 +163,15 @@ def _entry(entry: str) -> Gres:
             shares = tuple(ShardShare(*map(int, pair.split("/"))) for pair in detail.split(","))
         elif kind != "S":  # not a list of nearby sockets
             raise _invalid_resource(entry)
-    return Gres(found[1], ":".join(parts), 1 if count is None else count, indices, shares)
+    return Gres(match[1], ":".join(parts), 1 if count is None else count, indices, shares)
 
 
 def _quantity(text: str) -> int:
     """Parse a count, or bytes with a binary suffix; Slurm prints them rounded to two digits."""
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
         raise _invalid_resource(text)
-    return int(Fraction(found[1]) * _POWERS[found[2]])
+    return int(Fraction(match[1]) * _POWERS[match[2]])
 
 
 def _invalid_resource(text: str) -> FormatError:

@@ -58,17 +58,17 @@ def parse_sacct(
     Without a zone, times must name theirs or be Unix seconds. `rejected` is called with the error of each
     invalid line. Raises AccountingError for an invalid header.
     """
-    found: list[AccountedJob] = []
+    jobs: list[AccountedJob] = []
     header, *lines = text.split("\n")
     names = _check_header(header.rstrip("\r").split(separator))
     for place, line in enumerate(lines, start=2):
         try:
             row = _row(place, line.rstrip("\r"), names, separator)
             if row is not None:
-                found.append(_record(row, zone))
+                jobs.append(_record(row, zone))
         except AccountingError as error:
             rejected(error)
-    return tuple(found)
+    return tuple(jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow |
 
 def _check_header(names: list[str]) -> list[str]:
     for column in COLUMNS:
-        found = names.count(column)
-        if column == "JobIDRaw" and not found:
-            column, found = "JobID", names.count("JobID")  # noqa: PLW2901 - accepted as a replacement
-        if not found:
+        count = names.count(column)
+        if column == "JobIDRaw" and not count:
+            column, count = "JobID", names.count("JobID")  # noqa: PLW2901 - accepted as a replacement
+        if not count:
             raise AccountingError(1, column, "missing in the header")
-        if found > 1:
+        if count > 1:
             raise AccountingError(1, column, "duplicate in the header")
     return names
 
@@ -201,13 +201,13 @@ def parse_sacct_json(
     except (ShapeError, ValueError, RecursionError) as error:
         reason = f"invalid JSON of sacct: {error}"
         raise AccountingError(1, "", reason) from error
-    found: list[AccountedJob] = []
+    jobs: list[AccountedJob] = []
     for place, job in enumerate(listed, start=1):
         try:
-            found.append(_record_of(place, job))
+            jobs.append(_record_of(place, job))
         except AccountingError as error:
             rejected(error)
-    return tuple(found)
+    return tuple(jobs)
 
 
 def _record_of(place: int, listed: Any) -> AccountedJob:
@@ -247,13 +247,13 @@ def _value(number: _Number) -> int | None:
 
 def _counts(allocated: Iterable[_SacctResource]) -> dict[str, int]:
     """Return generic resources by name, with the type if present, as `parse_tres` does."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for one in allocated:
         if one.type != "gres":
             continue
         name, count = one.name or "", _value(one.count)
-        if count is None or count < 0 or name in found:
+        if count is None or count < 0 or name in counts:
             message = f"invalid count of {name!r}: expected one number, at least 0"
             raise FormatError(message)
-        found[name] = count
-    return found
+        counts[name] = count
+    return counts

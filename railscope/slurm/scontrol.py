@@ -88,15 +88,15 @@ def _fields(lines: list[str]) -> dict[str, str]:
 
 def _allocations(lines: list[str]) -> tuple[notation.NodeAllocation, ...] | None:
     """Return the allocation on each node, from the lines that begin with `Nodes=`."""
-    found: list[notation.NodeAllocation] = []
+    allocations: list[notation.NodeAllocation] = []
     sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
     for line in sets:
         fields = dict(_PAIR.findall(line))
         gres = notation.parse_gres(fields.get("GRES", ""))
-        found += [
+        allocations += [
             notation.NodeAllocation(node, gres) for node in notation.expand_nodes(fields["Nodes"])
         ]
-    return tuple(found) if sets else None
+    return tuple(allocations) if sets else None
 
 
 def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:

@@ -143,13 +143,13 @@ class Watchers:
 
     def _targets(self, of: str, addresses: Mapping[str, str]) -> None:
         """Write target addresses by node; a collector and an Alertmanager have no node."""
-        found = [
+        targets = [
             {"targets": [address], **({"labels": {"node": node}} if node else {})}
             for node, address in addresses.items()
         ]
         # Prometheus must never read a partial file, and JSON is YAML.
         path = f"prometheus/targets/{of}.yml"
-        self._write(f"{path}.new", json.dumps(found, indent=2) + "\n")
+        self._write(f"{path}.new", json.dumps(targets, indent=2) + "\n")
         (self.directory / f"{path}.new").replace(self.directory / path)
 
     def _write(self, name: str, text: str) -> None:

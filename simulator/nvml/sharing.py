@@ -70,12 +70,12 @@ def _process(tenant: workload.GpuTenant) -> Json:
 def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     """Return a sample of each tenant that was busy: its share of the GPU's time."""
     silicon = gpu.silicon
-    found = []
+    samples = []
     for tenant in gpu.sharing.present:
         compute, memory = gpu.sharing.part_of(tenant)
         busy = round(silicon.occupied_percent * compute)
         if busy:
-            found.append(
+            samples.append(
                 {
                     key: tenant.vgpu.number if tenant.vgpu and key != "pid" else tenant.pid,
                     "timeStamp": now_us,
@@ -85,7 +85,7 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
                     "decUtil": 0,
                 }
             )
-    return found
+    return samples
 
 
 def _add_vgpus(vgpu: workload.SimulatedVgpu, into: NvmlResults) -> None:
