@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -42,11 +42,14 @@ DASHBOARDS = {
 """The module of each dashboard by its file name."""
 
 
-def dashboards() -> Iterator[tuple[str, str]]:
+@cache
+def dashboards() -> tuple[tuple[str, str], ...]:
     """Build every dashboard: its file name and its text."""
     encoder = JSONEncoder(indent=2, sort_keys=True)
-    for name, module in DASHBOARDS.items():
-        yield f"{name}.json", encoder.encode(module.build_dashboard()) + "\n"
+    return tuple(
+        (f"{name}.json", encoder.encode(module.build_dashboard()) + "\n")
+        for name, module in DASHBOARDS.items()
+    )
 
 
 @click.command()

@@ -200,12 +200,12 @@ def prose(text: str) -> str:
 
 def source(place: str, text: str) -> Iterator[Passage]:
     """Yield every docstring of a module, those of attributes included, message, and bound name."""
-    tree = ast.parse(text)
-    yield from _messages(place, tree)
-    yield from _docstrings(place, tree, Kind.DOCSTRING)
-    for line, name in _names(tree):
+    nodes = list(ast.walk(ast.parse(text)))
+    yield from _messages(place, nodes)
+    yield from _docstrings(place, nodes, Kind.DOCSTRING)
+    for line, name in _names(nodes):
         yield Passage(Kind.NAME, place, line, name)
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Passage(Kind.FUNCTION, place, node.lineno, node.name)
@@ -215,23 +215,23 @@ def source(place: str, text: str) -> Iterator[Passage]:
 
 def source_of_test(place: str, text: str) -> Iterator[Passage]:
     """Yield every docstring and every bound name of a test module, and its own name, by words."""
-    tree = ast.parse(text)
-    yield from _docstrings(place, tree, Kind.TEST_DOCSTRING)
-    for line, name in [(0, Path(place).stem), *_names(tree)]:
+    nodes = list(ast.walk(ast.parse(text)))
+    yield from _docstrings(place, nodes, Kind.TEST_DOCSTRING)
+    for line, name in [(0, Path(place).stem), *_names(nodes)]:
         words = re.sub("([a-z])([A-Z])", r"\1_\2", name).replace("_", " ")
         yield Passage(Kind.TEST_NAME, place, line, words)
 
 
-def _docstrings(place: str, tree: ast.Module, kind: Kind) -> Iterator[Passage]:
-    for node in ast.walk(tree):
+def _docstrings(place: str, nodes: Iterable[ast.AST], kind: Kind) -> Iterator[Passage]:
+    for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(docstring))):
                 yield Passage(kind, place, node.lineno, prose(docstring))
 
 
-def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield every name that a module binds, with its line."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.lineno, node.name
@@ -271,10 +271,10 @@ def _rendered(node: ast.expr) -> str:
     return ""
 
 
-def _messages(place: str, tree: ast.Module) -> Iterator[Passage]:
+def _messages(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
     """Yield every string of several words that is not a docstring; {} stands for a formatted value."""
     parts = set()  # of docstrings and of formatted strings; their nodes come first in a walk
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str()) as docstring):
                 parts.add(docstring)
@@ -373,7 +373,7 @@ def key_sets(sources: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each log event whose calls have different keys."""
     calls: dict[str, dict[str, str]] = {}
     for place, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(text if "log." in text else "")):
             if isinstance(node, ast.Call) and (event := _event_name(node)):
                 keys = ", ".join(sorted(key.arg or "**" for key in node.keywords))
                 calls.setdefault(event, {})[keys] = f"{place}:{node.lineno}"

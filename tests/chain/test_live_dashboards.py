@@ -166,7 +166,7 @@ async def prometheus(
             },
         ],
     }
-    recorded = yaml.safe_load((RULES / "recorded.yml").read_text())
+    recorded = yaml.load((RULES / "recorded.yml").read_text(), yaml.CSafeLoader)
     for group in recorded["groups"]:
         group.pop("interval", None)
     (site.directory / "recorded.yml").write_text(yaml.safe_dump(recorded))

@@ -84,7 +84,7 @@ def test_an_alert_leads_to_a_dashboard_and_a_runbook_that_are_there(tmp_path: Pa
     rules = [
         rule
         for path in (tmp_path / "prometheus/rules").glob("*.yml")
-        for group in yaml.safe_load(path.read_text())["groups"]
+        for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]
         for rule in group["rules"]
         if "alert" in rule
     ]

@@ -38,7 +38,7 @@ class PostgreSQL:
         """Create an empty database and return its URL."""
         name = f"ledger_{next(self._numbers)}"
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+            connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY".encode())
         return self.address(name)
 
     def drop(self, url: str) -> None:
