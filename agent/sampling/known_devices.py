@@ -232,7 +232,9 @@ class KnownDevices:
     """The columns and entities that one source has found so far."""
 
     def __init__(self) -> None:
+        self._found: tuple[tuple[Column, ...], tuple[Entity, ...]] = (), ()
         self._columns: Mapping[_ColumnKey, Column] = {}
+        """Columns found so far by their keys, which only an incomplete probe needs."""
         self._columnless_entities: Mapping[_EntityKey, Entity] = {}
         self._history = _CallHistory()
         self._sizes = AnswerSizes()
@@ -244,6 +246,21 @@ class KnownDevices:
     def complete(self, inventory: ProbeResult, probe: ProbeHost) -> KnownInventory:
         """Add the known columns and entities that failed calls have hidden to an inventory."""
         new = self._history.newly_failed(probe)
+        completed = (
+            self._add_hidden(inventory, probe, new) if new else _complete_as_found(inventory)
+        )
+        self._history.take(probe, is_complete=not completed.hidden)
+        if not completed.hidden:
+            self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
+        self._found = completed.columns, completed.columnless_entities
+        self._columns, self._columnless_entities = {}, {}
+        return completed
+
+    def _add_hidden(
+        self, inventory: ProbeResult, probe: ProbeHost, new: Sequence[FailedCall]
+    ) -> KnownInventory:
+        self._columns = {_column_key(column): column for column in self._found[0]}
+        self._columnless_entities = {_entity_key(entity): entity for entity in self._found[1]}
         devices = _DeviceNames([*self._entities(), *_entities(inventory)])
         concerned = {device for call in new for device in devices.devices_of_call(call)}
         was_known = {_whole_device(entity) for entity in self._entities()}
@@ -270,11 +287,6 @@ class KnownDevices:
             for key, entity in self._columnless_entities.items()
             if key not in described and hides.reason(entity) not in {None, Absent.GONE}
         ]
-        self._history.take(probe, is_complete=not hidden)
-        if not hidden:
-            self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
-        self._columns = {_column_key(column): column for column in columns}
-        self._columnless_entities = {_entity_key(entity): entity for entity in columnless_entities}
         failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
         return KnownInventory(
             tuple(columns), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
@@ -287,6 +299,12 @@ class KnownDevices:
     def _entities(self) -> Iterable[Entity]:
         yield from (entity for _, entity in self._columns.values())
         yield from self._columnless_entities.values()
+
+
+def _complete_as_found(inventory: ProbeResult) -> KnownInventory:
+    """Without a call that newly failed nothing is hidden: what a probe did not find has left."""
+    columns = tuple(inventory.columns)
+    return KnownInventory(columns, tuple(range(len(columns))), tuple(inventory.columnless_entities))
 
 
 class _DeviceNames:
