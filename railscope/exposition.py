@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 
 from railscope.catalog import INFO, METRICS, ORDER, SUBJECT_OF, rollups
 from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Metric, MetricDetail, MetricKind
@@ -165,8 +165,9 @@ class ExpositionTemplate:
 
     def render(self, frame: Frame) -> dict[str, str]:
         """Return sample lines by metric. Columns without a value are omitted."""
-        blocks = ((lines.metric.name, lines.render(frame)) for lines in self._metrics)
-        return {name: block for name, block in blocks if block}
+        return {
+            lines.metric.name: block for lines in self._metrics if (block := lines.render(frame))
+        }
 
 
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
@@ -223,13 +224,20 @@ def declared(name: str) -> Metric:
 
 def render_blocks(blocks: Mapping[str, str], text_format: TextFormat) -> str:
     """Return a complete exposition: every block below its header, in catalog order."""
-    last = len(ORDER)
-    parts = []
-    for name in sorted(blocks, key=lambda name: (ORDER.get(name, last), name)):
-        parts += [header(declared(name), text_format), blocks[name]]
+    parts: list[str] = []
+    for name, head in _ordered_headers(tuple(blocks), text_format.value):
+        parts += head, blocks[name]
     if text_format is TextFormat.OPENMETRICS:
         parts.append("# EOF\n")
     return "".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _ordered_headers(names: tuple[str, ...], content_type: str) -> list[tuple[str, str]]:
+    """Return the metrics of an exposition in catalog order with their headers; most scrapes have the same."""
+    last, text_format = len(ORDER), TextFormat(content_type)
+    ordered = sorted(names, key=lambda name: (ORDER.get(name, last), name))
+    return [(name, header(declared(name), text_format)) for name in ordered]
 
 
 class Exposition:

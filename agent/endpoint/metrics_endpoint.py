@@ -54,6 +54,8 @@ def query_selection(
     A detail replaces that of the settings and of all groups; groups that are off stay off. Other parameters
     are ignored, as Prometheus' own scrapers expect. Raises ValueError.
     """
+    if not query:
+        return configured
     try:
         parameters = parse_qs(query, max_num_fields=_MAX_PARAMETERS)
     except ValueError as error:

@@ -105,14 +105,15 @@ class RowBuilder:
     def put_readings(self, start: int, readings: Iterable[Reading]) -> None:
         """Set consecutive columns."""
         row = list(readings)
-        if set(map(type, row)) == {int}:
-            self.put_all(start, cast("list[int]", row))
-            return
-        for column, reading in enumerate(row, start):
-            self.put(column, reading)
+        self.put_all(start, cast("list[int]", row))
+        for place in [place for place, kind in enumerate(map(type, row)) if kind is not int]:
+            self.put(start + place, row[place])
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:
-        """Set consecutive columns that all have a value."""
+        """Set consecutive columns that all have a value. Raises IndexError if there are not as many."""
+        if start + len(readings) > len(self.values):
+            message = f"readings from column {start}: {len(readings)}: expected at most {len(self.values) - start}"
+            raise IndexError(message)
         self.values[start : start + len(readings)] = readings
         self.reasons[start : start + len(readings)] = bytes(len(readings))
 

@@ -18,6 +18,7 @@ from agent.host.files import OpenFiles, PlainFiles, RootedFiles
 from agent.host.live_host import LiveHost
 from agent.machine_sources import machine_sources
 from agent.sampling.sampler import Sampler
+from agent.sampling.source import RowBuilder
 from agent.sampling.source_reader import SourceReader
 from agent.sources.rdma import RdmaSource
 from railscope.reading import REASONS, Absent, Reading
@@ -92,6 +93,22 @@ def test_one_bad_file_costs_its_own_column_only(tmp_path: Path) -> None:
     files = OpenFiles([str(tmp_path / name) for name in "abcd"])
     assert contents(files, 4) == [1, Absent.ERROR, Absent.GONE, 4]
     files.close()
+
+
+def test_files_kept_open_read_as_files_opened_each_time(tmp_path: Path) -> None:
+    """Files with numbers are parsed together, and one by one after any of them had none."""
+    paths = [tmp_path / str(number) for number in range(4)]
+    kept = OpenFiles([str(path) for path in paths])
+    plain = PlainFiles(read_bytes, [str(path) for path in paths])
+    for turn, rest in enumerate(
+        (["1"] * 4, ["2"] * 4, ["3"] * 4, ["bad"], ["4"] * 4, ["", "5"], ["6"] * 4)
+    ):
+        for path, text in zip(paths, rest, strict=False):
+            path.write_text(f"{text}\n")
+        if turn == 1:
+            assert contents(kept, 4) == [2] * 4
+        assert contents(kept, 4) == contents(plain, 4)
+    kept.close()
 
 
 def open_files() -> int:
@@ -182,3 +199,13 @@ def test_present_values_of_a_driver_are_no_counters() -> None:
     assert [found["railscope_rdma_vendor_value", key] for key in values] == [7, 7, 7]
     assert found["railscope_rdma_vendor_total", counter] == 7
     assert sum(name.startswith("railscope_rdma_vendor") for name, _ in found) == len(files)
+
+
+def test_readings_with_and_without_values_in_consecutive_columns() -> None:
+    row = RowBuilder(5)
+    row.put_readings(1, (7, Absent.DENIED, 9))
+    assert (row.values, bytes(row.reasons)) == ([0, 7, 0, 9, 0], bytes([0, 0, 2, 0, 0]))
+    row.put_readings(1, iter((Absent.GONE, 8, 9)))
+    assert (row.values, bytes(row.reasons)) == ([0, 0, 8, 9, 0], bytes([0, 3, 0, 0, 0]))
+    with pytest.raises(IndexError, match="readings from column 3: 3: expected at most 2"):
+        row.put_readings(3, (1, 2, 3))
