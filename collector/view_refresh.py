@@ -15,7 +15,7 @@ from collector.fleet import fleet, view_cells
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
-from collector.views.rollups import NO_TENANT, Rollups, TenantsOf, reduce_rows
+from collector.views.rollups import NO_TENANT, Rollups, TenantsOf, find_fresh_rows
 from collector.work_limits import TimeSlices
 from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
@@ -98,9 +98,9 @@ class ViewRefresher:
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
-                reduced = reduce_rows(block, rows)
-                if reduced:
-                    rollups.add(reduced)
+                fresh = find_fresh_rows(block, rows)
+                if fresh:
+                    rollups.add(fresh)
                 if table:
                     gathered.add(table, self.positions.select_unchanged(block, rows))
                 await turns.yield_if_due()

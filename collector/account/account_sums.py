@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger.day_tiling import DayTiling, MeasuredShare
@@ -71,6 +71,57 @@ def add_sums(sums: TimeSums, more: Mapping[TimeKey, Units], sign: int = 1) -> No
             sums[key] = exact(total)
         else:
             sums.pop(key, None)
+
+
+Rates = tuple[tuple[StateUnits, ...], tuple[StateUnits, ...]]
+"""States of a GPU up to its last sample, and after it."""
+
+
+@dataclass(slots=True)
+class OpenSums:
+    """Sums of open time up to a timestamp; the time of GPUs in equal states is added up first."""
+
+    now_ns: int
+    sums: TimeSums = field(default_factory=dict)
+    today_ns: int = field(init=False)
+    _groups: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    """By identity of the rates and day: rates, GPUs, and sums of both timestamps."""
+
+    def __post_init__(self) -> None:
+        """Determine the start of the present day."""
+        self.today_ns = self.now_ns // DAY_NS * DAY_NS
+
+    def add(self, rates: Rates, since_ns: int, observed_ns: int) -> None:
+        """Add the time of a GPU since a timestamp; it was observed until another one of the present day."""
+        key = id(rates), since_ns // DAY_NS
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = [rates, 0, 0, 0]
+        group[1] += 1
+        group[2] += since_ns
+        group[3] += observed_ns
+
+    def close(self) -> TimeSums:
+        """Return the sums, with those of all groups."""
+        today = self.today_ns // DAY_NS
+        for (_, day), (rates, gpus, since_ns, observed_ns) in self._groups.items():
+            observed, unobserved = rates
+            starts_ns = since_ns if day == today else gpus * self.today_ns
+            for rate in observed:
+                self._add(rate, today, observed_ns - starts_ns)
+                if day < today:
+                    self._add(rate, day, gpus * (day + 1) * DAY_NS - since_ns)
+                for between in range(day + 1, today):
+                    self._add(rate, between, gpus * DAY_NS)
+            for rate in unobserved:
+                self._add(rate, today, gpus * self.now_ns - observed_ns)
+        self._groups.clear()
+        return self.sums
+
+    def _add(self, rate: StateUnits, day: int, duration_ns: int) -> None:
+        if duration_ns:
+            key = TimeKey(day, rate.state, rate.tenant)
+            self.sums[key] = exact(self.sums.get(key, 0) + rate.units * duration_ns)
 
 
 @cache

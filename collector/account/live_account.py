@@ -58,8 +58,7 @@ class GpuAccount:
     """Up to the last sample."""
     unobserved_sums: account_sums.TimeSums
     """From there to `at_ns`."""
-    unobserved: tuple[account_sums.StateUnits, ...]
-    observed: tuple[account_sums.StateUnits, ...]
+    rates: account_sums.Rates
     is_unchanged: bool
     """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
     next_ns: int
@@ -107,12 +106,12 @@ class GpuAccount:
             last_sample_ns=last_sample_ns,
             fixed=account_sums.sum_entries(timeline.entries(since_ns, last_sample_ns)),
             unobserved_sums=account_sums.sum_entries(timeline.entries(last_sample_ns, now_ns)),
-            unobserved=_rates(
-                timeline.entries(newest_ns, newest_ns + 1) if is_unchanged else present
-            ),
-            observed=tuple(
-                rate._replace(state=_state_if_observed(rate.state))
-                for rate in _rates(timeline.entries(last_sample_ns, last_sample_ns + 1))
+            rates=(
+                tuple(
+                    rate._replace(state=_state_if_observed(rate.state))
+                    for rate in _rates(timeline.entries(last_sample_ns, last_sample_ns + 1))
+                ),
+                _rates(timeline.entries(newest_ns, newest_ns + 1) if is_unchanged else present),
             ),
             is_unchanged=is_unchanged,
             next_ns=ahead[0] if ahead else FOREVER_NS,
@@ -132,31 +131,41 @@ class GpuAccount:
 
     def served_ns(self, now_ns: int) -> int:
         """Return its time in service since the start of the counted time."""
-        spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
-        return sum(end - start for start, end in spans if start < end)
+        served_ns = 0
+        for stay in self.stays:
+            start_ns = max(self.since_ns, stay.start_ns)
+            end_ns = min(now_ns, stay.end_ns)
+            if start_ns < end_ns:
+                served_ns += end_ns - start_ns
+        return served_ns
 
-    def extend(self, sums: account_sums.TimeSums, now_ns: int) -> None:
+    def extend(self, totals: account_sums.OpenSums, now_ns: int) -> None:
         """Add the time after the last sample known at the time of the computation."""
         start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
+        observed, unobserved = self.rates
+        sums = totals.sums
         if observed_ns > self.last_sample_ns:
+            if observed_ns >= totals.today_ns:
+                totals.add(self.rates, self.last_sample_ns, observed_ns)
+                return
             start_ns = observed_ns
-            for rate in self.observed:
+            for rate in observed:
                 account_sums.add_span(sums, rate, self.last_sample_ns, start_ns)
         else:
             for key, quantity in self.unobserved_sums.items():
                 sums[key] = exact(sums.get(key, 0) + quantity)
-        for rate in self.unobserved:
+        for rate in unobserved:
             account_sums.add_span(sums, rate, start_ns, now_ns)
 
     def _observed_ns(self, now_ns: int) -> int:
         """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
         last_ns = self.newest_span.last_ns if self.newest_span else self.last_sample_ns
-        return min(last_ns, now_ns)
+        return min(now_ns, last_ns)
 
     @property
     def holders(self) -> set[str]:
         """Tenants that hold a part of it now."""
-        return {rate.tenant for rate in self.unobserved if rate.state in tiling.HELD}
+        return {rate.tenant for rate in self.rates[1] if rate.state in tiling.HELD}
 
 
 def _state_if_observed(state: tiling.SlotState) -> tiling.SlotState:
@@ -192,6 +201,8 @@ def _fact_boundaries(evidence: usage_evidence.Evidence) -> Iterator[int]:
 LoopTurns = Callable[[], Awaitable[None]]
 
 
+_GPUS_PER_TURN = 32
+_MAX_RATES = 10_000
 MAX_CLAIMS_ON_LOOP = 64
 """Maximum claims of a GPU that are metered on the event loop: the cost grows with their number squared."""
 
@@ -256,6 +267,8 @@ class LiveAccount:
     """Holdings of jobs as of the last refresh."""
     pod_job_pattern: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
+    _rates: dict[account_sums.Rates, account_sums.Rates] = field(default_factory=dict)
+    """Shared by GPUs in equal states."""
     _fixed: account_sums.TimeSums = field(default_factory=dict)
     _held_units: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
@@ -271,19 +284,23 @@ class LiveAccount:
             if files is not self._files:
                 self._files = files
                 self.book.changed.update(self.book.gpus)
-            sums: account_sums.TimeSums = {}
-            capacity = 0
-            gpus = 0
+            totals = account_sums.OpenSums(now_ns)
+            capacity = gpus = 0
             self._placer = claim_placement.ClaimPlacer(self.book, files)
-            for gpu in filter(claim_events.is_gpu, list(self.book.gpus)):
-                account = await self._account(gpu, files, now_ns)
+            for number, gpu in enumerate(filter(claim_events.is_gpu, list(self.book.gpus))):
+                account = self._gpus.get(gpu)
+                if gpu in self.book.changed or (account and not account.is_extensible(now_ns)):
+                    account = await self._compute(gpu, files, now_ns)
+                    await offer()
+                elif number % _GPUS_PER_TURN == 0:
+                    await offer()
                 if account is not None:
-                    account.extend(sums, now_ns)
-                    capacity += GPU_CAPACITY * account.served_ns(now_ns)
+                    account.extend(totals, now_ns)
+                    capacity += account.served_ns(now_ns)
                 gpus += account is not None or gpu in self.finalized.days
-                await offer()
             self._placer = None
             # No await from here on, so that all parts are of one time.
+            sums, capacity = totals.close(), GPU_CAPACITY * capacity
             account_sums.add_sums(sums, self._fixed)
             account_sums.add_sums(sums, self.finalized.sums)
             suspect = dict(self.finalized.clock_suspect)
@@ -309,20 +326,10 @@ class LiveAccount:
         return {node: amount for node, amount in sorted(found.items()) if amount}
 
     def _count_held(self, account: GpuAccount, sign: int) -> None:
-        for rate in account.unobserved:
+        for rate in account.rates[1]:
             if rate.state in tiling.HELD:
                 before = self._held_units.get(rate.tenant, 0)
                 self._held_units[rate.tenant] = exact(before + sign * rate.units)
-
-    async def _account(
-        self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
-    ) -> GpuAccount | None:
-        account = self._gpus.get(gpu)
-        if account and gpu not in self.book.changed and account.is_extensible(now_ns):
-            return account
-        if account is None and gpu not in self.book.changed:
-            return None
-        return await self._compute(gpu, files, now_ns)
 
     async def _compute(
         self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
@@ -348,6 +355,9 @@ class LiveAccount:
             if evidence.stays:
                 self.book.changed.add(gpu)  # a later start is processed by the next refresh
             return None
+        new.rates = self._rates.setdefault(new.rates, new.rates)
+        if len(self._rates) > _MAX_RATES:
+            self._rates.clear()  # only affects how many GPUs are added up at once
         self._gpus[gpu] = new
         account_sums.add_sums(self._fixed, new.fixed)
         self._count_held(new, 1)

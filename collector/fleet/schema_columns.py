@@ -342,10 +342,10 @@ class DeviceColumns:
     order: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
     starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
 
-    def states(self, codes: npt.NDArray[np.uint8]) -> ShownDevices:
-        """Return the state of each device from a row of reasons."""
-        if not self.names:
-            return ShownDevices()
+    def states(self, codes: npt.NDArray[np.uint8] | None) -> ShownDevices:
+        """Return the state of each device from a row of reasons; None if no value is absent."""
+        if codes is None or not self.names:
+            return ShownDevices(self.names)
         mine = codes[self.order]
         present = np.logical_or.reduceat(mine == PRESENT, self.starts)
         if present.all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from railscope.catalog.declare import Metric, MetricKind
 
@@ -14,8 +14,7 @@ def label_names(metric: Metric) -> tuple[str, ...]:
     return (*about.labels, *about.facts) if metric.kind is MetricKind.INFO else about.labels
 
 
-@dataclass(frozen=True, slots=True)
-class ViewCell:
+class ViewCell(NamedTuple):
     """One value of a view: a declared (or derived) metric, its labels, and the number.
 
     The number is in base units; it is a float because exact integers end at the views.

@@ -32,7 +32,7 @@ from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
-from collector.views.rollups import node_rollups, reduce_rows
+from collector.views.rollups import find_fresh_rows, node_rollups
 from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
@@ -368,7 +368,7 @@ class ViewApi:
 
 def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
-    reduced = (reduce_rows(row.block, np.array([row.index])) for row in rows)
+    fresh = (find_fresh_rows(row.block, np.array([row.index])) for row in rows)
     return [
         {
             "metric": metric.name,
@@ -377,7 +377,7 @@ def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
             "labels": dict(zip(part_labels(metric.about), part, strict=True)),
             "value": value,
         }
-        for metric, part, rollup, value in node_rollups(filter(None, reduced))
+        for metric, part, rollup, value in node_rollups(filter(None, fresh))
         if math.isfinite(value)
     ]
 

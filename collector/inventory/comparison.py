@@ -252,7 +252,8 @@ class _FreshDevices:
         row = self._row(node, stream)
         schema = self._core.schemas.get(row.schema) if row else None
         if row and schema:
-            return schema.showing.devices.states(row.block.reasons_of(row.index))
+            reasons = row.block.reasons
+            return schema.showing.devices.states(None if reasons is None else reasons[row.index])
         if agent and self._has_no_devices(agent, stream):
             return schema_columns.ShownDevices()
         return f"the source {stream} of the node is not reporting"

@@ -29,6 +29,8 @@ Columns: TypeAlias = tuple[Floats, ...]
 """Sums, counts, highest and lowest of each cell."""
 _REDUCERS = ((np.add, 0.0), (np.add, 0.0), (np.maximum, -np.inf), (np.minimum, np.inf))
 """Function and empty value of each column."""
+_COUNTS = 1
+"""Position of the counts among the columns."""
 NO_TENANT = -1
 EVERYONE = ""
 
@@ -37,33 +39,44 @@ TenantsOf = Callable[[str, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ReducedBlock:
-    """Cells of the fresh rows of a block, shape (rows, cells) each."""
+class FreshRows:
+    """The columns that roll up of fresh rows of a block, cell by cell, shape (rows, columns)."""
 
     block: sheets.SheetBlock
     rows: npt.NDArray[np.intp]
-    columns: Columns
+    values: Floats
+    present: npt.NDArray[np.bool_] | None
+    """None if no value is absent."""
+
+    def amounts(self) -> Iterator[tuple[np.ufunc, Floats]]:
+        """Yield the amounts of each column, with its function."""
+        for number, (reducer, empty) in enumerate(_REDUCERS):
+            amount = self.values if number != _COUNTS else np.ones(self.values.shape)
+            yield reducer, amount if self.present is None else np.where(self.present, amount, empty)
 
 
-def reduce_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock | None:
-    """Reduce rows of a block to cells; None without rows or cells."""
+def find_fresh_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> FreshRows | None:
+    """Return the columns of rows of a block that roll up; None without rows or columns."""
     layout = block.layout
     if not len(rows) or not len(layout.order):
         return None
-    cells = rows[:, np.newaxis], layout.order
-    values = block.values[cells].astype(np.float64)
+    # A slice is not copied.
+    chosen = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+    values = block.values[chosen].take(layout.order, axis=1).astype(np.float64)
     reasons = block.reasons
-    present = np.ones(values.shape, np.bool_) if reasons is None else reasons[cells] == PRESENT
+    present = None
+    if reasons is not None:
+        present = reasons[chosen].take(layout.order, axis=1) == PRESENT
     if len(layout.rated):
-        rates = block.rates[rows[:, np.newaxis], layout.rates]
+        rates = block.rates[chosen].take(layout.rates, axis=1)
         values[:, layout.rated] = rates
-        present[:, layout.rated] &= ~np.isnan(rates)
-    amounts: tuple[npt.ArrayLike, ...] = (values, 1.0, values, values)
-    columns = (
-        reducer.reduceat(np.where(present, amount, empty), layout.starts, axis=1)
-        for (reducer, empty), amount in zip(_REDUCERS, amounts, strict=True)
-    )
-    return ReducedBlock(block, rows, tuple(columns))
+        is_known = ~np.isnan(rates)
+        if not is_known.all():
+            present = np.ones(values.shape, np.bool_) if present is None else present
+            present[:, layout.rated] &= is_known
+    if present is not None and present.all():
+        present = None
+    return FreshRows(block, rows, values, present)
 
 
 class _LayoutSums:
@@ -79,13 +92,16 @@ class _LayoutSums:
             reducer(total, amount, out=total)
 
 
-def _sum_everyone(reduced: ReducedBlock) -> Columns:
+def _sum_everyone(fresh: FreshRows) -> Columns:
     """Return the amounts of the cells of all rows."""
-    pairs = zip(_REDUCERS, reduced.columns, strict=True)
-    return tuple(reducer.reduce(column, axis=0) for (reducer, _), column in pairs)
+    starts = fresh.block.layout.starts
+    return tuple(
+        reducer.reduceat(reducer.reduce(amount, axis=0), starts)
+        for reducer, amount in fresh.amounts()
+    )
 
 
-def _sum_by_tenant(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:
+def _sum_by_tenant(fresh: FreshRows, holders: Holders) -> Iterator[tuple[int, Columns]]:
     """Yield the amounts of each tenant's cells; the cost depends on rows, not on tenants.
 
     `holders` are the tenants of each row's rails, and last that of the whole node.
@@ -96,11 +112,13 @@ def _sum_by_tenant(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[in
     pairs = np.unique(np.stack([holders[row, rail], row], axis=1), axis=0)
     tenants, rows = pairs[:, 0], pairs[:, 1]
     # The last entry is the whole node, and -1 is the rail of columns without one.
-    is_held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
+    layout = fresh.block.layout
+    is_held = holders[:, layout.cell_rails][rows] == tenants[:, np.newaxis]
     starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
+    cells = (reducer.reduceat(amount, layout.starts, axis=1) for reducer, amount in fresh.amounts())
     columns = [
         reducer.reduceat(np.where(is_held, column[rows], empty), starts)
-        for (reducer, empty), column in zip(_REDUCERS, reduced.columns, strict=True)
+        for (reducer, empty), column in zip(_REDUCERS, cells, strict=True)
     ]
     for number, tenant in enumerate(tenants[starts].tolist()):
         yield tenant, tuple(column[number] for column in columns)
@@ -137,21 +155,21 @@ class RollupTotal:
 
 @dataclass(slots=True)
 class Rollups:
-    """Adds up reduced blocks: over the cluster, and over each tenant."""
+    """Adds up rows: over the cluster, and over each tenant."""
 
     tenants_of: TenantsOf | None
     """None if no tenant holds anything: then holders of rails are not computed."""
     tenant_names: list[str]
     _sums: dict[tuple[str, int], _LayoutSums] = field(default_factory=dict)
 
-    def add(self, reduced: ReducedBlock) -> None:
-        """Add a block."""
-        layout, nodes = reduced.block.layout, reduced.block.nodes
-        self._layout_sums(EVERYONE, layout).add(_sum_everyone(reduced))
+    def add(self, fresh: FreshRows) -> None:
+        """Add rows of a block."""
+        layout, nodes = fresh.block.layout, fresh.block.nodes
+        self._layout_sums(EVERYONE, layout).add(_sum_everyone(fresh))
         if self.tenants_of:
             rails = layout.rails
-            holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in reduced.rows])
-            for tenant, amounts in _sum_by_tenant(reduced, holders):
+            holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in fresh.rows])
+            for tenant, amounts in _sum_by_tenant(fresh, holders):
                 self._layout_sums(self.tenant_names[tenant], layout).add(amounts)
 
     def _layout_sums(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
@@ -177,11 +195,11 @@ class Rollups:
 
 
 def node_rollups(
-    reduced: Iterable[ReducedBlock],
+    fresh: Iterable[FreshRows],
 ) -> Iterator[tuple[Metric, schemas.KeyPart, Rollup, float]]:
-    """Yield the roll-ups of one node: all its streams, each reduced to the node's row."""
+    """Yield the roll-ups of one node from its row of each stream."""
     totals: dict[schemas.CellKey, RollupTotal] = {}
-    for one in reduced:
+    for one in fresh:
         sums = _LayoutSums(one.block.layout)
         sums.add(_sum_everyone(one))
         for _, key, amounts in _rail_amounts(sums, "cluster", EVERYONE):

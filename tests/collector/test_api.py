@@ -30,7 +30,7 @@ from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import ROUTES, RequestAuthorizer, make_application
 from collector.http.read_api import CollectorMetrics, ViewApi
 from collector.view_refresh import CollectorViews, ViewRefresher
-from collector.views.rollups import Rollups, reduce_rows
+from collector.views.rollups import Rollups, find_fresh_rows
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import Batch
@@ -326,7 +326,7 @@ async def test_without_claims_no_tenants_of_rails_are_computed(tmp_path: Path):
         rollups = Rollups(None, [])
         fleet = one.collector.core.fleet
         for block in fleet.blocks():
-            reduced = reduce_rows(block, fleet.fresh_rows(block, 0, 0))
+            reduced = find_fresh_rows(block, fleet.fresh_rows(block, 0, 0))
             if reduced:
                 rollups.add(reduced)
         assert list(rollups.cells("cluster"))

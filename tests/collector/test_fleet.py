@@ -17,7 +17,7 @@ from support.batches import batch_of
 from collector.fleet.fleet import Fleet, NodeUpdate
 from collector.fleet.schemas import SchemaLayout, make_layout
 from collector.fleet.sheets import BLOCK_ROWS, increase
-from collector.views.rollups import NO_TENANT, Rollups, reduce_rows
+from collector.views.rollups import NO_TENANT, Rollups, find_fresh_rows
 from railscope.catalog import gpu, host, nic, rollups
 from railscope.catalog.declare import Metric, MetricKind, Rollup
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
@@ -138,7 +138,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
         )
     total = Rollups(lambda name, _: by_name[name], tenants)
     for block in fleet.blocks():
-        reduced = reduce_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
+        reduced = find_fresh_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
         if reduced:
             total.add(reduced)
     cells = {

@@ -7,7 +7,7 @@ from support.batches import batch_of
 
 from collector.fleet.fleet import Fleet, NodeUpdate
 from collector.fleet.schemas import make_layout
-from collector.views.rollups import Rollups, reduce_rows
+from collector.views.rollups import Rollups, find_fresh_rows
 from railscope.catalog import KINDS, METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
@@ -56,7 +56,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     fleet.apply(NodeUpdate("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
     made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():
-        reduced = reduce_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
+        reduced = find_fresh_rows(block, fleet.fresh_rows(block, 50 * SECOND, 100 * SECOND))
         assert reduced
         made.add(reduced)
     cells = [cell for cell in made.cells(scope) if cell]
