@@ -1,7 +1,8 @@
-"""Run one attack against a real collector and print what it cost, as JSON.
+"""Run attacks against a real collector and write what each cost, as JSON.
 
-The costs are those of this process: CPU time, the longest uninterrupted piece of work of the event
-loop in CPU time, memory, and files. It is a program of its own so that no other test is in them.
+The costs are those of a process: CPU time, the longest uninterrupted piece of work of the event loop
+in CPU time, memory, and files. Each attack has its own, forked from this program, so that no other
+test is in them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import json
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,15 @@ from hostile.generators import (
     START_BOOT_NS,
     START_WALL_NS,
 )
-from running_collector import Running, running, settings_in
+from makers import Sender
+from running_collector import Running, running, settings_in, some
+from support.fork_server import serve
 
 from collector.config import IngestLimits
 from railscope.wire import SentAt
 
 NEIGHBOUR = "n2"
+RESULT = "result.json"
 
 
 class MeteredLoop(asyncio.SelectorEventLoop):
@@ -51,44 +54,40 @@ class MeteredLoop(asyncio.SelectorEventLoop):
         return super().call_soon(measured, *args, context=context)
 
 
-async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
+async def run(directory: Path, name: str, loop: MeteredLoop) -> dict[str, Any]:
     """Post the bodies of an attack one after the other."""
     sent = SentAt(
         START_WALL_NS + SENT_SECONDS * SECOND, START_BOOT_NS + SENT_SECONDS * SECOND, BOOT
     )
     found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        settings = settings_in(Path(directory), limits=IngestLimits(), view_refresh_seconds=0.5)
-        bodies = list(ATTACKS[name]())
-        async with running(settings) as one:
-            status, _ = await one.post(b"", headers=sent.to_headers())
-            assert status == 400
-            loop.longest_seconds = 0.0
-            before = _megabytes()
-            for body in bodies:
-                began = time.process_time()
-                status, reply = await one.post(body, headers=sent.to_headers())
-                found["cpu_seconds"].append(time.process_time() - began)
-                found["statuses"].append(status)
-                found["reply"] = reply
-            found["longest_seconds"] = loop.longest_seconds
-            found["memory_mib"] = _megabytes() - before
-            found["faults"] = one.collector.core.counts.rejected.get("fault", 0)
-            found["neighbour"] = await _neighbour(one)
-        found["disk_mib"] = sum(
-            path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()
-        ) / (1 << 20)
-        began = time.process_time()
-        async with running(settings) as one:
-            found["restart_cpu_seconds"] = time.process_time() - began
-            found["faults_at_restart"] = one.collector.core.counts.rejected.get("fault", 0)
+    settings = settings_in(directory, limits=IngestLimits(), view_refresh_seconds=0.5)
+    bodies = list(ATTACKS[name]())
+    async with running(settings) as one:
+        status, _ = await one.post(b"", headers=sent.to_headers())
+        assert status == 400
+        loop.longest_seconds = 0.0
+        before = _megabytes()
+        for body in bodies:
+            began = time.process_time()
+            status, reply = await one.post(body, headers=sent.to_headers())
+            found["cpu_seconds"].append(time.process_time() - began)
+            found["statuses"].append(status)
+            found["reply"] = reply
+        found["longest_seconds"] = loop.longest_seconds
+        found["memory_mib"] = _megabytes() - before
+        found["faults"] = one.collector.core.counts.rejected.get("fault", 0)
+        found["neighbour"] = await _neighbour(one)
+    found["disk_mib"] = sum(
+        path.stat().st_size for path in directory.rglob("*") if path.is_file()
+    ) / (1 << 20)
+    began = time.process_time()
+    async with running(settings) as one:
+        found["restart_cpu_seconds"] = time.process_time() - began
+        found["faults_at_restart"] = one.collector.core.counts.rejected.get("fault", 0)
     return found
 
 
 async def _neighbour(one: Running) -> int:
-    from makers import Sender  # noqa: PLC0415 - beside the path that is set above
-    from running_collector import some  # noqa: PLC0415 - the same
-
     sender = Sender(NEIGHBOUR)
     status, _ = await one.post(sender.body(some(sender), schemas=True), node=NEIGHBOUR)
     return status
@@ -98,10 +97,16 @@ def _megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-if __name__ == "__main__":
+def _measure(directory: str, name: str) -> None:
     metered = MeteredLoop()
-    outcome = metered.run_until_complete(run(sys.argv[1], metered))
+    files = Path(directory) / "collector"
+    files.mkdir()
+    outcome = metered.run_until_complete(run(files, name, metered))
     # Its threads may write to the log, which is on standard output, too.
     metered.run_until_complete(metered.shutdown_default_executor())
     metered.close()
-    print(json.dumps(outcome))  # noqa: T201 - its result
+    (Path(directory) / RESULT).write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    serve(lambda *_: None, _measure)

@@ -1,4 +1,4 @@
-"""Hostile envelopes against a real collector, each attack in a process of its own.
+"""Hostile envelopes against a real collector, each attack in its own process.
 
 The limits are far above what is needed (most attacks cost less than 0.1 s of CPU time) and far below
 what an algorithm that is not linear needs: the first attack took 922 s.
@@ -7,40 +7,33 @@ what an algorithm that is not linear needs: the first attack took 922 s.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import measure
 from hostile.generators import ATTACKS
+from support.fork_server import ForkServer
 
-MEASURE = Path(__file__).parent / "measure.py"
 MAX_CPU_SECONDS = 2.0
 """Of one envelope, accepted or rejected."""
 MAX_LOOP_SECONDS = 0.5
 """Of CPU time without a turn for other requests."""
 MAX_MEMORY_MIB = {"giant_events": 100, "large_schemas": 150}
 MAX_DISK_MIB = 30
-PATIENCE_SECONDS = 300
 
 
-def measured(name: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(MEASURE), name],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+@cache
+def server() -> ForkServer:
+    return ForkServer(str(Path(measure.__file__)))
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_envelope_costs_little_and_others_are_served(name: str):
-    found = measured(name)
+def test_a_hostile_envelope_costs_little_and_others_are_served(tmp_path: Path, name: str):
+    status, output = server().run(str(tmp_path), name)
+    assert status == 0, output
+    found: dict[str, Any] = json.loads((tmp_path / measure.RESULT).read_text())
     assert max(found["cpu_seconds"]) < MAX_CPU_SECONDS, found
     assert found["longest_seconds"] < MAX_LOOP_SECONDS, found
     assert found["memory_mib"] < MAX_MEMORY_MIB.get(name, 200), found
