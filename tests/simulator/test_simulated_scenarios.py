@@ -11,7 +11,7 @@ from railscope.capture import Capture, CaptureTimeline, Json
 from simulator import SCENARIOS, NodeSpec, simulate
 from simulator.scenarios import scenario_of
 
-SECONDS, ONSET = 120, 60
+SECONDS, ONSET = 60, 30
 STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3
 OTHER_DEVICE, OTHER_INTERFACE, OTHER_GPU = "mlx5_4", "ens3f0np0", 2
 LINE_BYTES_PER_SECOND = 50_000_000_000
