@@ -34,7 +34,9 @@ def bound_responses(connection: HTTPConnection, max_bytes: int, timeout_seconds:
     """
     deadline = time.monotonic() + timeout_seconds
     limits = {"left_bytes": max_bytes + MAX_HEAD_BYTES, "deadline": deadline}
-    unbounded = connection.response_class
+    unbounded = type(
+        connection
+    ).response_class  # the instance may have the bound of an earlier request
 
     def bounded(sock: socket, *rest: Any, **more: Any) -> HTTPResponse:
         return unbounded(_SocketFiles(sock, limits), *rest, **more)  # type: ignore[arg-type]  # HTTPResponse only calls makefile() on it
