@@ -11,9 +11,12 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
+
+import msgspec
 
 from collector.account import account_sums
 from collector.evidence import (
@@ -273,6 +276,8 @@ class LiveAccount:
     _held_units: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
     """By node, the excess of its claims without devices."""
+    _unclaimed: tuple[object, GpuAccount | None] = (None, None)
+    """Evidence and account of the last computed GPU without claims."""
     _files: gpu_evidence.AdministratorInputs | None = None
     _placer: claim_placement.ClaimPlacer | None = None
     """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
@@ -341,8 +346,12 @@ class LiveAccount:
         newest_span = self._find_newest_span(gpu, where)
         if newest_span:
             self.book.newest_spans[gpu] = newest_span
-        of = partial(GpuAccount.compute, evidence, newest_span, self.finalized.open_ns(gpu), now_ns)
-        new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
+        open_ns = self.finalized.open_ns(gpu)
+        if evidence.claims:
+            of = partial(GpuAccount.compute, evidence, newest_span, open_ns, now_ns)
+            new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
+        else:
+            new = self._compute_unclaimed(evidence, newest_span, open_ns, now_ns)
         if old := self._gpus.pop(gpu, None):
             account_sums.add_sums(self._fixed, old.fixed, -1)
             self._count_held(old, -1)
@@ -362,6 +371,24 @@ class LiveAccount:
         account_sums.add_sums(self._fixed, new.fixed)
         self._count_held(new, 1)
         return new
+
+    def _compute_unclaimed(
+        self,
+        evidence: usage_evidence.Evidence,
+        newest_span: node_intervals.SampleSpan | None,
+        open_ns: int,
+        now_ns: int,
+    ) -> GpuAccount | None:
+        """Compute the account of a GPU without claims, once for GPUs with equal evidence.
+
+        The GPUs of a node usually have: it lists all of them in each frame.
+        """
+        facts = msgspec.structs.replace(evidence, gpu=""), copy(newest_span), open_ns, now_ns
+        if facts != self._unclaimed[0]:
+            account = GpuAccount.compute(evidence, newest_span, open_ns, now_ns)
+            self._unclaimed = facts, account
+        account = self._unclaimed[1]
+        return account and replace(account, newest_span=newest_span)
 
     def _find_newest_span(
         self, gpu: str, where: gpu_node_history.GpuNodeHistory
