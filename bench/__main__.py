@@ -9,7 +9,7 @@ import click
 
 BENCHES = (
     "agent", "agent_fabric", "agent_gpu", "audit", "metering", "tenants", "jobs", "export",
-    "collector", "dashboards",
+    "collector", "dashboards", "cardinality",
 )  # fmt: skip
 
 

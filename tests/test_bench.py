@@ -95,13 +95,24 @@ FIGURES = {
         "share of a core, recording rules at 1,000 nodes",
         "dashboard cluster-overview",
     ),
+    "cardinality": (
+        "series of a node, full",
+        "| `basic` | 10,000 |",
+        "| 10,000 |",
+        "collector",
+    ),
 }
 """Text in the output of each bench."""
-EXACT = {"agent_fabric": "driver calls", "tenants": "<= 0", "dashboards": "rejects  "}
+EXACT = {
+    "agent_fabric": "driver calls",
+    "tenants": "<= 0",
+    "dashboards": "rejects  ",
+    "cardinality": "series of a node",
+}
 """Limits that hold after a quick run as well, by text in their lines."""
-SLOW = {"agent_fabric", "dashboards"}
+SLOW = {"agent_fabric", "dashboards", "cardinality"}
 """Left to `make thorough`: each takes more CPU time than five others together."""
-NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus"}
+NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus", "cardinality": "prometheus"}
 """Program that a bench needs."""
 
 

@@ -11,6 +11,7 @@ down such values are reported, but not compared with earlier ones.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -22,6 +23,7 @@ from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, reason_of
 
+_HASH_DIGITS = 12
 _DIRECTIONS = ("receive", "transmit")
 _NETLINK = {
     "dcb": parsers.parse_dcb,
@@ -87,7 +89,7 @@ class NicSettingsSource(source_bases.ScanningSource):
     ) -> None:
         settings: dict[str, str] = {}
         unanswered: list[str] = []
-        link = _link(host, nic)
+        link, is_complete = _link(host, nic), True
         for name, query in self._queries(nic, settings):
             part = (nic.interface, name)
             answers = nic_interfaces.SettingAnswers(nic)
@@ -98,6 +100,7 @@ class NicSettingsSource(source_bases.ScanningSource):
                 if reason in {Absent.UNSUPPORTED, Absent.GONE}:
                     unanswered.append(name)
                     continue
+                is_complete = False
                 scan.failure(part, reason, _usual_columns(nic, name))
                 subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
                 scan.findings.append(base.ProbeFinding.failed(subject, error, remedy, name))
@@ -107,9 +110,12 @@ class NicSettingsSource(source_bases.ScanningSource):
                 scan.watched[part] = new
                 scan.add_readings(part, answers.readings)
         if link[0] != "1" or link != _link(host, nic):
+            is_complete = False
             for name in _NEGOTIATED_SETTINGS:
                 scan.watched.pop((nic.interface, name), None)
         facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
+        if settings and is_complete:
+            facts["hash"] = _settings_hash(settings)
         scan.described.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
         scan.findings.append(_finding(nic, len(settings), unanswered))
 
@@ -133,6 +139,12 @@ class NicSettingsSource(source_bases.ScanningSource):
         speed = self._wiring.rules.expected_speed(names)
         if speed is not None:
             answers.put(c.EXPECTED_SPEED, speed)
+
+
+def _settings_hash(settings: Mapping[str, str]) -> str:
+    """Return a digest of all settings, equal for NICs with equal settings; firmware is not a setting."""
+    compared = sorted((name, text) for name, text in settings.items() if name != "firmware")
+    return hashlib.sha256(repr(compared).encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def _link(host: Host, nic: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Users of a shared GPU: MIG instances, virtual GPUs, processes."""
 
 # fmt: off
-from railscope.catalog.declare import BASIC, CENTI, KIBI, MetricTable, Rollup
+from railscope.catalog.declare import BASIC, CENTI, FULL, KIBI, MetricTable, Rollup
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU
 
 AGENT_START = "Counts from the start of the agent; reset at each agent start."
@@ -16,7 +16,7 @@ MIG_INFO = _MIG.info("railscope_mig_info", "Identity of this MIG device: profile
 MIG_MEMORY_SIZE = _MIG.gauge("railscope_mig_memory_size_bytes", "Memory of the GPU instance.", "nvmlDeviceGetMemoryInfo v2 total of the MIG device (bytes)", dcgm="DCGM_FI_DEV_FB_TOTAL")
 MIG_MEMORY_USED = _MIG.gauge("railscope_mig_memory_used_bytes", "Memory of the GPU instance that processes use.", "nvmlDeviceGetMemoryInfo v2 used of the MIG device (bytes)", dcgm="DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT")
 MIG_MEMORY_USED_TIME = _MIG.counter("railscope_mig_memory_used_byte_seconds_total", "Memory of the GPU instance times how long processes held it, summed by the agent.", "nvmlDeviceGetMemoryInfo v2 used of the MIG device (bytes) x time since the sample before, if at most 30 s", scale=KIBI)
-MIG_MEMORY_FREE = _MIG.gauge("railscope_mig_memory_free_bytes", "Free memory of the GPU instance.", "nvmlDeviceGetMemoryInfo v2 free of the MIG device (bytes)", dcgm="DCGM_FI_DEV_FB_FREE")
+MIG_MEMORY_FREE = _MIG.gauge("railscope_mig_memory_free_bytes", "Free memory of the GPU instance.", "nvmlDeviceGetMemoryInfo v2 free of the MIG device (bytes)", dcgm="DCGM_FI_DEV_FB_FREE", detail=FULL)
 MIG_MEMORY_RESERVED = _MIG.gauge("railscope_mig_memory_reserved_bytes", "Memory of the GPU instance that the driver keeps for itself.", "nvmlDeviceGetMemoryInfo v2 reserved of the MIG device (bytes)", dcgm="DCGM_FI_DEV_FB_RESERVED")
 MIG_BAR1_SIZE = _MIG.gauge("railscope_mig_bar1_size_bytes", "BAR1 address space of the MIG device.", "nvmlDeviceGetBAR1MemoryInfo of the MIG device (bytes)", dcgm="DCGM_FI_DEV_BAR1_TOTAL, DCGM_FI_DEV_BAR1_FREE")
 MIG_BAR1_USED = _MIG.gauge("railscope_mig_bar1_used_bytes", "BAR1 address space of the MIG device that is mapped.", "nvmlDeviceGetBAR1MemoryInfo of the MIG device (bytes)", dcgm="DCGM_FI_DEV_BAR1_FREE, DCGM_FI_DEV_BAR1_USED")

@@ -23,6 +23,7 @@ from support.nics import (
     facts,
     mainline,
     ofed,
+    settings_hash,
 )
 from support.reading import ORIGIN, numbers, read_once, readings
 
@@ -250,6 +251,27 @@ def test_a_denied_setting_is_reported_as_denied(question: str, metric: str, colu
     (finding,) = [f for f in outcome.findings if f.verdict is ProbeVerdict.DENIED]
     assert finding.detail == f"{question}: Permission denied"
     assert "AF_NETLINK" in finding.remedy
+
+
+def test_the_hash_covers_all_settings() -> None:
+    usual = settings_hash(read_once(NicSettingsSource(), mainline()))
+    assert len(usual) == 12
+    host = mainline()
+    host.calls["ethtool.driver(eth0)"] |= {"firmware": "28.40.1000"}
+    assert settings_hash(read_once(NicSettingsSource(), host)) == usual, "firmware is no setting"
+    add_netlink(host, rings=RINGS | {"transmit": 64})
+    changed = settings_hash(read_once(NicSettingsSource(), host))
+    assert changed not in {usual, ""}
+
+
+@pytest.mark.parametrize("hides", ["denied", "down"])
+def test_settings_that_are_not_all_known_have_no_hash(hides: str) -> None:
+    host = mainline()
+    if hides == "denied":
+        add_netlink(host, rings=DENIED)
+    else:
+        host.files[f"{NET}/eth0/carrier"] = "0\n"
+    assert not settings_hash(read_once(NicSettingsSource(), host))
 
 
 def test_debugfs_is_for_root() -> None:

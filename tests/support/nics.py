@@ -137,9 +137,19 @@ def ofed(*, netlink: bool = True) -> FakeHost:
 
 
 def facts(outcome: ReadOutcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
-    """Return the facts of the entities of a kind, by interface."""
+    """Return the facts of the entities of a kind, by interface, without the hash of the settings."""
     assert outcome.frame is not None, outcome.problem
-    return {e.key[0]: dict(e.facts) for e in outcome.frame.schema.entities if e.kind.name == kind}
+    entities = [e for e in outcome.frame.schema.entities if e.kind.name == kind]
+    return {
+        e.key[0]: {name: text for name, text in e.facts.items() if name != "hash"} for e in entities
+    }
+
+
+def settings_hash(outcome: ReadOutcome) -> str:
+    """Return the hash of the settings of the only NIC, empty if it has none."""
+    assert outcome.frame is not None, outcome.problem
+    (entity,) = (e for e in outcome.frame.schema.entities if e.kind.name == SETTINGS)
+    return entity.facts.get("hash", "")
 
 
 def events(outcome: ReadOutcome) -> list[Event]:
