@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -224,7 +224,8 @@ def serving(packed: bytes) -> Iterator[str]:
             self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Length", str(len(packed)))
             self.end_headers()
-            self.wfile.write(packed)
+            with suppress(ConnectionError):  # Prometheus is stopped during a scrape
+                self.wfile.write(packed)
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""

@@ -70,6 +70,8 @@ PROMETHEUS = "prometheus"
 WRITE = "/api/v1/write"
 RULES_SECONDS = 15
 """Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
+MAX_INTERVAL_SECONDS = 120
+"""A rule group that is evaluated less often costs next to nothing."""
 _RULE_SAMPLE = re.compile(
     r'prometheus_rule_group_(?P<what>\w+)\{rule_group="[^"]*;(?P<group>[^"]+)"\} (?P<value>\S+)'
 )
@@ -183,12 +185,20 @@ class QueryDatabase:
         return int(float(match[1])) if match else 0
 
     def rule_groups(self, least: int) -> dict[str, RuleGroupCost]:
-        """Return the least cost of each rule group, after at least `least` evaluations of each."""
+        """Return the least cost of each rule group, after at least `least` evaluations of each.
+
+        Groups that are evaluated every few minutes or less often are left out.
+        """
         seconds: dict[str, float] = {}
         while True:
             groups: dict[str, dict[str, float]] = {}
             for match in _RULE_SAMPLE.finditer(http_get(self.port, "/metrics")):
                 groups.setdefault(match["group"], {})[match["what"]] = float(match["value"])
+            groups = {
+                name: one
+                for name, one in groups.items()
+                if one["interval_seconds"] <= MAX_INTERVAL_SECONDS
+            }
             for name, one in groups.items():
                 # Nothing before the end of the first: an iteration counts from its beginning.
                 if took := one["last_duration_seconds"]:
