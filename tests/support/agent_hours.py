@@ -24,7 +24,8 @@ from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
 from simulator import NodeSpec, simulate
 
-SCRAPE_SECONDS = 15
+SCRAPE_SECONDS = 30
+"""Twice the interval of deploy/prometheus: rules hold for it as well, with half the reads."""
 UP_SECONDS = 1200
 """Uptime of nodes at the start: no rule treats them as just booted."""
 STEP_SECONDS = 0.5
