@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import lt
 
 from agent.host import Host, Json, NvmlError
@@ -185,11 +184,6 @@ class _RosterDevice:
     missing_since_ns: int | None = None
 
 
-@cache
-def _find_roster(host_interface: str, function: str) -> AnswerRoster | None:
-    return _ROSTERS.get(f"{host_interface}.{function}")
-
-
 class AnswerRosters:
     """The devices in the answers of the calls of one family.
 
@@ -209,10 +203,8 @@ class AnswerRosters:
         arguments: tuple[int | str, ...],
         answer: Json,
     ) -> Json:
-        """Return an answer with every known device. Raises NvmlError or OSError."""
-        roster = _find_roster(host_interface, function)
-        if roster is None:
-            return answer
+        """Return an answer that lists devices with every known one. Raises NvmlError or OSError."""
+        roster = ROSTERS[f"{host_interface}.{function}"]
         known_devices = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
         names = roster.names(answer)
         if roster.fill is None and not known_devices.keys() >= set(names):
@@ -294,7 +286,7 @@ def _table_with(answer: Json, names: list[str]) -> Json:
 
 
 _INTERFACES = _directory_check("/sys/class/net")
-_ROSTERS: Mapping[str, AnswerRoster] = {
+ROSTERS: Mapping[str, AnswerRoster] = {
     "netlink.links": AnswerRoster(
         lambda answer: [link["name"] for link in answer], _INTERFACES,
         lambda answer, names: [*answer, *({"name": name} for name in names)], is_seen_first=True,

@@ -13,7 +13,6 @@ import errno
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any, NoReturn
 
 from agent.host import Json, NvmlError
@@ -37,16 +36,13 @@ Shape = Callable[[Any], Json]
 """Return the well-formed part of an answer, or `_MISSING`: the answer itself where all of it is."""
 
 
-@cache
-def _find_shape(host_interface: str, function: str) -> Shape | None:
-    return _SHAPES.get(f"{host_interface}.{function}")
+def find_shape(name: str) -> Shape | None:
+    """Return the declared shape of the answers of a call; None if its readings are picked one by one."""
+    return _SHAPES.get(name)
 
 
-def well_formed(host_interface: str, function: str, answer: Json) -> Json:
+def well_formed(host_interface: str, function: str, shape: Shape, answer: Json) -> Json:
     """Return the part of an answer that has the declared form. Raises OSError or NvmlError."""
-    shape = _find_shape(host_interface, function)
-    if shape is None:
-        return answer
     checked = shape(answer)
     return raise_malformed(host_interface, function) if checked is _MISSING else checked
 

@@ -24,8 +24,14 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
-from agent.sampling.answer_completeness import AnswerRosters
-from agent.sampling.answer_shapes import checked_path, well_formed, well_formed_file
+from agent.sampling.answer_completeness import ROSTERS, AnswerRosters
+from agent.sampling.answer_shapes import (
+    Shape,
+    checked_path,
+    find_shape,
+    well_formed,
+    well_formed_file,
+)
 from railscope.reading import Absent
 
 SLICE_SECONDS = 0.1
@@ -186,11 +192,16 @@ class GuardedHost(HostWrapper):
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
-        device, name = _device_and_name(host_interface, function, arguments[:1])
+        device, name, shape, has_roster = _describe_call(host_interface, function, arguments[:1])
         call = partial(self._host.call, host_interface, function, *arguments)
         answer = self.make_call(device, name, call)
-        answer = well_formed(host_interface, function, answer)
-        return self._rosters.complete_answer(self, host_interface, function, arguments, answer)
+        if shape:
+            answer = well_formed(host_interface, function, shape, answer)
+        if has_roster:
+            answer = self._rosters.complete_answer(
+                self, host_interface, function, arguments, answer
+            )
+        return answer
 
     def kernel_log(self) -> KernelLog:
         """Open the kernel log; polling it never blocks."""
@@ -277,11 +288,17 @@ MAX_CACHED_DEVICES = 2048
 
 
 @lru_cache(MAX_CACHED_DEVICES)
-def _device_and_name(
+def _describe_call(
     host_interface: str, function: str, arguments: tuple[int | str, ...]
-) -> tuple[str, str]:
-    """Return the device of a call and the name of the call."""
-    return device_of_call(host_interface, function, arguments), f"{host_interface}.{function}"
+) -> tuple[str, str, Shape | None, bool]:
+    """Return the device and the name of a call, the shape of its answer, and if it lists devices."""
+    name = f"{host_interface}.{function}"
+    return (
+        device_of_call(host_interface, function, arguments),
+        name,
+        find_shape(name),
+        name in ROSTERS,
+    )
 
 
 @lru_cache(MAX_CACHED_DEVICES)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress, repeat
+from operator import is_not
 from typing import Protocol, TypeVar, cast
 
 from agent.host import FileGroup, Host, Json, NvmlError
@@ -106,7 +108,7 @@ class RowBuilder:
         """Set consecutive columns."""
         row = list(readings)
         self.put_all(start, cast("list[int]", row))
-        for place in [place for place, kind in enumerate(map(type, row)) if kind is not int]:
+        for place in compress(range(len(row)), map(is_not, map(type, row), repeat(int))):
             self.put(start + place, row[place])
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:
@@ -148,7 +150,7 @@ class CounterTotal:
             return Absent(row.reasons[next(iter(columns.values()))])
         if self._total is None:
             self._total = sum(present.values())
-        else:
+        elif present != self._last:
             for key, value in present.items():
                 last = self._last.get(key, value)
                 self._total += value - last if value >= last else value
