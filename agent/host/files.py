@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,10 +89,11 @@ class OpenFiles:
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Read every file once, in order and back to back."""
-        pread, count, end = os.pread, _COUNTER_BYTES, start + len(self._descriptors)
+        end = start + len(self._descriptors)
         if not self._has_failures:
             try:
-                values[start:end] = map(int, [pread(file, count, 0) for file in self._descriptors])
+                contents = map(os.pread, self._descriptors, repeat(_COUNTER_BYTES), repeat(0))
+                values[start:end] = map(int, contents)  # without a step of the interpreter per file
             except (ValueError, OSError):
                 self._has_failures = True
             else:
@@ -100,7 +102,7 @@ class OpenFiles:
         self._has_failures = False
         for position, descriptor in enumerate(self._descriptors, start):
             try:
-                values[position] = int(pread(descriptor, count, 0))
+                values[position] = int(os.pread(descriptor, _COUNTER_BYTES, 0))
                 reasons[position] = PRESENT
             except (ValueError, OSError):
                 self._has_failures = True

@@ -180,6 +180,7 @@ class _PlannedCall:
     remaining: list[str]
     arguments: tuple[Device, ...]
     columns: tuple[Column, ...]
+    picks: tuple[PickReading, ...]
     column: int = 0
     members: int = 0
     """Member count of the largest structure so far: one with fewer is incomplete."""
@@ -188,11 +189,15 @@ class _PlannedCall:
     def create(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
         """A call that has not been tested for support yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
-        return cls(call, list(call.functions), arguments, _columns(call.targets, about))
+        picks = tuple(target.pick for target in call.targets)
+        return cls(call, list(call.functions), arguments, _columns(call.targets, about), picks)
 
     def readings(self, result: Json) -> list[Reading]:
         """Readings in a result; an unsupported member of an incomplete structure is an error."""
-        readings = [source.pick_reading(target.pick, result) for target in self.call.targets]
+        try:
+            readings = [pick(result) for pick in self.picks]
+        except source.MALFORMED_ERRORS:  # of one of them
+            readings = [source.pick_reading(pick, result) for pick in self.picks]
         if isinstance(result, dict):
             self.members = max(self.members, len(result))
             if len(result) < self.members:
