@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, 
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from collector.work_limits import tune_interpreter
 from collector.workloads.job_readings import MeasureAverages
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service, timestamps
@@ -208,7 +208,7 @@ class Collector:
         try:
             await self._wait_for_space()
             await asyncio.to_thread(self.restore)
-            calm_garbage_collection()
+            tune_interpreter()
             await self._serve()
         finally:
             watchdog.cancel()
@@ -437,14 +437,3 @@ def _require_seller(path: str) -> None:
     except focus_rows.SellerFileError as error:
         message = f"invalid billing.seller_file: {error}"
         raise SettingsError(message) from error
-
-
-def calm_garbage_collection() -> None:
-    """Reduce the cost of Python's garbage collection over the state of the fleet.
-
-    Objects read at a restart are permanent. A full collection over the state of thousands of nodes would
-    delay all acknowledgements by a fifth of a second; the state has no cycles that are ever freed.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)

@@ -100,6 +100,18 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
     one is decoded.
     """
+    envelope = unpack_plain(body, max_bytes, max_bytes)
+    if envelope is None:
+        message = f"body too large: expected at most {max_bytes} bytes of schemas and events"
+        raise wire.WireError(message)
+    return envelope
+
+
+def unpack_plain(body: bytes, max_bytes: int, max_text_bytes: int) -> wire.Envelope | None:
+    """Decode the envelope in a body, as `unpack`; None if its schemas and events are larger than a limit.
+
+    Readings are decoded at once, while each name of a schema or an event is checked individually.
+    """
     raw = _decompress(body, max_bytes)
     try:
         version = _version_decoder.decode(raw).version
@@ -109,13 +121,20 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
         _check_texts("a name of an envelope", names, wire.MAX_NAME)
+        text_bytes = sum(memoryview(schema).nbytes for schema in sealed.schemas)
+        batches = []
+        for batch in _sealed_batches(sealed.batches):
+            text_bytes += sum(memoryview(event).nbytes for event in batch.events)
+            batches.append(batch)
+        if text_bytes > max_text_bytes:
+            return None
         return wire.Envelope(
             version,
             sealed.node,
             sealed.run,
             sealed.boot_id,
             tuple(_schemas(sealed.schemas)),
-            tuple(_batches(sealed.batches)),
+            tuple(map(_open_batch, batches)),
             sealed.agent_version,
             sealed.ended,
         )
@@ -168,7 +187,7 @@ def _check_schema(schema: wire.WireSchema) -> None:
         _check_entity(entity)
 
 
-def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
+def _sealed_batches(parts: Sequence[msgspec.Raw]) -> Iterator[_SealedBatch]:
     frames = events = 0
     for raw in parts:
         sealed = _batch_decoder.decode(raw)
@@ -177,19 +196,23 @@ def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[wire.Batch]:
         events += len(sealed.events)
         _check_size("an envelope", frames, MAX_FRAMES, "frames")
         _check_size("an envelope", events, MAX_EVENTS, "events")
-        yield wire.Batch(
-            sealed.stream,
-            sealed.schema,
-            sealed.first_sequence,
-            sealed.wall_ns,
-            sealed.boot_ns,
-            sealed.base,
-            sealed.changed,
-            sealed.steps,
-            sealed.reasons,
-            sealed.uncertainty_ns,
-            tuple(map(_event, sealed.events)),
-        )
+        yield sealed
+
+
+def _open_batch(sealed: _SealedBatch) -> wire.Batch:
+    return wire.Batch(
+        sealed.stream,
+        sealed.schema,
+        sealed.first_sequence,
+        sealed.wall_ns,
+        sealed.boot_ns,
+        sealed.base,
+        sealed.changed,
+        sealed.steps,
+        sealed.reasons,
+        sealed.uncertainty_ns,
+        tuple(map(_event, sealed.events)) if sealed.events else (),
+    )
 
 
 def _event(raw: msgspec.Raw) -> wire.WireEvent:

@@ -40,8 +40,10 @@ from railscope import envelopes, http_responses, timestamps, wire
 
 log = structlog.get_logger(__name__)
 
-OFF_LOOP_BYTES = 64 << 10
-"""Bodies that are larger when decompressed, or of unknown size, are decoded in a thread."""
+MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES = 256 << 10, 64 << 10
+"""Bodies that are larger when decompressed, have larger schemas and events, or are of unknown size, are
+decoded in a thread. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
+"""
 MAX_PENDING_INTERVALS_PER_NODE = 2048
 """Three weeks of evidence of one node, pending for the database."""
 MAX_KNOWN_STARTS = 64
@@ -237,11 +239,12 @@ class Ingest:
         try:
             sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = envelopes.unpacked_bytes(body)
-            if size is None or max(size, len(body)) > OFF_LOOP_BYTES:
+            envelope = None
+            if size is not None and max(size, len(body)) <= min(MAX_LOOP_BYTES, max_bytes):
+                envelope = envelopes.unpack_plain(body, MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES)
+            if envelope is None:
                 async with self._large:
                     envelope = await asyncio.to_thread(envelopes.unpack, body, max_bytes)
-            else:
-                envelope = envelopes.unpack(body, min(max_bytes, OFF_LOOP_BYTES))
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
