@@ -69,7 +69,7 @@ class ClusterQueryCost:
     queried: dict[str, float] = field(default_factory=dict)
     """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
     following: float = 0.0
-    """Share of a core that Prometheus used while it evaluated all rules."""
+    """Share of a core that Prometheus used to evaluate all rules, without what it used before."""
     compared: tuple[query_database.QueryCost, ...] = ()
 
     @property
@@ -138,10 +138,12 @@ def measure(
                     )
                     for rule in group["rules"]
                 )
+            with running.server.measure() as idle:
+                time.sleep(size.rules_seconds)
             with running.server.measure() as spent:
                 running.follow(directory, size.rules_seconds)
                 cost.groups = running.rule_groups(2)
-            cost.following = spent.share_of_core
+            cost.following = max(spent.share_of_core - idle.share_of_core, 0.0)
         cost.series = running.series()
         cost.resident = running.server.memory().resident
     return cost
