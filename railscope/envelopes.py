@@ -183,8 +183,24 @@ def _check_schema(schema: wire.WireSchema) -> None:
     _check_size("a schema", columns, wire.MAX_COLUMNS, "columns")
     for group in schema.groups:
         _check_texts("the metric of a schema", (group.metric, schema.stream), wire.MAX_NAME)
-    for entity in schema.entities:
-        _check_entity(entity)
+    if not _are_valid(schema.entities):
+        for entity in schema.entities:
+            _check_entity(entity)
+
+
+def _are_valid(entities: Sequence[wire.WireEntity]) -> bool:
+    """True if all entities are within their bounds; checked at once, as a schema may have thousands."""
+    keys = [entity.key for entity in entities]
+    facts = [entity.facts for entity in entities if entity.facts]
+    names = {entity.kind for entity in entities}.union(*facts)
+    texts = [*chain.from_iterable(keys), *chain.from_iterable(map(dict.values, facts))]
+    return (
+        max(map(len, keys), default=0) <= MAX_KEYS
+        and max(map(len, facts), default=0) <= MAX_FACTS
+        and max(map(len, names), default=0) <= wire.MAX_NAME
+        and max(map(len, texts), default=0) <= MAX_TEXT
+        and "".join(chain(names, texts)).isprintable()
+    )
 
 
 def _sealed_batches(parts: Sequence[msgspec.Raw]) -> Iterator[_SealedBatch]:

@@ -220,33 +220,38 @@ def schema_hash(wire: WireSchema) -> bytes:
     return hashlib.blake2b(_encoder.encode(wire), digest_size=HASH_BYTES).digest()
 
 
+_OUTERMOST = {
+    name: (kind.outermost.name, len(kind.outermost.labels)) for name, kind in KINDS.items()
+}
+"""By kind of entity: kind and number of labels of the device that it is part of."""
+_NO_KIND = ("", 0)
+
+
 def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
     """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
-    rails: dict[tuple[str, tuple[str, ...]], int] = {}
+    found: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
         if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
-            rails[entity.kind, entity.key] = int(rail)
-
-    def rail_of(entity: WireEntity) -> int:
-        kind = KINDS.get(entity.kind)
-        if kind is None:
-            return NO_RAIL
-        whole = kind.outermost
-        return rails.get((whole.name, entity.key[: len(whole.labels)]), NO_RAIL)
-
-    return tuple(rail_of(entity) for entity in wire.entities)
+            found[entity.kind, entity.key] = int(rail)
+    if not found:
+        return (NO_RAIL,) * len(wire.entities)
+    rails = []
+    for entity in wire.entities:
+        outermost, labels = _OUTERMOST.get(entity.kind, _NO_KIND)
+        rails.append(found.get((outermost, entity.key[:labels]), NO_RAIL) if outermost else NO_RAIL)
+    return tuple(rails)
 
 
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
     """Return the part of the key that distinguishes an entity within its device: priority, clock."""
-    kind = KINDS.get(entity.kind)
-    return entity.key[len(kind.outermost.labels) :] if kind else ()
+    outermost = _OUTERMOST.get(entity.kind)
+    return entity.key[outermost[1] :] if outermost else ()
 
 
 def layout_hash(wire: WireSchema) -> bytes:
     """Return the hash of a schema's layout: equal for nodes of one build with different serial numbers."""
-    parts = tuple((entity.kind, part_of_key(entity)) for entity in wire.entities)
+    parts = [(entity.kind, part_of_key(entity)) for entity in wire.entities]
     shape = (wire.stream, wire.groups, parts, rails_of_entities(wire))
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
 

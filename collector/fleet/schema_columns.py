@@ -190,7 +190,8 @@ def find_metered_columns(wire: WireSchema) -> MeteredColumns:
     """Return the metering facts of a schema."""
     counters: list[CounterSubject] = []
     columns: list[int] = []
-    entity_rails = rails_of_entities(wire)
+    is_measured = any(group.metric in _MEASURED for group in wire.groups)
+    entity_rails = rails_of_entities(wire) if is_measured else ()
     start = 0
     for group in wire.groups:
         if group.metric in _MEASURED:
