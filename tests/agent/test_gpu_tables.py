@@ -7,9 +7,13 @@ from support.gpu_readings import read_gpus
 from support.gpus import host_with_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
+from support.reading import ORIGIN, numbers
 from support.row_pairs import PAIRS, agrees
 
 from agent.host import NvmlError
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.nvidia.value_tables import THROTTLE_FIELDS
 from railscope.reading import Absent
 
 GPU = "GPU-0"
@@ -49,6 +53,25 @@ def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first:
     reported = read_gpus(host).named("gpu_throttle_seconds_total")
     reasons = ("software_thermal", "hardware_thermal", "hardware_power_brake")
     assert [reported[GPU, reason] for reason in reasons] == [1, 2, 3]
+
+
+def test_the_total_of_throttling_leaves_out_idle_time_and_repeated_times() -> None:
+    host, field = host_with_gpus(), FIELD.format
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
+    total = ("railscope_gpu_all_reasons_throttle_seconds_total", (GPU,))
+    counted = {
+        number: reason for number, reason in THROTTLE_FIELDS.items() if number not in {78, 80, 81}
+    }
+    for number in THROTTLE_FIELDS:
+        host.calls[field(number)] = [0, number * SECOND_NS]
+    for number in (*range(251, 254), *range(269, 272)):
+        host.calls[field(number)] = [3, 0]
+    assert numbers(reader.run().frame)[total] == sum(counted)
+    host.calls[field(75)] = [999, 0]
+    host.calls[field(77)] = [0, 78 * SECOND_NS]
+    assert numbers(reader.run().frame)[total] == sum(counted) + 1, "an unreadable part is kept"
+    host.calls[field(75)] = [0, 77 * SECOND_NS]
+    assert numbers(reader.run().frame)[total] == sum(counted) + 3
 
 
 @pytest.mark.parametrize(
