@@ -43,7 +43,18 @@ def remove(state: Path, what: str) -> None:
         shutil.rmtree(state / "schemas")
 
 
-@pytest.mark.parametrize("what", ["segment", "frames", "tail", "schemas", "clock", "clock halved"])
+# Each kind of loss in one process: tests/collector/test_at_rest.py.
+@pytest.mark.parametrize(
+    "what",
+    [
+        "segment",
+        pytest.param("frames", marks=pytest.mark.thorough),
+        pytest.param("tail", marks=pytest.mark.thorough),
+        "schemas",
+        "clock",
+        pytest.param("clock halved", marks=pytest.mark.thorough),
+    ],
+)
 async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     site: Site, what: str
 ) -> None:
