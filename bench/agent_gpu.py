@@ -234,9 +234,9 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
     sys.path.append(str(TESTS))
     from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are no package
     from support.full_gpus import full_gpus, nvml_sources  # type: ignore[import-not-found] # noqa: PLC0415 - as above
-    from support.standin import Standin, build  # type: ignore[import-not-found] # noqa: PLC0415 - as above
+    from support.standin import NvmlStandin, build  # type: ignore[import-not-found] # noqa: PLC0415 - as above
 
-    standin, clock = Standin(directory, str(build(directory))), ManualClock()
+    standin, clock = NvmlStandin(directory, str(build(directory))), ManualClock()
     standin.load(full_gpus(GPUS))
     hosts = LiveHost(clock=clock), CallRecordingHost(clock)
     readers, listening = (

@@ -46,7 +46,7 @@ ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
 SLOW = {"one byte at a time"}
 
 
-class Server:
+class FixedServer:
     """A server that answers whatever it is asked with the same bytes, and never closes."""
 
     def __init__(
@@ -104,7 +104,7 @@ def what(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def url(what: str) -> Iterator[str]:
     """A server on loopback."""
-    server = Server(socket.AF_INET, ("127.0.0.1", 0), what)
+    server = FixedServer(socket.AF_INET, ("127.0.0.1", 0), what)
     yield f"http://127.0.0.1:{server.address[1]}"
     server.close()
 
@@ -112,7 +112,7 @@ def url(what: str) -> Iterator[str]:
 @pytest.fixture
 def unix(what: str, tmp_path: Path) -> Iterator[Path]:
     """A server on a Unix socket."""
-    server = Server(socket.AF_UNIX, str(tmp_path / "s"), what)
+    server = FixedServer(socket.AF_UNIX, str(tmp_path / "s"), what)
     yield tmp_path / "s"
     server.close()
 

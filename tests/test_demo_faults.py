@@ -20,7 +20,13 @@ from simulator.demo.faults import (
 from simulator.live import LiveNode
 from simulator.node_hardware import build_node_hardware
 from tests.support.alert_rules import RULES, rules_of
-from tests.support.demo_alerts import Fault, Firing, faults_in, firings_in, problems
+from tests.support.demo_alerts import (
+    AlertFiring,
+    RecordedFault,
+    alert_mismatches,
+    faults_in,
+    firings_in,
+)
 
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 NODE = LiveNode("gpu-node-1", 0, "slurm", 0, 10**18, 10**12, round_seconds=ROUND_SECONDS)
@@ -105,25 +111,45 @@ def test_each_round_has_fresh_faults():
 
 # The comparison ---------------------------------------------------------------------------------
 
-FAULT = Fault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
+FAULT = RecordedFault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
 
 
 @pytest.mark.parametrize(
     ("firings", "now", "wrong"),
     [
-        ([Firing("A", "n1", 150, 220)], 300, []),
+        ([AlertFiring("A", "n1", 150, 220)], 300, []),
         ([], 150, []),
         ([], 300, ["f: A did not fire"]),
-        ([Firing("A", "n1", 170, 220)], 300, ["f: A fired after 70 s"]),
-        ([Firing("A", "n1", 150, 240)], 300, ["f: A did not fire", "A (n1) fired for no fault"]),
-        ([Firing("A", "n1", 90, 220)], 300, ["f: A did not fire", "A (n1) fired for no fault"]),
-        ([Firing("A", "n1", 150, 220), Firing("A", "n2", 150, 220)], 300, ["A (n2) fired for"]),
-        ([Firing("A", "n1", 150, 220), Firing("B", "", 150, 151)], 300, ["B (no node) fired for"]),
-        ([Firing("A", "", 150, 220), Firing("RailscopeDeadMansSwitch", "", 0, 300)], 300, []),
+        ([AlertFiring("A", "n1", 170, 220)], 300, ["f: A fired after 70 s"]),
+        (
+            [AlertFiring("A", "n1", 150, 240)],
+            300,
+            ["f: A did not fire", "A (n1) fired for no fault"],
+        ),
+        (
+            [AlertFiring("A", "n1", 90, 220)],
+            300,
+            ["f: A did not fire", "A (n1) fired for no fault"],
+        ),
+        (
+            [AlertFiring("A", "n1", 150, 220), AlertFiring("A", "n2", 150, 220)],
+            300,
+            ["A (n2) fired for"],
+        ),
+        (
+            [AlertFiring("A", "n1", 150, 220), AlertFiring("B", "", 150, 151)],
+            300,
+            ["B (no node) fired for"],
+        ),
+        (
+            [AlertFiring("A", "", 150, 220), AlertFiring("RailscopeDeadMansSwitch", "", 0, 300)],
+            300,
+            [],
+        ),
     ],
 )
-def test_what_does_not_fit_is_found(firings: list[Firing], now: float, wrong: list[str]):
-    found = problems([FAULT], firings, now)
+def test_what_does_not_fit_is_found(firings: list[AlertFiring], now: float, wrong: list[str]):
+    found = alert_mismatches([FAULT], firings, now)
     assert len(found) == len(wrong)
     for problem, terms in zip(found, wrong, strict=True):
         assert problem.startswith(terms)
@@ -132,4 +158,4 @@ def test_what_does_not_fit_is_found(firings: list[Firing], now: float, wrong: li
 def test_a_series_with_a_gap_is_two_alerts():
     values = [[0, "1"], [5, "1"], [30, "1"]]
     series = [{"metric": {"alertname": "A", "node": "n"}, "values": values}]
-    assert list(firings_in(series)) == [Firing("A", "n", 0, 5), Firing("A", "n", 30, 30)]
+    assert list(firings_in(series)) == [AlertFiring("A", "n", 0, 5), AlertFiring("A", "n", 30, 30)]

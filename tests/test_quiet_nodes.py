@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agent_hours import Samples, server, watched
+from support.agent_hours import Samples, node_of_1970, scraped_series
 from support.evaluated_alerts import Labels, alerts, metrics_of_rules
 
 METRICS = metrics_of_rules()
@@ -41,7 +41,7 @@ async def seen(
     directory: Path, minutes: int, scenario: str = "training", **what: Any
 ) -> tuple[list[list[Labels]], dict[str, Samples]]:
     """The alerts of every minute, but for the one that always fires; and the series behind them."""
-    series = await watched(server("n1", scenario, **what), minutes, METRICS)
+    series = await scraped_series(node_of_1970("n1", scenario, **what), minutes, METRICS)
     found = alerts(series, minutes, directory)
     assert all([a["alertname"] for a in now].count("RailscopeDeadMansSwitch") for now in found[1:])
     every = [[a for a in now if a["alertname"] != "RailscopeDeadMansSwitch"] for now in found]

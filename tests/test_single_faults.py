@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.agent_hours import RARELY_NS, server, watched
+from support.agent_hours import RARELY_NS, node_of_1970, scraped_series
 from support.evaluated_alerts import (
     ALERTMANAGER,
-    Inhibition,
+    InhibitionRule,
     Labels,
     alerts,
     inhibitions,
     metrics_of_rules,
-    notified,
+    notified_alerts,
 )
 
 from agent.sampling.source_reader import REPROBE_NS
@@ -108,13 +108,13 @@ def test_every_fault_has_a_case() -> None:
 @pytest.mark.parametrize("fault", SENT_BY_FAULT)
 async def test_a_fault_is_reported_by_what_it_explains(tmp_path: Path, fault: str) -> None:
     scheduler = "kubernetes" if fault == "unclaimed" else "slurm"  # whose jobs have all GPUs
-    spec = server("n1", fault, gpus=2, scheduler=scheduler)
+    spec = node_of_1970("n1", fault, gpus=2, scheduler=scheduler)
     reprobe_ns = REPROBE_NS if fault in FOUND_BY_PROBES else RARELY_NS
-    series = await watched(spec, MINUTES, METRICS, FIRST, reprobe_ns)
+    series = await scraped_series(spec, MINUTES, METRICS, FIRST, reprobe_ns)
     found = alerts(series, MINUTES, tmp_path)
     early = [alert for now in found[: MINUTES // 2] for alert in now if "node" in alert]
     assert early == [] or fault == "nvml_denied", "it is well until the fault strikes"
-    sent = notified(found)
+    sent = notified_alerts(found)
     assert {alert["alertname"] for alert in sent} == set(SENT_BY_FAULT[fault]), sent
     for name, labels in SENT_BY_FAULT[fault].items():
         wanted = {"alertname": name, "node": "n1", **labels}
@@ -127,13 +127,13 @@ async def test_a_fault_is_reported_by_what_it_explains(tmp_path: Path, fault: st
 def test_alertmanager_is_understood() -> None:
     example = yaml.safe_load(ALERTMANAGER.read_text())
     assert len(inhibitions()) == len(example["inhibit_rules"]) > 5
-    same = Inhibition(('severity="critical"',), ('severity="warning"',), ("node", "gpu"))
+    same = InhibitionRule(('severity="critical"',), ('severity="warning"',), ("node", "gpu"))
     critical = {"severity": "critical", "node": "n1"}
     assert same.silences({"severity": "warning", "node": "n1"}, critical)
     assert not same.silences({"severity": "warning", "node": "n2"}, critical)
     assert not same.silences({"severity": "warning", "node": "n1", "gpu": "g"}, critical)
     assert not same.silences(critical, critical)
-    one_of = Inhibition(('alertname=~"A|B.*"',), ('alertname=~"B.*"',), ())
+    one_of = InhibitionRule(('alertname=~"A|B.*"',), ('alertname=~"B.*"',), ())
     assert one_of.silences({"alertname": "Bx"}, {"alertname": "A"})
     assert not one_of.silences({"alertname": "Bx"}, {"alertname": "By"}), "like by like"
     assert not one_of.silences({"alertname": "Bx"}, {"alertname": "AA"})
@@ -145,9 +145,9 @@ def test_an_alert_is_not_sent_while_another_explains_it() -> None:
     }  # fmt: skip
     aer = lost | {"alertname": "RailscopePcieAer"}
     elsewhere, info = aer | {"node": "n2"}, lost | {"alertname": "X", "severity": "info"}
-    assert notified([[lost, aer, elsewhere, info]]) == [lost, elsewhere]
-    assert notified([[lost, aer], [aer]]) == [lost, aer]
-    assert notified([[lost | {"alertstate": "pending"}, aer]]) == [aer]
+    assert notified_alerts([[lost, aer, elsewhere, info]]) == [lost, elsewhere]
+    assert notified_alerts([[lost, aer], [aer]]) == [lost, aer]
+    assert notified_alerts([[lost | {"alertstate": "pending"}, aer]]) == [aer]
 
 
 def test_nothing_critical_is_silenced_by_what_is_less_urgent() -> None:

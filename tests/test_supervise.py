@@ -14,7 +14,7 @@ from railscope.service import Serve, supervise
 from railscope.settings import SettingsError
 
 
-class Services:
+class FakeServices:
     """Hands out services one after the other, and knows which of them runs."""
 
     def __init__(self, *made: str) -> None:
@@ -50,7 +50,7 @@ class Services:
             await self._change.wait()
 
 
-async def supervised(services: Services, script: Callable[[], Awaitable[None]]) -> None:
+async def supervised(services: FakeServices, script: Callable[[], Awaitable[None]]) -> None:
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         task = group.create_task(supervise(services.load))
         await script()
@@ -59,7 +59,7 @@ async def supervised(services: Services, script: Callable[[], Awaitable[None]]) 
 
 
 async def test_a_reload_replaces_the_service():
-    services = Services("one", "two")
+    services = FakeServices("one", "two")
 
     async def script() -> None:
         await services.until(1)
@@ -73,7 +73,7 @@ async def test_a_reload_replaces_the_service():
 
 @pytest.mark.parametrize("bad", ["unloadable", "unstartable"])
 async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
-    services = Services("one", bad, "three")
+    services = FakeServices("one", bad, "three")
 
     async def script() -> None:
         await services.until(1)
@@ -93,9 +93,9 @@ async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
 
 async def test_a_service_that_cannot_start_at_first_reports_it():
     with pytest.raises(SettingsError, match="unstartable"):
-        await supervise(Services("unstartable").load)
+        await supervise(FakeServices("unstartable").load)
 
 
 async def test_a_service_that_breaks_is_not_hidden():
     with pytest.raises(RuntimeError, match="broken"):
-        await supervise(Services("broken").load)
+        await supervise(FakeServices("broken").load)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.budgeted import POWER, Machine, kept, period_factor_by_source, state_of
+from support.budgeted import POWER, CostedDevices, period_factor_by_source, run_budgeted, state_of
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metering import MIB
 from support.pages import sample
 from support.reading import ORIGIN
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.config import PREFIX, AgentSettings, BudgetSettings
 from agent.endpoint.http_server import AgentRequest
@@ -47,9 +47,9 @@ def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
 
 
 async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often() -> None:
-    machine = Machine()
+    machine = CostedDevices()
     with capture_logs() as logs:
-        async with kept(machine) as one:
+        async with run_budgeted(machine) as one:
             gpu, rdma = one.status("gpu"), one.status("rdma")
             page = one.page
             assert period_factor_by_source(page) == {"gpu": 1, "rdma": 1, "agent": 1}
@@ -90,9 +90,9 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
 
 async def test_a_source_that_only_waits_is_read_less_often() -> None:
     """A slow firmware: no processor time, but other sources of the thread wait."""
-    machine = Machine()
+    machine = CostedDevices()
     with capture_logs() as logs:
-        async with kept(machine) as one:
+        async with run_budgeted(machine) as one:
             gpu, rdma = one.status("gpu"), one.status("rdma")
             machine.gpu_wall_seconds = 0.9
             await one.until(lambda: gpu.period_factor == 4, within=10)
@@ -109,8 +109,8 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
 
 
 async def test_the_change_travels_as_an_event() -> None:
-    machine = Machine()
-    async with kept(machine) as one:
+    machine = CostedDevices()
+    async with run_budgeted(machine) as one:
         machine.gpu_cpu_ms *= 100
         await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         await one.seconds(2)
@@ -121,8 +121,8 @@ async def test_the_change_travels_as_an_event() -> None:
 
 
 async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> None:
-    machine = Machine(gpu_cpu_ms=2.0)
-    async with kept(machine) as one:
+    machine = CostedDevices(gpu_cpu_ms=2.0)
+    async with run_budgeted(machine) as one:
         machine.gpu_cpu_ms = 400.0
         await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         await one.seconds(70)
@@ -134,8 +134,8 @@ async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> No
 
 
 async def test_without_a_budget_every_source_keeps_its_period() -> None:
-    machine = Machine(gpu_cpu_ms=300.0)
-    async with kept(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as one:
+    machine = CostedDevices(gpu_cpu_ms=300.0)
+    async with run_budgeted(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as one:
         page = one.page
         assert set(period_factor_by_source(page).values()) == {1}
         names = {name for name, _ in page}
@@ -166,7 +166,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
 
     The same holds if no further thread may be abandoned to a hung call.
     """
-    machine = Machine()
+    machine = CostedDevices()
     host, slow = machine.host, SlowCall(500_000)
     quick = host.calls[POWER]
     sources = [GpuSource.load(), RdmaSource()]
@@ -177,7 +177,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
     def prepare(sampler: Sampler) -> None:
         sampler.keeper = keeper
 
-    async with sampling(host, sources, SHORT, prepare=prepare) as run:
+    async with run_sampler(host, sources, SHORT, prepare=prepare) as run:
         gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
         await run.step()
         await run.step()
@@ -253,8 +253,8 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
 
 
 async def test_the_landing_page_lists_lengthened_periods() -> None:
-    machine = Machine()
-    async with kept(machine) as one:
+    machine = CostedDevices()
+    async with run_budgeted(machine) as one:
         machine.gpu_cpu_ms *= 100
         await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
         statuses = one.run.sampler.statuses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from structlog.testing import capture_logs
-from support.budgeted import Machine, kept, period_factor_by_source, state_of
+from support.budgeted import CostedDevices, period_factor_by_source, run_budgeted, state_of
 from support.machine import FakeHost
 from support.metering import MIB, FakeMeter
 from support.pages import sample
@@ -74,9 +74,9 @@ def test_memory_that_cannot_be_measured_changes_nothing() -> None:
 
 
 async def test_metrics_report_too_much_resident_memory() -> None:
-    machine = Machine()
+    machine = CostedDevices()
     machine.meter.resident = 80 * MIB
-    async with kept(machine) as one:
+    async with run_budgeted(machine) as one:
         page = one.page
         assert state_of(page, "memory") == "at_limit"
         assert state_of(page, "cpu") == "within"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
@@ -154,7 +154,7 @@ PRIORITIES = {
 
 def dump(driver: str) -> dict[str, int]:
     """The statistics in a dump of `ethtool -S`."""
-    lines = captured(f"ethtool/ethq-{driver}.txt").read_text().splitlines()
+    lines = capture_path(f"ethtool/ethq-{driver}.txt").read_text().splitlines()
     pairs = (line.rsplit(":", 1) for line in lines if ":" in line)
     return {name.strip(): int(value) for name, value in pairs}
 
@@ -223,7 +223,7 @@ def test_a_dump_without_known_statistics_is_no_reading_and_no_failure() -> None:
 
 def fault(trial: int, side: str, moment: str) -> dict[str, int]:
     """The counters of one side before or after one trial."""
-    lines = captured("ethtool/rdma-fault/ethtool_RETRY_EXC_QP_ERR.csv").read_text().splitlines()
+    lines = capture_path("ethtool/rdma-fault/ethtool_RETRY_EXC_QP_ERR.csv").read_text().splitlines()
     rows = [row for row in csv.DictReader(lines) if row["side"] == side]
     return {row["counter"]: int(row[moment]) for row in rows if int(row["trial"]) == trial}
 
@@ -279,7 +279,7 @@ def rdma_counters(files: dict[str, str]) -> dict[Label, float]:
 
 def test_rdma_counters_of_a_link_that_went_down() -> None:
     """Four of them identify a retry-exceeded fault."""
-    lines = captured("ethtool/rdma-fault/RETRY_EXC_LINK_DOWN.csv").read_text().splitlines()
+    lines = capture_path("ethtool/rdma-fault/RETRY_EXC_LINK_DOWN.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     client = {row["counter"]: row["after"] for row in rows if row["side"] == "client"}
     server = {row["counter"]: row["after"] for row in rows if row["side"] == "server"}
@@ -298,7 +298,7 @@ def test_rdma_counters_of_a_link_that_went_down() -> None:
 
 def test_a_fault_seen_as_it_unfolds() -> None:
     """Every change in the timeline appears in the next frame, in its own column only."""
-    lines = captured("ethtool/rdma-fault/timeline_20260517_230941.csv").read_text().splitlines()
+    lines = capture_path("ethtool/rdma-fault/timeline_20260517_230941.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines if not line.startswith("#")]
     steps = [row for row in rows if row[3].isdecimal() and int(row[5]) > 0]
     names = {row[1] for row in steps}

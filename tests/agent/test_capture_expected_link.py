@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 from support import nvidia_smi_text as text, nvidia_smi_xml as xml
-from support.exporter_capture import CASES, read as read_exporter_capture
-from support.judging import REASON, Judging
+from support.exporter_capture import CASES, read_moment as read_exporter_capture
+from support.judging import REASON, VerdictSources
 from support.machine import FakeHost
 from support.nvidia_smi import machine
 from support.nvidia_smi_shares import shares
 from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
-from support.shared import CAPTURES, captured
+from support.shared import CAPTURES, capture_path
 
 from agent.gpus.inventory import GpuInventory
 from agent.sources.nvidia.pcie import GpuPathSource
@@ -41,7 +41,7 @@ MACHINES = {**TEXTS, **XMLS}
 
 def server(path: str) -> FakeHost:
     """Return a host with the GPUs that nvidia-smi printed."""
-    file, host = captured(f"nvidia-smi/{path}"), FakeHost()
+    file, host = capture_path(f"nvidia-smi/{path}"), FakeHost()
     if path in TEXTS:
         printed = file.read_text()
         host.calls |= machine([text.row(printed, lines) for lines in text.gpus(printed)])
@@ -63,7 +63,7 @@ def expected_lanes(host: FakeHost) -> list[Reading]:
 
 def link_verdicts(host: FakeHost) -> set[str]:
     """Return the link rules that a GPU violates."""
-    run = Judging(host)
+    run = VerdictSources(host)
     run.step()
     run.step()
     values = readings(run.frame)
@@ -72,7 +72,7 @@ def link_verdicts(host: FakeHost) -> set[str]:
 
 
 def test_every_captured_list_of_gpus_is_judged() -> None:
-    captured("nvidia-smi")
+    capture_path("nvidia-smi")
     directory = CAPTURES / "nvidia-smi"
     found = {str(f.relative_to(directory)) for f in directory.glob("xml/*.xml")}
     found |= {str(f.relative_to(directory)) for f in directory.glob("gpud/nvidia-smi-query*")}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.sampling.source import Source
 from agent.sampling.source_reader import SourceReader
@@ -32,7 +32,7 @@ Row = dict[str, str]
 def trials(file: str) -> Iterator[list[Row]]:
     """Return the rows of each trial and side; a new trial begins where a counter occurs again."""
     found: dict[str, list[Row]] = defaultdict(list)
-    lines = captured(f"ethtool/rdma-fault/{file}").read_text().splitlines()
+    lines = capture_path(f"ethtool/rdma-fault/{file}").read_text().splitlines()
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         rows = found[row["side"]]
         if any(row["counter"] == earlier["counter"] for earlier in rows):

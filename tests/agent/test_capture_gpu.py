@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from support import nvidia_smi_csv as csv
-from support.exporter_capture import CASES, GPU, H100, L40S, RTX, Case, read
+from support.exporter_capture import CASES, GPU, H100, L40S, RTX, ExporterMoment, read_moment
 from support.exporter_pairs import (
     LABELS,
     MADE,
@@ -28,12 +28,12 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def case(model: str, moment: str) -> Case:
-    return read(model, moment)
+def case(model: str, moment: str) -> ExporterMoment:
+    return read_moment(model, moment)
 
 
 @EACH_CASE
-def test_every_pair_agrees(case: Case) -> None:
+def test_every_pair_agrees(case: ExporterMoment) -> None:
     for name in PAIRS:
         if name in case.theirs:
             assert case.our(name) == pytest.approx(case.theirs[name], rel=1e-9), name
@@ -42,7 +42,7 @@ def test_every_pair_agrees(case: Case) -> None:
 
 
 @EACH_CASE
-def test_every_missing_reading_is_unsupported(case: Case) -> None:
+def test_every_missing_reading_is_unsupported(case: ExporterMoment) -> None:
     assert set(case.readings.absent.values()) == {Absent.UNSUPPORTED}
     for name, (metric, part) in PAIRS.items():
         if not part and name not in case.theirs:
@@ -50,14 +50,14 @@ def test_every_missing_reading_is_unsupported(case: Case) -> None:
 
 
 @EACH_CASE
-def test_values_derived_from_ours_agree(case: Case) -> None:
+def test_values_derived_from_ours_agree(case: ExporterMoment) -> None:
     for name, make in MADE.items():
         if name in case.theirs:
             assert make(case.readings) == pytest.approx(case.theirs[name], rel=1e-9), name
 
 
 def test_every_name_of_theirs_is_in_one_table_and_no_other_name_is() -> None:
-    names = {name for model, moment in CASES for name in read(model, moment).theirs}
+    names = {name for model, moment in CASES for name in read_moment(model, moment).theirs}
     assert names == PAIRS.keys() | MADE.keys() | THEIRS_ALONE.keys()
     assert len(names) == len(PAIRS) + len(MADE) + len(THEIRS_ALONE)
 
@@ -66,7 +66,7 @@ def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one()
     reported = {
         (name.removeprefix("railscope_gpu_"), key[1:])
         for model, moment in CASES
-        for name, key in read(model, moment).readings.numbers
+        for name, key in read_moment(model, moment).readings.numbers
         if name.startswith("railscope_gpu_")
     }
     alone = reported - set(PAIRS.values())
@@ -77,7 +77,7 @@ def test_every_number_of_ours_is_paired_or_has_its_reason_and_no_other_has_one()
 
 
 @EACH_CASE
-def test_labels_of_theirs_are_facts_of_ours(case: Case) -> None:
+def test_labels_of_theirs_are_facts_of_ours(case: ExporterMoment) -> None:
     ((_, labels),) = [label for label in case.page if label[0] == "nvidia_smi_gpu_info"]
     theirs, ours = dict(labels), case.readings.facts["gpu", (GPU,)]
     for label, fact in LABELS.items():
@@ -86,7 +86,7 @@ def test_labels_of_theirs_are_facts_of_ours(case: Case) -> None:
 
 
 @EACH_CASE
-def test_every_process_agrees(case: Case) -> None:
+def test_every_process_agrees(case: ExporterMoment) -> None:
     theirs = {
         dict(labels)["pid"]: (dict(labels)["process_name"], used)
         for (name, labels), used in case.page.items()
@@ -108,7 +108,7 @@ OUR_OWN = {"nvmlDeviceGetMigDevices", "nvmlEventSetWait"}
 
 
 def test_every_function_we_ask_for_is_in_the_library_of_a_driver() -> None:
-    case = read(H100, "load")
+    case = read_moment(H100, "load")
     exported = set(csv.section(case.capture, "capabilities :: nvml-symbols").split())
     asked = {key.removeprefix("nvml.").partition("(")[0] for key in case.host.asked}
     assert len(asked) > 50
@@ -119,7 +119,7 @@ def test_every_function_we_ask_for_is_in_the_library_of_a_driver() -> None:
 
 
 @pytest.mark.parametrize(("model", "moment"), [(H100, "load")])
-def test_the_loaded_h100_by_hand(case: Case) -> None:
+def test_the_loaded_h100_by_hand(case: ExporterMoment) -> None:
     number = case.readings.number
     assert number("gpu_power_watts", GPU) == 631.95
     assert number("gpu_power_instant_watts", GPU) == 625.68
@@ -147,7 +147,7 @@ def test_the_loaded_h100_by_hand(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("model", "moment"), [(L40S, "load")])
-def test_the_loaded_l40s_by_hand(case: Case) -> None:
+def test_the_loaded_l40s_by_hand(case: ExporterMoment) -> None:
     number = case.readings.number
     assert number("gpu_throttle_seconds_total", GPU, "software_power_cap") == 204.642816
     assert number("gpu_encoder_sessions", GPU) == 2
@@ -160,7 +160,7 @@ def test_the_loaded_l40s_by_hand(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("model", "moment"), [(RTX, "load")])
-def test_a_process_with_two_contexts_counts_once(case: Case) -> None:
+def test_a_process_with_two_contexts_counts_once(case: ExporterMoment) -> None:
     number = case.readings.number
     assert number("gpu_processes", GPU) == 7
     assert number("gpu_process_memory_used_bytes", GPU, "2165") == 25 * MEBIBYTE  # C+G

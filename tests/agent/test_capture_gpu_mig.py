@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from support import nvidia_smi_xml as xml
-from support.exporter_capture import GPU, H200_MIG, Case, read
+from support.exporter_capture import GPU, H200_MIG, ExporterMoment, read_moment
 from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, machine, number
 from support.nvidia_smi_shares import MigDevice, shares
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.reading import Absent
 
@@ -28,8 +28,8 @@ EACH_MOMENT = pytest.mark.parametrize("moment", ["idle", "load"])
 
 
 @pytest.fixture
-def h200(moment: str) -> Case:
-    return read(H200_MIG, moment)
+def h200(moment: str) -> ExporterMoment:
+    return read_moment(H200_MIG, moment)
 
 
 def agrees(reported: GpuReadings, gpu: str, devices: list[MigDevice]) -> None:
@@ -44,7 +44,7 @@ def agrees(reported: GpuReadings, gpu: str, devices: list[MigDevice]) -> None:
 
 
 @EACH_MOMENT
-def test_every_number_of_every_mig_device_agrees(h200: Case) -> None:
+def test_every_number_of_every_mig_device_agrees(h200: ExporterMoment) -> None:
     assert len(h200.mig_devices) == 5
     agrees(h200.readings, GPU, h200.mig_devices)
     assert h200.readings.number("gpu_mig_devices", GPU) == 5
@@ -53,7 +53,7 @@ def test_every_number_of_every_mig_device_agrees(h200: Case) -> None:
 
 
 @EACH_MOMENT
-def test_profiles_are_those_of_the_listing(h200: Case) -> None:
+def test_profiles_are_those_of_the_listing(h200: ExporterMoment) -> None:
     found = {
         facts["mig_index"]: (
             facts["profile"],
@@ -70,7 +70,7 @@ def test_profiles_are_those_of_the_listing(h200: Case) -> None:
 
 
 @pytest.mark.parametrize("moment", ["load"])
-def test_processes_are_those_of_their_mig_device(h200: Case) -> None:
+def test_processes_are_those_of_their_mig_device(h200: ExporterMoment) -> None:
     by_index = {
         facts["mig_index"]: h200.readings.number("mig_processes", *key)
         for (kind, key), facts in h200.readings.facts.items()
@@ -84,7 +84,7 @@ def test_processes_are_those_of_their_mig_device(h200: Case) -> None:
 
 
 @EACH_MOMENT
-def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: Case) -> None:
+def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: ExporterMoment) -> None:
     for metric in ("utilization_ratio", "memory_activity_ratio", "row_remap_pending"):
         assert h200.readings.absent[f"railscope_gpu_{metric}", (GPU,)] is Absent.UNSUPPORTED
     assert h200.readings.named("gpu_engine_utilization_ratio") == {}
@@ -93,7 +93,7 @@ def test_metrics_that_a_partitioned_gpu_lacks_are_unsupported(h200: Case) -> Non
 
 
 def test_two_mig_devices_of_one_instance_share_its_memory() -> None:
-    reported = read(H200_MIG, "load").readings
+    reported = read_moment(H200_MIG, "load").readings
     used = reported.named("mig_memory_used_bytes")
     assert sorted(used.values()) == [
         mebibytes * MEBIBYTE for mebibytes in (9, 9, 17, 16_925, 16_925)
@@ -101,7 +101,7 @@ def test_two_mig_devices_of_one_instance_share_its_memory() -> None:
 
 
 def test_an_a100_in_four_parts() -> None:
-    log = xml.root(captured("nvidia-smi/xml/a100-sxm4-v12.xml"))
+    log = xml.root(capture_path("nvidia-smi/xml/a100-sxm4-v12.xml"))
     (element,) = log.findall("gpu")
     devices = xml.mig_devices(element)
     host = FakeHost()

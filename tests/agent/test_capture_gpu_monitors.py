@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 from support import nvidia_smi_csv as csv
-from support.exporter_capture import CASES, GPU, H100, H200_MIG, L40S, RTX, read
+from support.exporter_capture import CASES, GPU, H100, H200_MIG, L40S, RTX, read_moment
 from support.gpu_readings import read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import gpu, machine
 from support.nvidia_smi_links import LinkedGpu, links, status
 from support.row_pairs import PAIRS, agrees
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.reading import Absent
 
 
 @pytest.mark.parametrize(("model", "moment"), CASES)
 def test_every_row_of_dmon_agrees(model: str, moment: str) -> None:
-    case = read(model, moment)
+    case = read_moment(model, moment)
     rows = csv.device_moments(case.capture, moment)
     assert len(rows) == 5
     for row in rows:
@@ -41,14 +41,14 @@ def test_every_row_of_dmon_agrees(model: str, moment: str) -> None:
 def test_process_activity_matches_the_last_round_of_pmon(
     model: str, busy: dict[str, tuple[float, float]]
 ) -> None:
-    reported = read(model, "load").readings
+    reported = read_moment(model, "load").readings
     for pid, (sm, memory) in busy.items():
         assert reported.number("gpu_process_sm_utilization_ratio", GPU, pid) == sm
         assert reported.number("gpu_process_memory_activity_ratio", GPU, pid) == memory
 
 
 def test_processes_of_a_gpu_that_is_cut_have_no_utilisation() -> None:
-    reported = read(H200_MIG, "load").readings
+    reported = read_moment(H200_MIG, "load").readings
     for pid in ("12249", "12250", "12267"):
         label = "railscope_gpu_process_sm_utilization_ratio", (GPU, pid)
         assert reported.absent[label] is Absent.UNSUPPORTED
@@ -77,7 +77,7 @@ def linked(printed: str) -> tuple[list[LinkedGpu], FakeHost]:
 def test_every_link_of_a_listing_is_up_at_its_speed(
     path: str, gpus: int, per_gpu: int, speed: float
 ) -> None:
-    listed, host = linked(captured(path).read_text())
+    listed, host = linked(capture_path(path).read_text())
     assert len(listed) == gpus
     reported = read_gpus(host)
     speeds = reported.named("nvlink_speed_bytes_per_second")
@@ -89,7 +89,7 @@ def test_every_link_of_a_listing_is_up_at_its_speed(
 
 
 def test_the_links_of_an_h100_run_at_the_raw_speed() -> None:
-    _, host = linked(csv.section(read(H100, "idle").capture, "capabilities :: nvlink -s"))
+    _, host = linked(csv.section(read_moment(H100, "idle").capture, "capabilities :: nvlink -s"))
     reported = read_gpus(host)
     assert reported.number("gpu_nvlinks_active", GPU) == 18
     assert set(reported.named("nvlink_speed_bytes_per_second").values()) == {26.562e9}
@@ -107,6 +107,8 @@ def test_a_link_that_is_down_has_a_state_and_no_speed() -> None:
 
 
 def test_a_partitioned_gpu_reports_no_links() -> None:
-    (gpu,), host = linked(csv.section(read(H200_MIG, "idle").capture, "capabilities :: nvlink -s"))
+    (gpu,), host = linked(
+        csv.section(read_moment(H200_MIG, "idle").capture, "capabilities :: nvlink -s")
+    )
     assert gpu.links == []
     assert read_gpus(host).named("gpu_nvlinks") == {}

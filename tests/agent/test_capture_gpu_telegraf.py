@@ -17,7 +17,7 @@ from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, Row, machine
 from support.nvidia_smi_shares import name_processes, shares
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.reading import Absent
 
@@ -158,13 +158,13 @@ class TelegrafCase:
 
 @cache
 def read(file: str) -> TelegrafCase:
-    log = xml.root(captured(f"{DIRECTORY}/{file}.xml"))
+    log = xml.root(capture_path(f"{DIRECTORY}/{file}.xml"))
     (element,) = log.findall("gpu")
     row, running = xml.row(log, element), xml.processes(element)
     host = FakeHost()
     host.calls |= machine([row]) | shares(0, running, xml.mig_devices(element))
     name_processes(host, running)
-    emitted = json.loads(captured(f"{DIRECTORY}/telegraf-expected.json").read_text())
+    emitted = json.loads(capture_path(f"{DIRECTORY}/telegraf-expected.json").read_text())
     return TelegrafCase(file, row, read_gpus(host), emitted[f"{file}.xml"])
 
 
@@ -276,7 +276,7 @@ def test_every_field_of_theirs_is_in_one_table_and_no_other_is() -> None:
 
 
 def test_every_file_of_theirs_is_read() -> None:
-    emitted = json.loads(captured(f"{DIRECTORY}/telegraf-expected.json").read_text())
+    emitted = json.loads(capture_path(f"{DIRECTORY}/telegraf-expected.json").read_text())
     assert {name.removesuffix(".xml") for name in emitted} == set(FILES)
 
 
@@ -284,7 +284,7 @@ def test_every_file_of_theirs_is_read() -> None:
 
 
 def test_two_a5000_by_hand() -> None:
-    log = xml.root(captured(f"{DIRECTORY}/dual_a5000-v13.xml"))
+    log = xml.root(capture_path(f"{DIRECTORY}/dual_a5000-v13.xml"))
     host = FakeHost()
     elements = log.findall("gpu")
     host.calls |= machine([xml.row(log, element) for element in elements])

@@ -11,7 +11,7 @@ from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, Row, machine
 from support.nvidia_smi_shares import name_processes, shares
 from support.row_pairs import PAIRS, agrees
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.reading import Absent
 
@@ -28,7 +28,7 @@ FACTS = {
 
 @cache
 def server(driver: str) -> tuple[list[Row], GpuReadings]:
-    printed = captured(f"{DIRECTORY}.{driver}.out.0.valid").read_text()
+    printed = capture_path(f"{DIRECTORY}.{driver}.out.0.valid").read_text()
     gpus = text.gpus(printed)
     rows: list[Row] = [text.row(printed, lines) for lines in gpus]
     host = FakeHost()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.sources.rdma import RdmaSource
 
@@ -35,7 +35,7 @@ class IbstatPort:
 def ports(file: str) -> list[IbstatPort]:
     found: list[IbstatPort] = []
     device = firmware = ""
-    for line in captured(f"ib/{file}").read_text().splitlines():
+    for line in capture_path(f"ib/{file}").read_text().splitlines():
         name, _, text = (part.strip() for part in line.partition(":"))
         if match := re.fullmatch(r"CA '(\w+)'", line):
             device = match[1]
@@ -135,7 +135,7 @@ BYTES_PER_UNIT = 4
 def queried_counters(file: str) -> list[dict[str, int]]:
     """Return the counters of each queried port."""
     found: list[dict[str, int]] = []
-    for line in captured(f"ib/fabric/{file}").read_text().splitlines():
+    for line in capture_path(f"ib/fabric/{file}").read_text().splitlines():
         if line.startswith("# Port"):
             found.append({})
         elif match := re.fullmatch(r"(\w+):\.*(0x[0-9a-f]+|\d+)", line):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.sampling.source_reader import SourceReader
 from agent.streams.kernel_log import KernelLogStream
@@ -35,13 +35,13 @@ LOGS = [
 
 def quoted_lines() -> list[dict[str, str]]:
     """Return the lines quoted by other projects: kind, code, class, line, origin."""
-    table = captured("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
+    table = capture_path("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
     head, *rows = (line.split("\t") for line in table)
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def lines_of(name: str) -> list[str]:
-    return captured(f"kernel-log/{name}").read_text(errors="replace").splitlines()
+    return capture_path(f"kernel-log/{name}").read_text(errors="replace").splitlines()
 
 
 def follow_log(lines: list[str]) -> tuple[Frame, list[Event]]:
@@ -120,7 +120,7 @@ def test_the_logs_contain_the_tested_messages() -> None:
         match[1] for name in LOGS for line in lines_of(name) if (match := XID.search(line))
     ) == {"13": 629, "43": 7, "48": 1, "63": 1, "94": 9}
     assert sum(bool(READY.search(line)) for name in LOGS for line in lines_of(name)) > 50
-    missing = {file.name for file in captured("kernel-log").iterdir()} - set(LOGS)
+    missing = {file.name for file in capture_path("kernel-log").iterdir()} - set(LOGS)
     assert missing == {"xid-sxid-lines.tsv"}
 
 

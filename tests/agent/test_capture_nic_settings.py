@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.nics import facts
 from support.reading import Label, read_once, readings
-from support.shared import unpacked
+from support.shared import unpack_capture
 
 from agent.host import Json
 from agent.host.live_host import LiveHost
@@ -31,7 +31,9 @@ class CopiedTree(LiveHost):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("procfs")
-    return unpacked("sysfs/procfs/tree.tar.gz", directory, r"^fixtures/sys/(class/net|devices/pci)")
+    return unpack_capture(
+        "sysfs/procfs/tree.tar.gz", directory, r"^fixtures/sys/(class/net|devices/pci)"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.reading import Label, numbers, read_once, readings
-from support.shared import unpacked
+from support.shared import unpack_capture
 
 from agent.host.live_host import LiveHost
 from agent.sources.pcie import ALL_ERRORS, PcieSource, parse_aer
@@ -34,7 +34,7 @@ LIMIT, NOW, STATE = (
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the tree with a bus link for every device: the archive has only some links."""
     directory = tmp_path_factory.mktemp("tree")
-    root = unpacked("sysfs/procfs/tree.tar.gz", directory, "/sys/(bus/pci|devices/pci)")
+    root = unpack_capture("sysfs/procfs/tree.tar.gz", directory, "/sys/(bus/pci|devices/pci)")
     for device in sorted((root / "sys/devices").glob("pci*/**/class")):
         link = root / DEVICES / device.parent.name
         if re.fullmatch(r"[\da-f:.]+", link.name) and not link.is_symlink():

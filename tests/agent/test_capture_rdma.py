@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.pages import Sample, sample, samples
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.cli import agent
 from railscope.catalog import METRICS
@@ -26,13 +26,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:Run
 @pytest.fixture(scope="module")
 def page() -> dict[Sample, float]:
     """Output of `agent once` for the tree."""
-    outcome = CliRunner().invoke(agent, ["once", "--detail", "full", "--root", str(captured(ROOT))])
+    outcome = CliRunner().invoke(
+        agent, ["once", "--detail", "full", "--root", str(capture_path(ROOT))]
+    )
     assert outcome.exit_code == 0, outcome.output
     return samples(outcome.output)
 
 
 def ports() -> list[Path]:
-    return sorted(captured(ROOT).glob("sys/class/infiniband/*/ports/*"))
+    return sorted(capture_path(ROOT).glob("sys/class/infiniband/*/ports/*"))
 
 
 def counter_files() -> list[Path]:
@@ -110,13 +112,13 @@ def test_nics_report_their_identity(page: dict[Sample, float]) -> None:
         for name, label in page
         if name == "railscope_rdma_port_info"
     }
-    for device in sorted(captured(ROOT).glob("sys/class/infiniband/*")):
+    for device in sorted(capture_path(ROOT).glob("sys/class/infiniband/*")):
         assert found[device.name]["firmware"] == (device / "fw_ver").read_text().strip()
         assert found[device.name]["board"] == (device / "board_id").read_text().strip()
 
 
 def test_the_interface_of_the_tree(page: dict[Sample, float]) -> None:
-    directory = captured(ROOT) / "sys/class/net/eth0"
+    directory = capture_path(ROOT) / "sys/class/net/eth0"
     for file, name, scale in (
         ("carrier", "railscope_network_link_up", 1),
         ("carrier_changes", "railscope_network_link_changes_total", 1),

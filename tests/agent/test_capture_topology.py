@@ -10,7 +10,7 @@ import pytest
 from support.machine import FakeHost
 from support.pci_bus import DEVICES, add_device, name_rdma
 from support.reading import read_once
-from support.shared import captured, unpacked
+from support.shared import capture_path, unpack_capture
 
 from agent.config import TopologySettings
 from agent.host.live_host import LiveHost
@@ -48,7 +48,7 @@ GPU_CLASSES, NIC_CLASSES = ("0x0302", "0x1200"), ("0x0200", "0x0207")
 
 @pytest.fixture(scope="module")
 def westmere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked(WESTMERE, tmp_path_factory.mktemp("westmere"), PCI_AND_NICS)
+    return unpack_capture(WESTMERE, tmp_path_factory.mktemp("westmere"), PCI_AND_NICS)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_nics_of_that_server_are_found(westmere: Path) -> None:
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
-    host = LiveHost(unpacked(GB10, tmp_path, "/(bus|class)(/|$)"))
+    host = LiveHost(unpack_capture(GB10, tmp_path, "/(bus|class)(/|$)"))
     assert gpu_addresses(host) == []
     assert NetworkScanner().scan(host) == NodeNetwork()
     assert read_once(PcieSource(), host).problem == ""
@@ -87,7 +87,7 @@ def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
 
 
 def topology_of(name: str) -> NcclTopology:
-    return parse_nccl_topology(captured(f"topology/{name}").read_bytes())
+    return parse_nccl_topology(capture_path(f"topology/{name}").read_bytes())
 
 
 def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
@@ -99,7 +99,7 @@ def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
             below(child, [*above, child.attrib["busid"]], cpu)
 
     found: list[tuple[ET.Element, list[str], str]] = []
-    tree = ET.parse(captured(f"topology/{name}"))  # noqa: S314 - a file of ours
+    tree = ET.parse(capture_path(f"topology/{name}"))  # noqa: S314 - a file of ours
     for cpu in tree.getroot().findall("cpu"):
         below(cpu, [], cpu.attrib["numaid"])
     return found
@@ -206,7 +206,7 @@ def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does
 
 def test_the_file_of_the_settings_makes_the_table() -> None:
     name = "rocm-topo_8p_940.xml"
-    file = captured(f"topology/{name}")
+    file = capture_path(f"topology/{name}")
     node = read_topology(
         guest(name, tree=False), parse_rail_rules(TopologySettings(nccl_file=str(file)))
     )

@@ -13,7 +13,7 @@ import pytest
 from captures.make import simulated
 from support.cases import (
     CASES,
-    Fact,
+    ExpectedSeries,
     check_files,
     expected_metrics,
     names,
@@ -37,13 +37,13 @@ def expected(case: str) -> dict[Sample, float]:
     return samples(expected_metrics(CASES / case))
 
 
-def values(case: str, fact: Fact) -> list[float]:
+def values(case: str, fact: ExpectedSeries) -> list[float]:
     """Return the expected values of the series that a fact is about."""
     wanted = set(fact.labels.items())
     return [v for (name, has), v in expected(case).items() if name == fact.metric and has >= wanted]
 
 
-def holds(case: str, fact: Fact) -> bool:
+def holds(case: str, fact: ExpectedSeries) -> bool:
     found = values(case, fact)
     return len(found) == fact.count if fact.value is None else set(found) == {fact.value}
 

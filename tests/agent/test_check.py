@@ -14,7 +14,7 @@ from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
 from support.metering import MIB, FakeMeter
 from support.rdma_nics import INFINIBAND, add_nic
-from support.shared import captured
+from support.shared import capture_path
 from support.shipping import link_to
 from support.tree import make_tree
 
@@ -322,6 +322,6 @@ def test_a_tree_with_something_broken_leaves_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
 def test_a_tree_of_a_real_machine_is_read_without_complaint() -> None:
-    code, output = exit_code("--root", captured("sysfs/procfs/tree"))
+    code, output = exit_code("--root", capture_path("sysfs/procfs/tree"))
     assert code == 0, output
     assert "3 devices, 4 ports, 96 counter files" in output

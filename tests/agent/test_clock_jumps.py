@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.clock import NS, START
 from support.machine import FakeHost
 from support.rdma_nics import add_nic
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host.live_host import LiveClock
 from agent.sampling.status import OK
@@ -17,7 +17,7 @@ HOUR = 3600
 async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> None:
     host = FakeHost()
     add_nic(host)
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         for step in (0, -HOUR, 2 * HOUR, -10 * 365 * 24 * HOUR):
             run.clock.step_wall(step)
             await run.step()
@@ -34,7 +34,7 @@ async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
     """The boot clock continues; the missed readings of the hour are not repeated."""
     host = FakeHost()
     add_nic(host)
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         await run.step(HOUR)
         status = run.sampler.statuses["rdma"]
         assert status.reads == 2
@@ -52,7 +52,7 @@ async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:
     host = FakeHost()
     add_nic(host)
     host.clock.advance(0.3)
-    async with sampling(host, [RdmaSource(period_seconds=1.0)]) as run:
+    async with run_sampler(host, [RdmaSource(period_seconds=1.0)]) as run:
         await run.step(0.7)
         await run.step(1.0)
         assert [f.instant.boot_ns % NS for f in run.frames] == [3 * NS // 10, 0, 0]

@@ -7,11 +7,11 @@ import ssl
 from pathlib import Path
 
 import pytest
-from support.certificates import Authority, self_signed, server_context
+from support.certificates import ClientAuthority, self_signed, server_context
 from support.clock import START
 from support.collector import ScriptedCollector, hang
 from support.reading import ORIGIN
-from support.shipping import link_to, shipping
+from support.shipping import link_to, run_shipper
 
 from agent.config import CollectorLink
 from agent.shipping.collector_client import (
@@ -143,7 +143,9 @@ async def test_a_certificate_that_is_trusted_by_its_file_works(tmp_path: Path) -
     certificate, key = self_signed(tmp_path)
     tls = server_context(certificate, key)
     async with ScriptedCollector().serving(tls=tls) as collector:
-        async with shipping(tmp_path / "state", https(collector, ca_file=str(certificate))) as run:
+        async with run_shipper(
+            tmp_path / "state", https(collector, ca_file=str(certificate))
+        ) as run:
             await run.flush(2)
             await run.shipped(2)
         assert collector.taken == run.sent
@@ -199,7 +201,7 @@ async def test_a_tls_server_that_hangs_does_not_hold_the_agent(tmp_path: Path) -
 
 async def test_a_certificate_of_the_node_is_shown_to_the_collector(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path / "server")
-    authority = Authority(tmp_path / "authority")
+    authority = ClientAuthority(tmp_path / "authority")
     client = authority.client("n1", "railscope:node/n1")
     tls = server_context(certificate, key)
     tls.load_verify_locations(authority.file)
@@ -215,7 +217,7 @@ async def test_a_certificate_of_the_node_is_shown_to_the_collector(tmp_path: Pat
 
 
 def test_a_certificate_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
-    client = Authority(tmp_path).client("n1")
+    client = ClientAuthority(tmp_path).client("n1")
     for certificate, key in (
         (tmp_path / "none", client.key_file),
         (client.file, tmp_path / "none"),

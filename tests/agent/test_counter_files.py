@@ -10,7 +10,7 @@ import pytest
 from support.clock import ManualClock
 from support.machine import DENIED, NO_DEVICE, FakeHost
 from support.reading import ORIGIN, read_once, readings
-from support.sampling import PATIENCE_SECONDS, sampling
+from support.sampling import PATIENCE_SECONDS, run_sampler
 from support.tree import TreeHost, make_tree
 
 from agent.config import AgentSettings
@@ -181,7 +181,7 @@ async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
     host = TreeHost(make_tree(tmp_path), ManualClock())
     before, others = open_files(), set(threading.enumerate())
     for _ in range(3):
-        async with sampling(host, machine_sources(AgentSettings())) as run:
+        async with run_sampler(host, machine_sources(AgentSettings())) as run:
             await run.step()
             assert open_files() > before
     await Sampler(host, ORIGIN, machine_sources(AgentSettings()), lambda _: None).once()

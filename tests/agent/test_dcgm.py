@@ -14,7 +14,7 @@ from support.h100 import LINKS, MEBIBYTE, add_answers, fields, gpm, h100
 from support.machine import DENIED, FakeHost
 from support.mig import cut
 from support.reading import read_once
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.endpoint.dcgm import DcgmExposition
 from agent.endpoint.dcgm_table import DCGM_METRICS
@@ -305,7 +305,7 @@ async def scraped(
 
 async def test_the_page_is_served_in_both_forms_behind_the_token_while_it_is_fresh() -> None:
     host, token = h100(), "let-me-in"
-    async with sampling(host, [GpuSource.load(), NvLinkSource.traffic()]) as run:
+    async with run_sampler(host, [GpuSource.load(), NvLinkSource.traffic()]) as run:
         statuses = run.sampler.statuses.values()
     page_ = MetricsEndpoint("node-1", lambda: statuses, lambda: host.clock.now().boot_ns, token)
     assert (await scraped(page_))[0] == 401

@@ -17,7 +17,7 @@ from support.frames import STORED
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.endpoint.dcgm import DcgmExposition
 from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
@@ -168,7 +168,7 @@ FORMS = {
 
 def test_types_and_labels_have_the_form_of_a_real_page():
     """Except one type: a rate is not a counter, and dcgm-exporter has changed that since."""
-    real = {f.name: f for f in text_string_to_metric_families(captured(CAPTURE).read_text())}
+    real = {f.name: f for f in text_string_to_metric_families(capture_path(CAPTURE).read_text())}
     text = page_of(OF_GPU, list(range(1, len(OF_GPU) + 1)))
     ours = {f.name: f for f in text_string_to_metric_families(text)}
     not_served = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_DEV_COUNT"}

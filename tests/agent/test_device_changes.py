@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.machine import NO_DEVICE, FakeHost
 from support.rdma_nics import INFINIBAND, add_nic, remove_nic
 from support.reading import ORIGIN, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host import Host
 from agent.sampling.source import ProbeResult, RowBuilder, SourceWithoutResources
@@ -25,7 +25,7 @@ def devices(frame: Frame) -> set[str]:
 async def test_a_nic_that_appears_gets_columns_with_the_next_probe() -> None:
     host = FakeHost()
     add_nic(host, "mlx5_0")
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         add_nic(host, "mlx5_1")
         await run.step()
         assert devices(run.frames[-1]) == {"mlx5_0"}
@@ -39,7 +39,7 @@ async def test_a_nic_that_vanishes_is_gone_first_and_then_no_column() -> None:
     host = FakeHost()
     add_nic(host, "mlx5_0")
     add_nic(host, "mlx5_1")
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         remove_nic(host, "mlx5_1")
         await run.step()
         found = readings(run.frames[-1])
@@ -54,7 +54,7 @@ async def test_a_nic_that_vanishes_is_gone_first_and_then_no_column() -> None:
 async def test_the_last_nic_leaves_an_unsupported_source_and_may_come_back() -> None:
     host = FakeHost()
     add_nic(host, "mlx5_0")
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         remove_nic(host, "mlx5_0")
         await run.step()
         assert run.sampler.statuses["rdma"].state == FAILED
@@ -71,7 +71,7 @@ async def test_the_last_nic_leaves_an_unsupported_source_and_may_come_back() -> 
 async def test_new_firmware_is_a_new_schema() -> None:
     host = FakeHost()
     add_nic(host, "mlx5_0")
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         host.files[f"{INFINIBAND}/mlx5_0/fw_ver"] = "28.41.1000"
         await run.step(60)
         before, after = (frame.schema for frame in run.frames)
@@ -85,7 +85,7 @@ async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
     """A schema is sent once: an unnecessary one would cost every node of a cluster."""
     host = FakeHost()
     add_nic(host, "mlx5_0")
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         for _ in range(5):
             await run.step(60)
         assert len({id(frame.schema) for frame in run.frames}) == 1
@@ -95,7 +95,7 @@ async def test_a_nic_in_reset_comes_back_without_a_new_schema() -> None:
     host = FakeHost()
     add_nic(host, "mlx5_0")
     counter = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
-    async with sampling(host, [RdmaSource()]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         host.files[counter] = NO_DEVICE
         await run.step()
         await run.step(5)
@@ -132,7 +132,7 @@ class FaultySource(SourceWithoutResources):
 async def test_a_mistake_in_one_source_ends_no_other() -> None:
     host, faulty = FakeHost(), FaultySource()
     add_nic(host, "mlx5_0")
-    async with sampling(host, [faulty, RdmaSource()]) as run:
+    async with run_sampler(host, [faulty, RdmaSource()]) as run:
         await run.step()
         status = run.sampler.statuses["faulty"]
         assert (status.state, status.problem) == (FAILED, "fault in the source: KeyError: 'boot-1'")

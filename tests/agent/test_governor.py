@@ -6,8 +6,8 @@ import random
 
 import pytest
 from hypothesis import given, strategies as st
-from support.examples import fewer
-from support.governed import MS, NS, SimulatedSource, Simulation
+from support.examples import fewer_examples
+from support.governed import MS, NS, GovernedSources, SimulatedSource
 
 from agent.sampling.governor import (
     AT_LIMIT,
@@ -46,11 +46,11 @@ def sets_of_sources(draw: st.DrawFn) -> list[SimulatedSource]:
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006, 0.03]))
-@fewer(30)
+@fewer_examples(30)
 def test_the_budget_is_kept_wherever_periods_can_keep_it(
     sources: list[SimulatedSource], rest: float
 ) -> None:
-    run = Simulation(sources, BUDGET, rest)
+    run = GovernedSources(sources, BUDGET, rest)
     run.run(STABLE_AFTER_SECONDS)
     allowance = max(BUDGET - rest, SOURCES_SHARE * BUDGET) * 1.02
     fair = allowance / len(sources)
@@ -67,11 +67,11 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
 
 
 @given(sources=sets_of_sources())
-@fewer(30)
+@fewer_examples(30)
 def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
     sources: list[SimulatedSource],
 ) -> None:
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     for family in {source.governed.family for source in sources}:
         members = [source for source in sources if source.governed.family == family]
@@ -88,11 +88,11 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
 
 
 @given(sources=sets_of_sources(), rest=st.sampled_from([0.0, 0.002, 0.006]))
-@fewer(25)
+@fewer_examples(25)
 def test_at_constant_costs_nothing_changes_once_stable(
     sources: list[SimulatedSource], rest: float
 ) -> None:
-    run = Simulation(sources, BUDGET, rest)
+    run = GovernedSources(sources, BUDGET, rest)
     run.run(STABLE_AFTER_SECONDS)
     run.changes.clear()
     run.run(STABLE_AFTER_SECONDS)
@@ -100,9 +100,9 @@ def test_at_constant_costs_nothing_changes_once_stable(
 
 
 @given(sources=sets_of_sources())
-@fewer(25)
+@fewer_examples(25)
 def test_periods_come_back_when_the_cause_is_gone(sources: list[SimulatedSource]) -> None:
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     for source in sources:
         source.cpu_ms, source.wall_ms, source.probe_cpu_ms = 0.0001, None, 0.0
@@ -142,7 +142,7 @@ def four(**changes: float) -> list[SimulatedSource]:
 
 
 def test_sources_within_the_budget_are_unchanged() -> None:
-    run = Simulation(four(), BUDGET)
+    run = GovernedSources(four(), BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert (run.changes, run.governor.state) == ([], WITHIN)
     assert run.governor.projected == pytest.approx(0.004)
@@ -151,7 +151,7 @@ def test_sources_within_the_budget_are_unchanged() -> None:
 
 def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_few_reads() -> None:
     sources = four()
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(120)
     rdma = sources[1]
     rdma.cpu_ms *= 100
@@ -174,7 +174,7 @@ def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_fe
 
 def test_a_source_that_only_makes_its_thread_wait_is_lengthened_too() -> None:
     sources = four()
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(120)
     rdma = sources[1]
     rdma.wall_ms = 900.0
@@ -191,7 +191,7 @@ def test_a_source_that_only_makes_its_thread_wait_is_lengthened_too() -> None:
 def test_a_lone_outlier_changes_nothing(what: str) -> None:
     """A garbage collection, a page fault, a driver that hung once for half a minute."""
     sources = four()
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(120)
     setattr(sources[0], what, 30_000.0)
     run.run(1)
@@ -205,7 +205,7 @@ def test_an_expensive_start_is_no_cause_for_alarm() -> None:
     sources = four()
     for source in sources:
         source.cpu_ms, source.probe_cpu_ms = 80.0, 900.0
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(0.5)
     for source in sources:
         source.cpu_ms, source.probe_cpu_ms = 1.0, 2.0
@@ -218,7 +218,7 @@ def test_costs_that_waver_do_not_make_periods_waver() -> None:
     sources = four(gpu=16.0)
     for source in sources:
         source.noise = lambda: chance.uniform(0.6, 1.4)
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(1800)
     assert run.lengthened_periods
     assert len(run.changes) <= 4, run.changes
@@ -227,7 +227,7 @@ def test_costs_that_waver_do_not_make_periods_waver() -> None:
 def test_a_longer_period_stays_a_minute_at_least() -> None:
     """A source therefore causes at most two events per minute at any cost."""
     sources = four()
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(60)
     for _ in range(20):
         sources[0].cpu_ms = 14.0
@@ -245,7 +245,7 @@ def test_a_longer_period_stays_a_minute_at_least() -> None:
 
 def test_the_most_expensive_period_is_lengthened_first_and_restored_last() -> None:
     sources = four(gpu=30.0, rdma=12.0)
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert run.period_factor("gpu") > run.period_factor("rdma") > 1
     assert run.lengthened_periods.keys() == {"gpu", "rdma"}
@@ -260,14 +260,14 @@ def test_the_most_expensive_period_is_lengthened_first_and_restored_last() -> No
 def test_one_that_bears_no_longer_period_costs_the_cheap_ones_nothing() -> None:
     sources = four()
     sources[0].cpu_ms, sources[0].longest_seconds = 200.0, 5.0
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert run.lengthened_periods == {"gpu": 4}
     assert run.governor.state == AT_LIMIT
 
 
 def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> None:
-    run = Simulation(four(), BUDGET, rest_ratio=0.05)
+    run = GovernedSources(four(), BUDGET, rest_ratio=0.05)
     run.run(STABLE_AFTER_SECONDS)
     assert run.governor.state == AT_LIMIT
     assert run.governor.rest == pytest.approx(0.05, rel=0.02)
@@ -281,7 +281,7 @@ def test_expensive_probes_count_at_their_own_rate() -> None:
     """Once per minute they are cheap; at every read, as for a failing source, they are not."""
     sources = four()
     sources[0].probe_cpu_ms = 100.0
-    run = Simulation(sources, BUDGET)
+    run = GovernedSources(sources, BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert run.lengthened_periods == {}
     governor = run.governor
@@ -305,7 +305,7 @@ def test_a_source_that_is_not_here_takes_nothing() -> None:
 
 
 def test_without_a_budget_no_period_is_lengthened_and_use_is_measured() -> None:
-    run = Simulation(four(gpu=500.0), 0)
+    run = GovernedSources(four(gpu=500.0), 0)
     run.run(120)
     assert (run.changes, run.governor.state) == ([], WITHIN)
     assert run.governor.use == pytest.approx(0.502, rel=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.gpus import host_with_gpus
 from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host import NvmlError
 from agent.sampling.status import FAILED, OK
@@ -62,7 +62,7 @@ async def test_not_due_before_the_second_sample() -> None:
     host = host_with_gpus()
     healthy = {key: host.calls[key] for key in gpm(host)}
     host.calls |= dict.fromkeys(healthy, NvmlError(27, "Not Ready"))
-    async with sampling(host, [GpuActivitySource()]) as run:
+    async with run_sampler(host, [GpuActivitySource()]) as run:
         assert readings(run.frames[-1])[SM] is Absent.NOT_DUE
         assert run.sampler.statuses["gpu_activity"].state == OK
         host.calls |= healthy
@@ -74,7 +74,7 @@ async def test_permission_that_is_lost_is_denied_and_may_come_back() -> None:
     """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
     host = host_with_gpus()
     healthy = {key: host.calls[key] for key in gpm(host)}
-    async with sampling(host, [GpuActivitySource()]) as run:
+    async with run_sampler(host, [GpuActivitySource()]) as run:
         host.calls |= dict.fromkeys(healthy, NvmlError(4, "Insufficient Permissions"))
         await run.step()
         found = readings(run.frames[-1])

@@ -8,7 +8,7 @@ from typing import Any
 from support.gpus import add_gpus, host_with_gpus, of_gpu
 from support.machine import FakeHost
 from support.reading import readings
-from support.sampling import Sampling, sampling
+from support.sampling import RunningSampler, run_sampler
 
 from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
@@ -34,12 +34,12 @@ def sources() -> list[Source]:
     ]
 
 
-def last(run: Sampling, stream: str, metric: str) -> dict[str, Reading]:
+def last(run: RunningSampler, stream: str, metric: str) -> dict[str, Reading]:
     found = readings(run.of(stream)[-1])
     return {key[0]: reading for (name, key), reading in found.items() if name == metric}
 
 
-def changes(run: Sampling) -> list[Mapping[str, str]]:
+def changes(run: RunningSampler) -> list[Mapping[str, str]]:
     events = [event for frame in run.frames for event in frame.events]
     return [event.facts for event in events if event.event_class is GPU_CHANGE_EVENT]
 
@@ -55,7 +55,7 @@ async def test_a_driver_reload_with_another_version() -> None:
     """Calls fail during the reload; then all sources probe again and counters restart."""
     host = host_with_gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         assert last(run, "gpu", POWER)["GPU-0"] is Absent.UNSUPPORTED
         before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 9)
         await run.step()
@@ -76,7 +76,7 @@ async def test_a_driver_reload_with_another_version() -> None:
 
 async def test_a_gpu_reset_takes_one_gpu_away_for_a_while() -> None:
     host = host_with_gpus(2)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         before = fail(host, of_gpu(host, 1), 15)
         await run.step()
         assert last(run, "gpu", ENERGY) == {"GPU-0": 10**12, "GPU-1": Absent.GONE}
@@ -90,7 +90,7 @@ async def test_a_gpu_reset_takes_one_gpu_away_for_a_while() -> None:
 
 async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
     host = host_with_gpus(3)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         fail(host, of_gpu(host, 2), 15)
         host.calls[COUNT] = 2
         await run.step()
@@ -114,7 +114,7 @@ async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
 
 async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:
     host = host_with_gpus(2)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         before = fail(host, of_gpu(host, 1), 10)
         await run.step()
         await run.step(61)
@@ -128,7 +128,7 @@ async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:
 async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again() -> None:
     host = host_with_gpus(1)
     before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 18)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         status = run.sampler.statuses["gpu"]
         assert status.state == FAILED
         assert status.problem == "NVML error 18"
@@ -142,7 +142,7 @@ async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again()
 async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_source() -> None:
     host = host_with_gpus(1)
     host.calls[COUNT] = NvmlError(9, "Driver Not Loaded")
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         assert host.asked[COUNT] == 1
         await run.step()
         assert host.asked[COUNT] == 2
@@ -151,7 +151,7 @@ async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_sourc
 
 async def test_a_lost_permission_affects_only_readings_that_need_it() -> None:
     host = host_with_gpus(1)
-    async with sampling(host, sources()) as run:
+    async with run_sampler(host, sources()) as run:
         before = fail(host, ["nvml.nvmlDeviceGetPowerUsage(0)"], 4)
         await run.step()
         assert last(run, "gpu", POWER)["GPU-0"] is Absent.DENIED
@@ -166,7 +166,7 @@ async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
     host = host_with_gpus(1)
     shared = GpuInventory()
     slow = NvLinkSource.traffic(10.0, shared)
-    async with sampling(host, [GpuSource.load(gpus=shared), slow]) as run:
+    async with run_sampler(host, [GpuSource.load(gpus=shared), slow]) as run:
         assert run.of("nvlink") == []
         host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, 1]
         host.calls["nvml.nvmlDeviceGetFieldValues(0,164:0)"] = [0, 26_562]

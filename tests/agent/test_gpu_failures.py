@@ -10,7 +10,7 @@ from support.clock import NS
 from support.gpus import host_with_gpus, of_gpu
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host import NvmlError
 from agent.sampling.source import ProbeVerdict
@@ -70,7 +70,7 @@ def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
 async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
     host = host_with_gpus(2)
     host.calls[COUNT] = NvmlError(9)
-    async with sampling(host, [GpuSource.load()]) as run:
+    async with run_sampler(host, [GpuSource.load()]) as run:
         assert run.sampler.statuses["gpu"].state == FAILED
         host.calls[COUNT] = 2
         await run.step()
@@ -87,7 +87,7 @@ def power(outcome_frame: Any) -> list[Reading]:
 
 async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
     host = host_with_gpus(2)
-    async with sampling(host, [GpuSource.load()]) as run:
+    async with run_sampler(host, [GpuSource.load()]) as run:
         healthy = {key: host.calls[key] for key in of_gpu(host, 1)}
         host.calls |= dict.fromkeys(healthy, LOST)
         await run.step()
@@ -217,7 +217,7 @@ async def test_changed_gpus_are_probed_again() -> None:
     host = host_with_gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     host.calls[key] = NOT_SUPPORTED
-    async with sampling(host, [GpuSource.load()]) as run:
+    async with run_sampler(host, [GpuSource.load()]) as run:
         await run.step()
         assert host.asked[key] == 1
         host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.80"
@@ -292,7 +292,7 @@ def test_throttle_reasons_are_reported_one_by_one() -> None:
 
 async def test_a_machine_without_gpus_stays_unsupported() -> None:
     host = FakeHost()
-    async with sampling(host, [GpuSource.load(), GpuSource.health()]) as run:
+    async with run_sampler(host, [GpuSource.load(), GpuSource.health()]) as run:
         await run.step(10)
         assert {status.state for status in run.sampler.statuses.values()} == {UNSUPPORTED}
         assert run.frames == []

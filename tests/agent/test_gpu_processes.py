@@ -9,7 +9,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.mig import cut
 from support.reading import numbers, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.config import AgentSettings
 from agent.host import NvmlError
@@ -98,7 +98,7 @@ def test_processes_beyond_the_bound_are_counted() -> None:
 
 async def test_a_process_is_reported_once_it_has_stayed_and_until_it_is_gone() -> None:
     host = gpu(process(1))
-    async with sampling(host, [GpuProcessSource()]) as run:
+    async with run_sampler(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = [process(1), process(2)]
         await run.step(5)
         assert values_by_pid(run.frames[-1]) == {"1": 1000}
@@ -115,7 +115,7 @@ async def test_a_process_is_reported_once_it_has_stayed_and_until_it_is_gone() -
 
 async def test_known_processes_keep_their_columns_while_the_list_fails() -> None:
     host = gpu(process(1))
-    async with sampling(host, [GpuProcessSource()]) as run:
+    async with run_sampler(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = NvmlError(15, "GPU is lost")
         for _ in range(4):
             await run.step(5)
@@ -128,7 +128,7 @@ async def test_known_processes_keep_their_columns_while_the_list_fails() -> None
 
 async def test_short_lives_are_counted_and_make_no_schema() -> None:
     host = gpu()
-    async with sampling(host, [GpuProcessSource()]) as run:
+    async with run_sampler(host, [GpuProcessSource()]) as run:
         for pid in range(10):
             host.calls[COMPUTE] = [process(pid)]
             await run.step(5)
@@ -248,7 +248,7 @@ def test_unreadable_virtual_gpus_have_an_absence_reason(
 async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() -> None:
     host, of_vgpu = gpu(), ("railscope_vgpu_memory_used_bytes", ("GPU-0", "11"))
     host.calls |= {ACTIVE: [11], "nvml.nvmlVgpuInstanceGetFbUsage(11)": 4096}
-    async with sampling(host, [GpuProcessSource(period_seconds=1.0)]) as run:
+    async with run_sampler(host, [GpuProcessSource(period_seconds=1.0)]) as run:
         assert readings(run.of("gpu_process")[-1])[of_vgpu] == 4096
         host.calls |= {ACTIVE: NvmlError(10), COMPUTE: [process(41)]}
         for _ in range(3):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
-from support.shared import unpacked
+from support.shared import unpack_capture
 
 from agent.host.live_host import LiveHost
 from agent.sampling.source_reader import SourceReader
@@ -30,7 +30,9 @@ def machine() -> Iterator[LiveHost]:
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked("sysfs/procfs/tree.tar.gz", tmp_path_factory.mktemp("proc"), "/proc/[a-z]")
+    return unpack_capture(
+        "sysfs/procfs/tree.tar.gz", tmp_path_factory.mktemp("proc"), "/proc/[a-z]"
+    )
 
 
 def meminfo(proc: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ from support.machine import FakeHost
 from support.pages import Sample, sample, samples
 from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
-from support.sampling import Sampling, sampling
+from support.sampling import RunningSampler, run_sampler
 
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.sampling.hang_guard import (
@@ -70,14 +70,14 @@ def host() -> FakeHost:
     return host
 
 
-def page_of(run: Sampling) -> dict[Sample, float]:
+def page_of(run: RunningSampler) -> dict[Sample, float]:
     """Return the samples of a scrape now."""
     clock, statuses = run.clock, run.sampler.statuses
     page = MetricsEndpoint("node-1", statuses.values, lambda: clock.now().boot_ns, "")
     return samples(page.text(TextFormat.PROMETHEUS))
 
 
-def power_of(run: Sampling, gpu: str) -> Reading | None:
+def power_of(run: RunningSampler, gpu: str) -> Reading | None:
     """The latest reading of a GPU's power."""
     return readings(run.of("gpu")[-1]).get(("railscope_gpu_power_watts", (gpu,)))
 
@@ -87,7 +87,7 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
 ) -> None:
     healthy = host.calls[POWER]
     with capture_logs() as logs:
-        async with sampling(
+        async with run_sampler(
             host, [GpuSource.load(), GpuSource.health(), RdmaSource()], SHORT
         ) as run:
             gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
@@ -132,7 +132,7 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
 ) -> None:
     """A lock of the library: every further call hangs as well."""
     powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
-    async with sampling(
+    async with run_sampler(
         host, [GpuSource.load(), GpuSource.health(1.0), RdmaSource()], SHORT
     ) as run:
         states = run.sampler.statuses
@@ -150,7 +150,7 @@ async def test_no_more_threads_are_left_behind_than_the_bound(
     host: FakeHost, stuck: BlockedAnswer
 ) -> None:
     """Beyond the bound a family waits for its thread, like a slow one."""
-    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
+    async with run_sampler(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
         run.sampler.hung.by_device |= {
             f"net/eth{place}": HungCall(f"net/eth{place}", "ethtool.statistics", 0)
@@ -179,7 +179,7 @@ async def test_a_hung_file_of_one_nic_delays_no_other_nic(
     add_nic(host, "mlx5_1")
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())
-    async with sampling(host, [RdmaSource()], SHORT) as run:
+    async with run_sampler(host, [RdmaSource()], SHORT) as run:
         await run.until(lambda: "infiniband/mlx5_0" in run.sampler.hung.by_device)
         await run.until(lambda: bool(run.of("rdma")))
         for _ in range(3):
@@ -200,7 +200,7 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: BlockedA
     count = "nvml.nvmlDeviceGetCount()"
     healthy, host.calls[count] = host.calls[count], stuck
     stuck.answer = 1
-    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
+    async with run_sampler(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         assert run.sampler.statuses["gpu"].state == FAILED
         assert run.sampler.statuses["rdma"].state == OK
         host.calls[count] = healthy
@@ -209,7 +209,7 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: BlockedA
 
 
 async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: BlockedAnswer) -> None:
-    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
+    async with run_sampler(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         host.calls[POWER] = stuck
         await run.until(lambda: run.sampler.statuses["gpu"].state == PARTIAL)
         for _ in range(2):
@@ -239,7 +239,7 @@ async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: BlockedA
 async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
     host: FakeHost, stuck: BlockedAnswer
 ) -> None:
-    async with sampling(host, [GpuSource.load()], SHORT) as run:
+    async with run_sampler(host, [GpuSource.load()], SHORT) as run:
         host.calls[POWER] = stuck
         await run.step()
     assert not stuck.released.is_set(), "stopped while the call was still out"
@@ -248,7 +248,7 @@ async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
 async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
     """A read of half a period that crosses no tick."""
     power = host.calls[POWER]
-    async with sampling(host, [GpuSource.load()]) as run:
+    async with run_sampler(host, [GpuSource.load()]) as run:
 
         def slowly() -> int:
             host.clock.advance(0.5)
@@ -264,7 +264,7 @@ async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
 
 async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: FakeHost) -> None:
     power = host.calls[POWER]
-    async with sampling(host, [GpuSource.load()]) as run:
+    async with run_sampler(host, [GpuSource.load()]) as run:
 
         def slowly() -> int:
             host.calls[POWER] = power

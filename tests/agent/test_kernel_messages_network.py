@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
@@ -79,7 +79,7 @@ def test_messages_without_an_event(line: str) -> None:
 
 
 def test_every_error_of_a_captured_log_is_an_event() -> None:
-    lines = captured("kernel-log/kmsg_kmsg.2.peermem.log").read_text().splitlines()
+    lines = capture_path("kernel-log/kmsg_kmsg.2.peermem.log").read_text().splitlines()
     errors = [line for line in lines if "nvidia-peermem" in line]
     assert errors
     found = [parse_kernel_message(line.partition(";")[2]) for line in errors]

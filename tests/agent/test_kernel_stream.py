@@ -10,7 +10,7 @@ import pytest
 from support.clock import NS
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host.live_host import LiveKernelLog
 from agent.sampling.source import ProbeVerdict
@@ -36,7 +36,7 @@ def counted(frame: Frame | None, name: str) -> Reading:
 
 async def test_a_message_is_counted_at_once_and_has_its_column_a_tick_later() -> None:
     host = FakeHost()
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         host.log.waiting = [record(1, 5_000_000, XID)]
         await run.step()
         assert counted(run.frames[-1], "railscope_kernel_xids_total") == 1
@@ -48,7 +48,7 @@ async def test_a_message_is_counted_at_once_and_has_its_column_a_tick_later() ->
 
 async def test_an_event_carries_the_time_of_its_record() -> None:
     host = FakeHost()
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         now = run.clock.now()
         ago_ns = 90 * NS
         host.log.waiting = [record(1, (now.boot_ns - ago_ns) // 1000, XID)]
@@ -67,14 +67,14 @@ async def test_an_event_carries_the_time_of_its_record() -> None:
 async def test_records_from_before_the_agent_started_are_reported_as_well() -> None:
     host = FakeHost()
     host.log.waiting = [record(1, 1_000_000, XID), record(2, 2_000_000, "Linux version 6.8")]
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         assert [event.boot_ns for event in run.frames[0].events] == [NS]
         assert counted(run.frames[0], RECORDS) == 2
 
 
 async def test_overwritten_records_are_counted_as_lost() -> None:
     host = FakeHost()
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         host.log.waiting = [record(10, 1, "a"), record(11, 2, "b"), record(15, 3, "c")]
         await run.step()
         assert (counted(run.frames[-1], RECORDS), counted(run.frames[-1], LOST)) == (3, 3)
@@ -95,7 +95,7 @@ def test_lines_below_a_record_belong_to_it() -> None:
 async def test_a_log_that_may_not_be_read_is_denied_and_taken_up_when_it_may() -> None:
     host = FakeHost()
     host.log.closed = DENIED
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         status = run.sampler.statuses["kernel"]
         assert (status.state, run.frames) == (FAILED, [])
         (finding,) = status.findings
@@ -122,7 +122,7 @@ async def test_a_log_that_is_opened_again_is_not_counted_twice() -> None:
     host = FakeHost()
     old = [record(7, 7, XID), record(8, 8, "b")]
     host.log.waiting = list(old)
-    async with sampling(host, [KernelLogStream()]) as run:
+    async with run_sampler(host, [KernelLogStream()]) as run:
         host.log.broken = OSError(errno.EIO, "Input/output error")
         await run.step()
         await run.step()

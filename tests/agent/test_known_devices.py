@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.examples import few_examples
-from support.failing import Asked, FailingHost, failing_host
+from support.failing import FailingHost, HostCall, failing_host
 from support.reading import Label, readings
-from support.sampling import Sampling, sampling, source_of
+from support.sampling import RunningSampler, run_sampler, source_of
 
 from agent.config import AgentSettings
 from agent.host import NvmlError
@@ -57,7 +57,7 @@ DEVICE_TABLES = ("/mountstats", "/mountinfo", "/route", "/softnet_stat", "/nf_co
 _COME_AND_GO = {GPU_PROCESS, CLAIM}
 
 
-def latest(run: Sampling) -> dict[Label, Any]:
+def latest(run: RunningSampler) -> dict[Label, Any]:
     """Return the readings of the last frame, without those of temporary entities of a device."""
     frame = run.frames[-1] if run.frames else None
     if frame is None:
@@ -67,12 +67,12 @@ def latest(run: Sampling) -> dict[Label, Any]:
 
 
 @cache
-def questions(name: str, root: Path, mode: str, nic: str) -> tuple[Asked, ...]:
+def questions(name: str, root: Path, mode: str, nic: str) -> tuple[HostCall, ...]:
     """Return the calls of a source on a healthy host, if they give it columns."""
     host = failing_host(root, mode, nic)
 
     async def healthy() -> int:
-        async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+        async with run_sampler(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
             for _ in range(3):
                 await run.step()
             return len(latest(run))
@@ -80,10 +80,12 @@ def questions(name: str, root: Path, mode: str, nic: str) -> tuple[Asked, ...]:
     return tuple(host.asked.values()) if asyncio.run(healthy()) else ()
 
 
-def failing(number: int, matches: Callable[[Asked], bool]) -> Callable[[Asked], Exception | None]:
+def failing(
+    number: int, matches: Callable[[HostCall], bool]
+) -> Callable[[HostCall], Exception | None]:
     code = list(NVML_CODES)[list(ERRNOS).index(number)]
 
-    def fails(asked: Asked) -> Exception | None:
+    def fails(asked: HostCall) -> Exception | None:
         if not matches(asked):
             return None
         if asked.host_interface == "nvml":
@@ -93,9 +95,9 @@ def failing(number: int, matches: Callable[[Asked], bool]) -> Callable[[Asked], 
     return fails
 
 
-def scopes(asked: Asked) -> list[Callable[[Asked], bool]]:
+def scopes(asked: HostCall) -> list[Callable[[HostCall], bool]]:
     """One call; all calls about the same device; all of the same host interface."""
-    found: list[Callable[[Asked], bool]] = [
+    found: list[Callable[[HostCall], bool]] = [
         lambda other: other.key == asked.key,
         lambda other: other.host_interface == asked.host_interface,
     ]
@@ -109,12 +111,12 @@ def scopes(asked: Asked) -> list[Callable[[Asked], bool]]:
     return found
 
 
-def _empty(_: Asked, answer: Any) -> Any:
+def _empty(_: HostCall, answer: Any) -> Any:
     """An empty file, listing or table."""
     return answer[:0] if isinstance(answer, bytes | list) else _part(answer, 0)
 
 
-def _cut_at_a_line(asked: Asked, answer: Any) -> Any:
+def _cut_at_a_line(asked: HostCall, answer: Any) -> Any:
     """The first half of the lines; files with a line per device are complete after any line."""
     if not isinstance(answer, bytes):
         return _part(answer, 2)
@@ -124,7 +126,7 @@ def _cut_at_a_line(asked: Asked, answer: Any) -> Any:
     return b"".join(lines[: len(lines) // 2])
 
 
-def _cut_in_a_line(_: Asked, answer: Any) -> Any:
+def _cut_in_a_line(_: HostCall, answer: Any) -> Any:
     return answer[: len(answer) // 2] if isinstance(answer, bytes) else _part(answer, 3)
 
 
@@ -146,9 +148,9 @@ LESS = [_empty, _cut_at_a_line, _cut_in_a_line]
 
 
 def answering_less(
-    less: Callable[[Asked, Any], Any], matches: Callable[[Asked], bool]
-) -> Callable[[Asked, Any], Any]:
-    def answers(asked: Asked, answer: Any) -> Any:
+    less: Callable[[HostCall, Any], Any], matches: Callable[[HostCall], bool]
+) -> Callable[[HostCall, Any], Any]:
+    def answers(asked: HostCall, answer: Any) -> Any:
         if not matches(asked) or asked.key.startswith(VARYING):
             return answer
         if asked.host_interface == "nvml" and not isinstance(answer, dict):
@@ -190,7 +192,7 @@ def test_failing_calls_give_absent_readings_and_recover_within_two_periods(
     @given(
         st.sampled_from(asked), st.integers(0, 2), st.sampled_from(list(ERRNOS)), st.integers(1, 70)
     )
-    def holds(question: Asked, scope: int, number: int, seconds: int) -> None:
+    def holds(question: HostCall, scope: int, number: int, seconds: int) -> None:
         matches = scopes(question)[scope % len(scopes(question))]
         asyncio.run(
             fails_and_comes_back(
@@ -204,11 +206,11 @@ def test_failing_calls_give_absent_readings_and_recover_within_two_periods(
 async def fails_and_comes_back(
     name: str,
     host: FailingHost,
-    fails: Callable[[Asked], Exception | None],
+    fails: Callable[[HostCall], Exception | None],
     seconds: int,
-    answers: Callable[[Asked, Any], Any] = lambda _, answer: answer,
+    answers: Callable[[HostCall, Any], Any] = lambda _, answer: answer,
 ) -> None:
-    async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
         status = run.sampler.statuses[name]
         for _ in range(3):
             await run.step()
@@ -248,7 +250,9 @@ def test_shortened_answers_give_absent_readings_and_recover_within_two_periods(
 
     @few_examples(12)
     @given(st.sampled_from(asked), st.integers(0, 2), st.sampled_from(LESS), st.integers(1, 70))
-    def holds(question: Asked, scope: int, less: Callable[[Asked, Any], Any], seconds: int) -> None:
+    def holds(
+        question: HostCall, scope: int, less: Callable[[HostCall, Any], Any], seconds: int
+    ) -> None:
         matches = scopes(question)[scope % len(scopes(question))]
         host = failing_host(root, mode, nic)
         answers = answering_less(less, matches)
@@ -269,16 +273,16 @@ def test_hung_calls_give_absent_readings_and_recover_on_return(
 
     @few_examples(3)
     @given(st.sampled_from(asked))
-    def holds(question: Asked) -> None:
+    def holds(question: HostCall) -> None:
         asyncio.run(hangs_and_comes_back(name, failing_host(root), scopes(question)[0]))
 
     holds()
 
 
 async def hangs_and_comes_back(
-    name: str, host: FailingHost, matches: Callable[[Asked], bool]
+    name: str, host: FailingHost, matches: Callable[[HostCall], bool]
 ) -> None:
-    async with sampling(host, [source_of(name)], SHORT) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of(name)], SHORT) as run:  # type: ignore[arg-type] # a host all the same
         status = run.sampler.statuses[name]
         for _ in range(3):
             await run.step()
@@ -302,7 +306,7 @@ async def test_a_nic_with_failing_statistics_stays_known(tmp_path: Path) -> None
     """Two minutes of EIO: a source that is partial all the while, and one recovery at the end."""
     host = failing_host(tmp_path)
     with capture_logs() as logs:
-        async with sampling(host, [source_of("nic")]) as run:  # type: ignore[arg-type] # a host all the same
+        async with run_sampler(host, [source_of("nic")]) as run:  # type: ignore[arg-type] # a host all the same
             await run.step()
             interface = next(key[0] for _, key in latest(run))
             of_nic = {label for label in latest(run) if label[1][0] == interface}
@@ -328,7 +332,7 @@ async def test_a_device_that_has_left_takes_its_columns_along(tmp_path: Path) ->
     drive = tmp_path / "sys/class/nvme/nvme1/state"
     drive.parent.mkdir()
     drive.write_text("live\n")
-    async with sampling(host, [source_of("nvme")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("nvme")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         assert {key[0] for _, key in latest(run)} == {"nvme0", "nvme1"}
         host.fails = failing(errno.EIO, lambda asked: "nvme0" in asked.names)
@@ -354,7 +358,7 @@ async def test_readings_of_an_emptied_file_are_absent_as_errors(
     name: str, path: str, tmp_path: Path
 ) -> None:
     host = failing_host(tmp_path)
-    async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
         for _ in range(3):
             await run.step()
         before = latest(run)
@@ -372,7 +376,7 @@ async def test_readings_of_an_emptied_file_are_absent_as_errors(
 async def test_the_last_device_of_a_listing_can_leave(tmp_path: Path) -> None:
     """Its listing is as empty as one that hides it, but the device is not found by its name."""
     host = failing_host(tmp_path)
-    async with sampling(host, [source_of("nvme")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("nvme")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         host.answers = lambda asked, answer: [] if asked.key == "/sys/class/nvme" else answer
         for _ in range(70):
@@ -389,7 +393,7 @@ async def test_the_last_device_of_a_listing_can_leave(tmp_path: Path) -> None:
 async def test_an_answer_that_stays_smaller_for_ten_minutes_is_complete(tmp_path: Path) -> None:
     """A driver may have other counters after an update: what it no longer has is not an error."""
     host = failing_host(tmp_path)
-    async with sampling(host, [source_of("lustre")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("lustre")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         before = latest(run)
         host.answers = lambda asked, answer: b"" if asked.key.endswith("stats") else answer

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support.clock import ManualClock
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.machine import FakeHost
 from support.pages import sample, samples
 
@@ -137,7 +137,7 @@ def test_the_default_is_basic(agent: Agent) -> None:
 names_of_selection = st.sets(st.sampled_from([*SUBJECTS, "gpu", "rdma", "nvlink", "pcie"]))
 
 
-@fewer(20)
+@fewer_examples(20)
 @given(st.sampled_from(DETAILS), names_of_selection, names_of_selection)
 def test_a_selection_is_a_filter_of_everything(
     agent: Agent, detail: MetricDetail, collected: set[str], excluded: set[str]

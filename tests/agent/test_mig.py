@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.gpus import host_with_gpus
 from support.mig import GIBIBYTE, cut, disable_mig
 from support.reading import numbers, readings
-from support.sampling import Sampling, sampling
+from support.sampling import RunningSampler, run_sampler
 
 from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
@@ -24,12 +24,12 @@ def devices(frame: Frame) -> set[str]:
     return {key[1] for (name, key) in readings(frame) if name == "railscope_mig_memory_used_bytes"}
 
 
-def mig_events(run: Sampling) -> list[Event]:
+def mig_events(run: RunningSampler) -> list[Event]:
     return [e for frame in run.frames for e in frame.events if e.event_class is GPU_CHANGE_EVENT]
 
 
 async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
-    async with sampling(host_with_gpus(2), [MigSource()]) as run:
+    async with run_sampler(host_with_gpus(2), [MigSource()]) as run:
         assert numbers(run.frames[-1]) == {
             ("railscope_gpu_mig_devices", (f"GPU-{index}",)): 0 for index in range(2)
         }
@@ -38,7 +38,7 @@ async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
 async def test_a_device_reports_its_memory_and_size() -> None:
     host = host_with_gpus(2)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
-    async with sampling(host, [MigSource()]) as run:
+    async with run_sampler(host, [MigSource()]) as run:
         found = numbers(run.frames[-1])
         assert found["railscope_gpu_mig_devices", ("GPU-0",)] == 2
         assert found["railscope_mig_memory_size_bytes", ("GPU-0", large)] == 30 * GIBIBYTE
@@ -55,7 +55,7 @@ async def test_a_device_reports_its_memory_and_size() -> None:
 async def test_devices_come_and_go_within_two_reads() -> None:
     host = host_with_gpus(2)
     shared = GpuInventory()
-    async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
+    async with run_sampler(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
         made = set(cut(host, 0, ["1g.10gb", "1g.10gb", "3g.40gb"]))
         await run.step(5)
         await run.step(5)
@@ -81,7 +81,7 @@ async def test_support_of_the_whole_gpu_is_probed_again_after_partitioning() -> 
     host = host_with_gpus(1)
     shared = GpuInventory()
     healthy = host.calls[UTILIZATION]
-    async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
+    async with run_sampler(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
         cut(host, 0, ["1g.10gb"])
         host.calls[UTILIZATION] = NvmlError(3, "Not Supported")
         await run.step(5)
@@ -96,7 +96,7 @@ async def test_support_of_the_whole_gpu_is_probed_again_after_partitioning() -> 
 async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more() -> None:
     host = host_with_gpus(1)
     cut(host, 0, ["1g.10gb"])
-    async with sampling(host, [MigSource()]) as run:
+    async with run_sampler(host, [MigSource()]) as run:
         for key in [key for key in host.calls if "MIG-" in key]:
             host.calls[key] = NvmlError(2, "Invalid Argument")
         host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = []
@@ -110,7 +110,7 @@ async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more
 async def test_activity_is_reported_for_each_device() -> None:
     host = host_with_gpus(1)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
-    async with sampling(host, [GpuActivitySource()]) as run:
+    async with run_sampler(host, [GpuActivitySource()]) as run:
         found = numbers(run.frames[-1])
         assert found["railscope_mig_sm_activity_ratio", ("GPU-0", small)] == 0.2
         assert found["railscope_mig_sm_activity_ratio", ("GPU-0", large)] == 0.6
@@ -119,7 +119,7 @@ async def test_activity_is_reported_for_each_device() -> None:
 
 async def test_a_gpu_whose_devices_cannot_be_listed_keeps_its_other_readings() -> None:
     host = host_with_gpus(2)
-    async with sampling(host, [MigSource()]) as run:
+    async with run_sampler(host, [MigSource()]) as run:
         host.calls["nvml.nvmlDeviceGetMigMode(0)"] = NvmlError(15, "GPU is lost")
         await run.step(5)
         found = readings(run.frames[-1])

@@ -9,8 +9,8 @@ import sys
 import pytest
 from hypothesis import example, given, strategies as st
 from support.machine import FakeHost
-from support.modules import Eeprom, osfp_dr4, qsfp28_sr4, sfp28_dac, sfp28_sr
-from support.netlink import Request, asking, attribute, attributes, ethtool
+from support.modules import ModuleEeprom, osfp_dr4, qsfp28_sr4, sfp28_dac, sfp28_sr
+from support.netlink import NetlinkRequest, attribute, attributes, ethtool, open_netlink
 
 from agent.host import Json
 from agent.host.module_eeprom import decode
@@ -170,7 +170,7 @@ def test_a_module_that_would_have_to_move_its_address_is_not_asked():
     ],
 )
 def test_kinds_of_sfp(registers: dict[int, int], name: str):
-    eeprom = Eeprom().write(0, 0x03)
+    eeprom = ModuleEeprom().write(0, 0x03)
     for register, value in registers.items():
         eeprom.write(register, value)
     assert decode(eeprom.read)["type"] == name
@@ -189,7 +189,7 @@ def test_kinds_of_sfp(registers: dict[int, int], name: str):
     ],
 )
 def test_media_of_sfp(registers: dict[int, int], media: str, length: int | None):
-    eeprom = Eeprom().write(0, 0x03)
+    eeprom = ModuleEeprom().write(0, 0x03)
     for register, value in registers.items():
         eeprom.write(register, value)
     answer = decode(eeprom.read)
@@ -215,7 +215,7 @@ def test_media_of_sfp(registers: dict[int, int], media: str, length: int | None)
     ],
 )
 def test_media_of_qsfp(registers: dict[int, int], media: str, length: int | None):
-    eeprom = Eeprom().write(0, 0x11, 8, 0x04).write(128, 0x11)
+    eeprom = ModuleEeprom().write(0, 0x11, 8, 0x04).write(128, 0x11)
     for register, value in registers.items():
         eeprom.write(register, value)
     answer = decode(eeprom.read)
@@ -309,7 +309,7 @@ def test_sixteen_lanes_are_in_two_banks():
 
 def test_a_module_of_a_kind_without_a_map():
     with pytest.raises(OSError, match="identifier 127") as raised:
-        decode(Eeprom().write(0, 0x7F).read)
+        decode(ModuleEeprom().write(0, 0x7F).read)
     assert raised.value.errno == errno.EOPNOTSUPP
 
 
@@ -363,7 +363,7 @@ def test_random_constants_of_calibration(lower: bytes, diagnostics: bytes):
 def test_a_module_is_read_page_by_page_over_netlink():
     eeprom = osfp_dr4()
 
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         fields = attributes(request.body[4:])
         if 7 in fields or 2 not in fields or request.kind == 0x10:
             return list(ethtool(31)(request))
@@ -373,20 +373,20 @@ def test_a_module_is_read_page_by_page_over_netlink():
         content = eeprom.read(HalfPage(page, offset == 128, bank, address))
         return list(ethtool(31, attribute(7, content))(request))
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         assert netlink.call("module", "ens1f0np0") == decode(osfp_dr4().read)
     header = attributes(attributes(kernel.requests[-1].body[4:])[1])
     assert header[2] == b"ens1f0np0\0"
 
 
 def test_a_port_without_a_module():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         if request.kind == 0x10:
             return list(ethtool(31)(request))
         return [request.refused(errno.EIO, "no module is plugged in")]
 
     with (
-        asking(answer) as (netlink, _),
+        open_netlink(answer) as (netlink, _),
         pytest.raises(OSError, match="Input/output error: no module is plugged in"),
     ):
         netlink.call("module", "eth0")

@@ -9,11 +9,11 @@ import pytest
 from support.netlink import (
     CONTROLLER,
     MULTI,
-    Request,
-    asking,
+    NetlinkRequest,
     attribute,
     attributes,
     ethtool,
+    open_netlink,
 )
 
 NESTED = 0x8000
@@ -60,14 +60,14 @@ BUFFER = struct.pack("=8B8II", 0, 0, 0, 1, 0, 0, 0, 0, 20_016, 156_096, 0, 0, 0,
 
 
 def dcb_kernel(*replies: bytes):
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         assert request.protocol == 0
         assert request.kind == 78, "RTM_GETDCB"
         assert request.body[:4] == bytes([0, 21, 0, 0]), "DCB_CMD_IEEE_GET"
         body = bytes([0, 21, 0, 0]) + attributes_of(request) + b"".join(replies)
         return [request.message(78, body)]
 
-    def attributes_of(request: Request) -> bytes:
+    def attributes_of(request: NetlinkRequest) -> bytes:
         assert attributes(request.body[4:]) == {1: b"ens1f0np0\0"}
         return text(1, "ens1f0np0")
 
@@ -87,7 +87,7 @@ def test_data_centre_bridging_of_a_nic_configured_for_roce():
         attribute(10, BUFFER),
         nest(11, u8(1, 5), u8(2, 255)),
     )
-    with asking(dcb_kernel(answer, u8(14, 0x01 | 0x08))) as (netlink, _):
+    with open_netlink(dcb_kernel(answer, u8(14, 0x01 | 0x08))) as (netlink, _):
         assert netlink.call("dcb", "ens1f0np0") == {
             "ets": {
                 "traffic_class": [0, 0, 0, 3, 0, 0, 6, 7],
@@ -127,15 +127,15 @@ def test_data_centre_bridging_of_a_nic_configured_for_roce():
 
 
 def test_features_that_a_driver_lacks_are_not_in_its_answer():
-    with asking(dcb_kernel(nest(13, attribute(2, PFC)))) as (netlink, _):
+    with open_netlink(dcb_kernel(nest(13, attribute(2, PFC)))) as (netlink, _):
         assert set(netlink.call("dcb", "ens1f0np0")) == {"pfc"}
-    with asking(dcb_kernel()) as (netlink, _):
+    with open_netlink(dcb_kernel()) as (netlink, _):
         assert netlink.call("dcb", "ens1f0np0") == {}
 
 
 def test_a_structure_that_is_cut_off_is_an_error():
     with (
-        asking(dcb_kernel(nest(13, attribute(2, PFC[:-1])))) as (netlink, _),
+        open_netlink(dcb_kernel(nest(13, attribute(2, PFC[:-1])))) as (netlink, _),
         pytest.raises(OSError, match="135 bytes: expected 136") as raised,
     ):
         netlink.call("dcb", "ens1f0np0")
@@ -147,7 +147,7 @@ def test_a_structure_that_is_cut_off_is_an_error():
 
 def test_pause_frames_are_counted_where_the_driver_counts():
     counted = nest(5, u64s(2, 7), u64s(3, 1 << 40))
-    with asking(ethtool(21, u8(2, 1), u8(3, 0), u8(4, 1), counted)) as (netlink, kernel):
+    with open_netlink(ethtool(21, u8(2, 1), u8(3, 0), u8(4, 1), counted)) as (netlink, kernel):
         assert netlink.call("pause", "eth0") == {
             "autonegotiation": True,
             "receive": False,
@@ -161,7 +161,7 @@ def test_pause_frames_are_counted_where_the_driver_counts():
 def test_forward_error_correction_with_its_lanes():
     counted = nest(5, u64s(2, 30, 10, 20), u64s(3, 1), u64s(4))
     modes = bitset(2, {50: ("RS", True)}, mask=False)
-    with asking(ethtool(29, modes, u8(3, 0), u32(4, 50), counted)) as (netlink, _):
+    with open_netlink(ethtool(29, modes, u8(3, 0), u32(4, 50), counted)) as (netlink, _):
         assert netlink.call("fec", "eth0") == {
             "modes": ["RS"],
             "automatic": False,
@@ -174,13 +174,13 @@ def test_forward_error_correction_with_its_lanes():
     ("bit", "mode"), [(49, "None"), (50, "RS"), (51, "BASER"), (74, "LLRS"), (0, ""), (99, "")]
 )
 def test_the_error_correction_in_use(bit: int, mode: str):
-    with asking(ethtool(29, bitset(2, {}, mask=False), u32(4, bit))) as (netlink, _):
+    with open_netlink(ethtool(29, bitset(2, {}, mask=False), u32(4, bit))) as (netlink, _):
         assert netlink.call("fec", "eth0") == {"modes": [], "active": mode, "statistics": {}}
 
 
 def test_a_list_of_counters_that_is_cut_off_is_an_error():
     with (
-        asking(ethtool(29, nest(5, attribute(2, bytes(9))))) as (netlink, _),
+        open_netlink(ethtool(29, nest(5, attribute(2, bytes(9))))) as (netlink, _),
         pytest.raises(OSError, match="counters of 9 bytes"),
     ):
         netlink.call("fec", "eth0")
@@ -199,7 +199,7 @@ def test_statistics_of_standard_groups():
     rmon = nest(4, u32(2, 3), nest(4, u64s(3, 5)), nest(5, u32(7, 0), u32(8, 64), u64s(9, 1)))
     newer = nest(4, u32(2, 77), nest(4, u64s(0, 1)))
     beyond = nest(4, u32(2, 2), nest(4, u64s(40, 1)))
-    with asking(ethtool(32, mac, rmon, newer, beyond)) as (netlink, kernel):
+    with open_netlink(ethtool(32, mac, rmon, newer, beyond)) as (netlink, kernel):
         assert netlink.call("standard_statistics", "eth0") == {
             "statistics": {
                 "FramesTransmittedOK": 9, "FrameCheckSequenceErrors": 3,
@@ -211,7 +211,10 @@ def test_statistics_of_standard_groups():
 
 
 def test_rings():
-    with asking(ethtool(15, u32(2, 8192), u32(5, 8192), u32(6, 1024), u32(9, 512))) as (netlink, _):
+    with open_netlink(ethtool(15, u32(2, 8192), u32(5, 8192), u32(6, 1024), u32(9, 512))) as (
+        netlink,
+        _,
+    ):
         assert netlink.call("rings", "eth0") == {
             "receive": 1024,
             "receive_limit": 8192,
@@ -235,7 +238,7 @@ def test_link_modes_of_both_ends():
         u8(6, 1),
         u32(9, 4),
     )
-    with asking(ethtool(4, *answer)) as (netlink, _):
+    with open_netlink(ethtool(4, *answer)) as (netlink, _):
         assert netlink.call("link_modes", "eth0") == {
             "supported": ["400000baseCR4/Full", "100000baseCR4/Full"],
             "advertised": ["400000baseCR4/Full"],
@@ -248,7 +251,10 @@ def test_link_modes_of_both_ends():
 
 
 def test_a_link_that_is_down_has_no_speed():
-    with asking(ethtool(4, u8(2, 1), u32(5, 0xFFFFFFFF), u8(6, 0xFF), u32(9, 0))) as (netlink, _):
+    with open_netlink(ethtool(4, u8(2, 1), u32(5, 0xFFFFFFFF), u8(6, 0xFF), u32(9, 0))) as (
+        netlink,
+        _,
+    ):
         answer = netlink.call("link_modes", "eth0")
     assert answer == {"supported": [], "advertised": [], "peer": [], "autonegotiation": True}
 
@@ -277,7 +283,7 @@ def test_a_link_that_is_down_has_no_speed():
     ],
 )
 def test_why_a_link_is_down(answer: list[bytes], expected: dict[str, object]):
-    with asking(ethtool(6, u8(2, 0), *answer)) as (netlink, _):
+    with open_netlink(ethtool(6, u8(2, 0), *answer)) as (netlink, _):
         assert netlink.call("link_state", "eth0") == {"up": False, **expected}
 
 
@@ -285,19 +291,19 @@ def test_a_kernel_that_cannot_count_beside_a_question_is_asked_without():
     """Before 6.2 the flag for statistics is refused for link states."""
     counting = ethtool(6, u8(2, 1))
 
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         if request.kind != CONTROLLER:
             header = attributes(attributes(request.body[4:])[1])
             if header[3] != bytes(4):
                 return [request.refused(errno.EINVAL, "reserved bit set")]
         return list(counting(request))
 
-    with asking(answer) as (netlink, _):
+    with open_netlink(answer) as (netlink, _):
         assert netlink.call("link_state", "eth0") == {"up": True}
 
 
 def test_the_family_is_looked_up_once():
-    with asking(ethtool(15, u32(6, 256))) as (netlink, kernel):
+    with open_netlink(ethtool(15, u32(6, 256))) as (netlink, kernel):
         for _ in range(3):
             assert netlink.call("rings", "eth0") == {"receive": 256}
     assert [request.kind for request in kernel.requests].count(CONTROLLER) == 1
@@ -306,7 +312,7 @@ def test_the_family_is_looked_up_once():
 
 def test_a_kernel_without_ethtool_over_netlink_does_not_support_it():
     with (
-        asking(lambda request: [request.refused(errno.ENOENT)]) as (netlink, _),
+        open_netlink(lambda request: [request.refused(errno.ENOENT)]) as (netlink, _),
         pytest.raises(OSError, match=r"older than 5\.6") as raised,
     ):
         netlink.call("rings", "eth0")
@@ -316,7 +322,7 @@ def test_a_kernel_without_ethtool_over_netlink_does_not_support_it():
 @pytest.mark.parametrize("name", ["", "a" * 16, "ä" * 8, "eth0\0x"])
 @pytest.mark.parametrize("function", ["rings", "dcb", "module"])
 def test_invalid_interface_names_are_not_queried(function: str, name: str):
-    with asking(ethtool(15)) as (netlink, kernel):
+    with open_netlink(ethtool(15)) as (netlink, kernel):
         with pytest.raises(OSError, match="invalid interface name") as raised:
             netlink.call(function, name)
         assert raised.value.errno == errno.ENODEV
@@ -332,7 +338,7 @@ class FakeRdmaKernel:
     def __init__(self) -> None:
         self.indexes = {"mlx5_0": 3, "mlx5_1": 4}
 
-    def __call__(self, request: Request) -> list[bytes]:
+    def __call__(self, request: NetlinkRequest) -> list[bytes]:
         assert request.protocol == 20
         assert request.kind >> 10 == 5, "RDMA_NL_NLDEV"
         command = request.kind & 0x3FF
@@ -356,7 +362,7 @@ class FakeRdmaKernel:
 
 
 def test_counters_of_an_rdma_port_with_optional_ones():
-    with asking(FakeRdmaKernel()) as (netlink, kernel):
+    with open_netlink(FakeRdmaKernel()) as (netlink, kernel):
         for device, index in (("mlx5_0", 3), ("mlx5_1", 4), ("mlx5_0", 3)):
             assert netlink.call("rdma_statistics", device, 1) == {
                 "out_of_sequence": 1 << 63,
@@ -368,7 +374,7 @@ def test_counters_of_an_rdma_port_with_optional_ones():
 
 def test_a_device_that_came_back_under_another_index_is_found_again():
     kernel = FakeRdmaKernel()
-    with asking(kernel) as (netlink, _):
+    with open_netlink(kernel) as (netlink, _):
         assert netlink.call("rdma_statistics", "mlx5_0", 1)["rdma_tx_bytes"] == 3
         kernel.indexes = {"mlx5_1": 3, "mlx5_0": 9}
         assert netlink.call("rdma_statistics", "mlx5_0", 1)["rdma_tx_bytes"] == 9
@@ -377,7 +383,7 @@ def test_a_device_that_came_back_under_another_index_is_found_again():
 
 
 def test_a_port_or_a_device_that_is_not_there():
-    with asking(FakeRdmaKernel()) as (netlink, _):
+    with open_netlink(FakeRdmaKernel()) as (netlink, _):
         with pytest.raises(OSError, match="Invalid argument"):
             netlink.call("rdma_statistics", "mlx5_0", 2)
         with pytest.raises(OSError, match="RDMA device mlx5_7 does not exist") as raised:
@@ -408,11 +414,11 @@ def test_links_of_an_older_kernel_and_of_another_namespace():
         [text(3, "net1"), u32(5, 2), u32(37, 0), u8(16, 99), nest(18, text(1, "macvlan"))]
     )
 
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         bodies = [request.message(16, body, MULTI) for body in (loopback, port, moved)]
         return [b"".join(bodies), request.done()]
 
-    with asking(answer) as (netlink, _):
+    with open_netlink(answer) as (netlink, _):
         first, second, third = netlink.call("links")
     assert first == {
         "index": 1, "name": "lo", "kind": "", "up": True, "address": "", "master": "", "lower": "",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from hypothesis import example, given, strategies as st
 from support import netlink as by_hand
-from support.netlink import MULTI, OVERRUN, Request, asking, attribute
+from support.netlink import MULTI, OVERRUN, NetlinkRequest, attribute, open_netlink
 
 from agent.host.netlink import Netlink, connection as wire, ethtool, network_devices
 from agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
@@ -36,7 +36,7 @@ def test_attributes_come_back_as_they_were_put(parts: list[tuple[int, bytes]]):
 
 @given(st.lists(st.builds(wire.NetlinkMessage, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
 def test_messages_come_back_as_they_were_put(parts: list[wire.NetlinkMessage]):
-    raw = b"".join(by_hand.padded(wire.encode(message)) for message in parts)
+    raw = b"".join(by_hand.pad(wire.encode(message)) for message in parts)
     assert list(wire.messages(raw)) == parts
 
 
@@ -140,12 +140,12 @@ def names(netlink: Netlink) -> list[str]:
 
 
 def test_a_dump_of_many_parts_with_several_messages_each():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         assert (request.kind, request.flags) == (18, 0x301)
         parts = [request.message(16, link(f"eth{n}", n), MULTI) for n in range(1, 7)]
         return [b"".join(parts[:2]), b"".join(parts[2:5]), parts[5] + request.done()]
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         for _ in range(3):
             assert names(netlink) == [f"eth{n}" for n in range(1, 7)]
     assert kernel.opened == [ROUTE], "the socket is kept"
@@ -153,8 +153,8 @@ def test_a_dump_of_many_parts_with_several_messages_each():
 
 
 def test_messages_of_another_question_are_passed_over():
-    def answer(request: Request) -> Iterable[bytes]:
-        late = Request(0, 18, 0, request.sequence - 1, b"")
+    def answer(request: NetlinkRequest) -> Iterable[bytes]:
+        late = NetlinkRequest(0, 18, 0, request.sequence - 1, b"")
         return [
             late.message(16, link("late")),
             late.refused(errno.ENODEV) + late.done(),
@@ -162,23 +162,23 @@ def test_messages_of_another_question_are_passed_over():
             late.message(16, link("late"), MULTI) + request.done() + request.message(16, b"x"),
         ]
 
-    with asking(answer) as (netlink, _):
+    with open_netlink(answer) as (netlink, _):
         assert names(netlink) == ["now"]
 
 
 def test_a_list_that_changed_meanwhile_is_asked_for_again():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         interrupted = 0x10 if len(kernel.requests) < 3 else 0
         body = link(f"try{len(kernel.requests)}")
         return [request.message(16, body, MULTI | interrupted), request.done()]
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         assert names(netlink) == ["try3"]
 
 
 def test_a_list_that_keeps_changing_is_an_error():
     with (
-        asking(lambda request: [request.done(flags=MULTI | 0x10)]) as (netlink, kernel),
+        open_netlink(lambda request: [request.done(flags=MULTI | 0x10)]) as (netlink, kernel),
         pytest.raises(OSError, match="changes on every read") as raised,
     ):
         netlink.call("links")
@@ -187,12 +187,12 @@ def test_a_list_that_keeps_changing_is_an_error():
 
 
 def test_a_lost_answer_is_requested_again_on_a_new_socket():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         if len(kernel.requests) == 1:
             return [request.message(16, link("half"), MULTI) + request.message(OVERRUN)]
         return [request.message(16, link("whole"), MULTI), request.done()]
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         assert names(netlink) == ["whole"]
     assert kernel.opened == [ROUTE, ROUTE]
 
@@ -228,7 +228,7 @@ def test_a_socket_that_overflowed_is_replaced():
 
 def test_an_answer_lost_repeatedly_is_an_error():
     with (
-        asking(lambda request: [request.message(OVERRUN)]) as (netlink, _),
+        open_netlink(lambda request: [request.message(OVERRUN)]) as (netlink, _),
         pytest.raises(OSError, match="dropped a part") as raised,
     ):
         netlink.call("links")
@@ -237,11 +237,11 @@ def test_an_answer_lost_repeatedly_is_an_error():
 
 @pytest.mark.parametrize("capped", [True, False])
 def test_the_driver_message_is_in_the_error(capped: bool):  # noqa: FBT001
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         return [request.refused(errno.EPERM, "not in this slot", capped=capped)]
 
     with (
-        asking(answer) as (netlink, kernel),
+        open_netlink(answer) as (netlink, kernel),
         pytest.raises(PermissionError, match="Operation not permitted: not in this slot"),
     ):
         netlink.call("dcb", "eth0")
@@ -249,7 +249,7 @@ def test_the_driver_message_is_in_the_error(capped: bool):  # noqa: FBT001
 
 
 def test_a_refusal_leaves_the_socket_open():
-    with asking(lambda request: [request.refused(errno.EOPNOTSUPP)]) as (netlink, kernel):
+    with open_netlink(lambda request: [request.refused(errno.EOPNOTSUPP)]) as (netlink, kernel):
         for _ in range(3):
             with pytest.raises(OSError, match="Operation not supported"):
                 netlink.call("dcb", "eth0")
@@ -257,10 +257,13 @@ def test_a_refusal_leaves_the_socket_open():
 
 
 def test_a_dump_that_fails_at_its_end():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         return [request.message(16, link("eth0"), MULTI), request.done(errno.ENOMEM)]
 
-    with asking(answer) as (netlink, _), pytest.raises(OSError, match="Cannot allocate memory"):
+    with (
+        open_netlink(answer) as (netlink, _),
+        pytest.raises(OSError, match="Cannot allocate memory"),
+    ):
         netlink.call("links")
 
 
@@ -276,20 +279,22 @@ def test_a_dump_that_fails_at_its_end():
         (lambda _: [bytes(1 << 16)], errno.EBADMSG),
     ],
 )
-def test_an_answer_that_makes_no_sense(answer: Callable[[Request], list[bytes]], number: int):
-    with asking(answer) as (netlink, _):
+def test_an_answer_that_makes_no_sense(
+    answer: Callable[[NetlinkRequest], list[bytes]], number: int
+):
+    with open_netlink(answer) as (netlink, _):
         with pytest.raises(OSError, match=r"malformed netlink response|too long") as raised:
             netlink.call("dcb", "eth0")
         assert raised.value.errno == number
 
 
 def test_an_answer_without_end_is_given_up():
-    def answer(request: Request) -> Iterable[bytes]:
+    def answer(request: NetlinkRequest) -> Iterable[bytes]:
         while True:
             yield request.message(16, link("eth0") + bytes(60_000), MULTI)
 
     with (
-        asking(answer) as (netlink, _),
+        open_netlink(answer) as (netlink, _),
         pytest.raises(OSError, match="expected at most 16777216 bytes") as raised,
     ):
         netlink.call("links")
@@ -297,11 +302,11 @@ def test_an_answer_without_end_is_given_up():
 
 
 def test_a_kernel_that_does_not_answer_is_given_up_and_so_is_the_socket():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         silent = len(kernel.requests) == 1
         return [] if silent else [request.message(16, link("eth0"), MULTI) + request.done()]
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         with pytest.raises(TimeoutError, match="did not respond within 2 s"):
             netlink.call("links")
         assert names(netlink) == ["eth0"]
@@ -312,7 +317,7 @@ def test_each_thread_has_a_socket_of_its_own():
     """A call that hangs in a driver must not block another thread."""
     hanging, asked = threading.Event(), threading.Event()
 
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         if request.kind == 78:
             asked.set()
             assert hanging.wait(20)
@@ -320,7 +325,7 @@ def test_each_thread_has_a_socket_of_its_own():
         return [request.message(16, link("eth0"), MULTI) + request.done()]
 
     answers: list[object] = []
-    with asking(answer) as (netlink, _):
+    with open_netlink(answer) as (netlink, _):
         thread = threading.Thread(target=lambda: answers.append(netlink.call("dcb", "eth0")))
         thread.start()
         assert asked.wait(20)
@@ -337,10 +342,10 @@ def test_sequence_numbers_start_over_without_zero():
 
 
 def test_closed_connections_open_again_when_asked():
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         return [request.message(16, link("eth0"), MULTI) + request.done()]
 
-    with asking(answer) as (netlink, kernel):
+    with open_netlink(answer) as (netlink, kernel):
         assert names(netlink) == ["eth0"]
         netlink.close()
         assert names(netlink) == ["eth0"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.network_cases import DRIFTED, OTHER, STRUCK, end, grown, series, value
+from support.network_cases import DRIFTED, OTHER, STRUCK, end, series, total_growth, value
 
 SETTING = "railscope_nic_setting"
 ROLE = "railscope_nic_info"
@@ -51,8 +51,8 @@ def test_a_port_that_trained_down_is_slower_than_it_should_be() -> None:
         assert speed / expected == share
         assert value(case, "railscope_nic_link_lanes", interface=interface) == lanes
     blocks = "railscope_nic_receive_fec_uncorrectable_blocks_total"
-    assert grown(case, blocks, interface=STRUCK) > 0
-    assert grown(case, blocks, interface=OTHER) == 0
+    assert total_growth(case, blocks, interface=STRUCK) > 0
+    assert total_growth(case, blocks, interface=OTHER) == 0
 
 
 @pytest.mark.parametrize(

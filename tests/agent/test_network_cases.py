@@ -17,11 +17,11 @@ from support.network_cases import (
     SECONDS,
     STRUCK,
     end,
+    final_content,
     gpus_by_case,
-    grown,
-    recorded,
     series,
     start,
+    total_growth,
     value,
 )
 
@@ -50,7 +50,7 @@ def rail_of(case: str, device: str) -> str:
 
 @pytest.mark.parametrize("case", GPUS)
 def test_every_port_is_on_the_page_and_counts(case: str) -> None:
-    ports = recorded(case, "names", "/sys/class/infiniband")
+    ports = final_content(case, "names", "/sys/class/infiniband")
     bridges = 4 if case == "hgx-b200-bridges" else 0
     lost = 1 if case == "nic-lost" else 0
     assert len(ports) == GPUS[case] + 2 + bridges - lost
@@ -76,30 +76,34 @@ def test_the_whole_path_of_every_nic_and_gpu_is_in_the_tree(case: str) -> None:
 
 def test_an_incast_is_marked_and_notified_and_pauses_no_one() -> None:
     case = "hgx-h100-roce-incast"
-    assert grown(case, RECEIVED, interface=STRUCK) > 0.5 * LINE_BYTES_PER_SECOND * (SECONDS - ONSET)
-    assert grown(case, MARKED, device=STRUCK_DEVICE) > 100 * grown(
+    assert total_growth(case, RECEIVED, interface=STRUCK) > 0.5 * LINE_BYTES_PER_SECOND * (
+        SECONDS - ONSET
+    )
+    assert total_growth(case, MARKED, device=STRUCK_DEVICE) > 100 * total_growth(
         case, MARKED, device=OTHER_DEVICE
     )
-    assert grown(case, NOTIFIED, device=STRUCK_DEVICE) > 10**6
-    assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) < 0.01 * SECONDS
-    assert grown(case, DISCARDED) == 0
+    assert total_growth(case, NOTIFIED, device=STRUCK_DEVICE) > 10**6
+    assert total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) < 0.01 * SECONDS
+    assert total_growth(case, DISCARDED) == 0
 
 
 def test_a_pause_storm_is_a_port_that_pauses_nearly_all_the_time() -> None:
     case = "hgx-h100-roce-pause-storm"
-    share = grown(case, PFC_SENT_SECONDS, interface=STRUCK) / (SECONDS - ONSET)
+    share = total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) / (SECONDS - ONSET)
     assert 0.5 < share <= 1
-    assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.01 * SECONDS
-    assert grown(case, "railscope_nic_transmit_pause_storm_errors_total", interface=STRUCK) > 5
-    assert grown(case, DISCARDED, interface=STRUCK, priority="3") > 0
-    assert grown(case, DISCARDED, interface=OTHER) == 0
+    assert total_growth(case, PFC_SENT_SECONDS, interface=OTHER) < 0.01 * SECONDS
+    assert (
+        total_growth(case, "railscope_nic_transmit_pause_storm_errors_total", interface=STRUCK) > 5
+    )
+    assert total_growth(case, DISCARDED, interface=STRUCK, priority="3") > 0
+    assert total_growth(case, DISCARDED, interface=OTHER) == 0
 
 
 def test_idle_rails_move_nothing() -> None:
     case = "hgx-h100-roce-idle"
     for name in (RECEIVED, MARKED, NOTIFIED, PFC_SENT_SECONDS, PFC_RECEIVED_SECONDS, DISCARDED):
-        assert grown(case, name) == 0
-    assert grown(case, "railscope_nic_receive_packets_total") > 0
+        assert total_growth(case, name) == 0
+    assert total_growth(case, "railscope_nic_receive_packets_total") > 0
 
 
 def test_the_number_of_a_device_is_not_its_rail() -> None:
@@ -114,8 +118,8 @@ def test_functions_that_manage_nvswitches_are_no_rails() -> None:
     case = "hgx-b200-bridges"
     bridges = [
         device
-        for device in recorded(case, "names", "/sys/class/infiniband")
-        if "SW_MNG" in recorded(case, "files", f"/sys/class/infiniband/{device}/device/vpd")
+        for device in final_content(case, "names", "/sys/class/infiniband")
+        if "SW_MNG" in final_content(case, "files", f"/sys/class/infiniband/{device}/device/vpd")
     ]
     assert bridges == ["mlx5_12", "mlx5_13", "mlx5_2", "mlx5_8"]
     assert {rail_of(case, device) for device in bridges} == {""}
@@ -126,11 +130,11 @@ def test_broadcom_nics_report_a_victim_like_mellanox_nics() -> None:
     case, struck, other = "bnxt-node", "ens4np0", "ens3np0"
     facts = {"driver": "bnxt_en", "rdma_device": "bnxt_re4", "rail": "3"}
     assert series(end(case), "railscope_nic_info", interface=struck, **facts)
-    assert grown(case, PFC_RECEIVED_SECONDS, interface=struck, priority="3") > 0.5
-    assert grown(case, PFC_RECEIVED_SECONDS, interface=other) < 0.05
-    assert grown(case, PFC_SENT_SECONDS, interface=struck) < 0.05
-    assert grown(case, "railscope_rdma_transmit_bytes_total", device="bnxt_re4") > 10**11
-    assert grown(case, NOTIFIED, device="bnxt_re4") > 0
+    assert total_growth(case, PFC_RECEIVED_SECONDS, interface=struck, priority="3") > 0.5
+    assert total_growth(case, PFC_RECEIVED_SECONDS, interface=other) < 0.05
+    assert total_growth(case, PFC_SENT_SECONDS, interface=struck) < 0.05
+    assert total_growth(case, "railscope_rdma_transmit_bytes_total", device="bnxt_re4") > 10**11
+    assert total_growth(case, NOTIFIED, device="bnxt_re4") > 0
 
 
 def test_intel_nics_report_pause_frames_without_durations() -> None:
@@ -138,11 +142,11 @@ def test_intel_nics_report_pause_frames_without_durations() -> None:
     facts = {"driver": "ice", "rdma_device": "rocep94s0", "rail": "3"}
     assert series(end(case), "railscope_nic_info", interface=STRUCK, **facts)
     frames = "railscope_nic_transmit_pfc_pause_frames_total"
-    assert grown(case, frames, interface=STRUCK, priority="3") > 1000
-    assert grown(case, frames, interface=OTHER) < 100
+    assert total_growth(case, frames, interface=STRUCK, priority="3") > 1000
+    assert total_growth(case, frames, interface=OTHER) < 100
     assert not series(end(case), PFC_SENT_SECONDS)
-    assert grown(case, "railscope_nic_receive_discarded_packets_total", interface=STRUCK) > 0
-    assert grown(case, NOTIFIED, device="rocep79s0") >= 0
+    assert total_growth(case, "railscope_nic_receive_discarded_packets_total", interface=STRUCK) > 0
+    assert total_growth(case, NOTIFIED, device="rocep79s0") >= 0
 
 
 def test_nics_of_two_vendors_share_a_node() -> None:
@@ -152,19 +156,20 @@ def test_nics_of_two_vendors_share_a_node() -> None:
         facts = {"interface": interface, "rail": str(rail), "driver": driver}
         assert series(end("mixed-node"), "railscope_nic_info", **facts)
         assert (
-            grown("mixed-node", "railscope_nic_receive_bytes_total", interface=interface) > 10**11
+            total_growth("mixed-node", "railscope_nic_receive_bytes_total", interface=interface)
+            > 10**11
         )
 
 
 def test_a_flapping_link_is_up_now_and_was_down_often() -> None:
     case = "flapping-link"
-    assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 6
-    assert grown(case, "railscope_network_link_changes_total", interface=STRUCK) == 12
+    assert total_growth(case, "railscope_nic_link_downs_total", interface=STRUCK) == 6
+    assert total_growth(case, "railscope_network_link_changes_total", interface=STRUCK) == 12
     assert value(case, "railscope_network_link_up", interface=STRUCK) == 1
-    assert grown(case, "railscope_rdma_link_downs_total", device=STRUCK_DEVICE) == 6
-    assert grown(case, "railscope_rdma_ack_timeouts_total", device=STRUCK_DEVICE) > 0
+    assert total_growth(case, "railscope_rdma_link_downs_total", device=STRUCK_DEVICE) == 6
+    assert total_growth(case, "railscope_rdma_ack_timeouts_total", device=STRUCK_DEVICE) > 0
     for name in ("railscope_nic_link_downs_total", "railscope_network_link_changes_total"):
-        assert grown(case, name, interface=OTHER) == 0
+        assert total_growth(case, name, interface=OTHER) == 0
 
 
 def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> None:
@@ -179,13 +184,13 @@ def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> 
         )
     ]
     assert halves == [0.5, 0.5]
-    assert grown(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
+    assert total_growth(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
     corrected = "railscope_nic_receive_corrected_errors_total"
-    assert grown(case, corrected, interface=STRUCK) > 10**6
-    assert grown(case, corrected, interface=OTHER) < 10**6
+    assert total_growth(case, corrected, interface=STRUCK) > 10**6
+    assert total_growth(case, corrected, interface=OTHER) < 10**6
     uncorrected = "railscope_nic_receive_uncorrected_symbol_errors_total"
-    assert grown(case, uncorrected, interface=STRUCK) > 0
-    assert grown(case, uncorrected, interface=OTHER) == 0
+    assert total_growth(case, uncorrected, interface=STRUCK) > 0
+    assert total_growth(case, uncorrected, interface=OTHER) == 0
 
 
 def test_a_lost_nic_was_present_and_is_missing() -> None:
@@ -199,13 +204,13 @@ def test_a_lost_nic_was_present_and_is_missing() -> None:
         assert series(start(case), name, **labels)
         assert not series(end(case), name, **labels)
     assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
-    assert NIC not in recorded(case, "names", "/sys/bus/pci/devices")
+    assert NIC not in final_content(case, "names", "/sys/bus/pci/devices")
     assert value(case, "railscope_pcie_device_present", pci_address=NIC) == 0
     assert series(end(case), "railscope_pcie_info", pci_address=NIC, role="nic")
     directory = f"/sys/bus/pci/devices/{ABOVE}"
-    assert "SDES 1\n" in recorded(case, "files", f"{directory}/aer_dev_fatal")
-    assert recorded(case, "files", f"{directory}/current_link_width") == "0\n"
-    assert recorded(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
+    assert "SDES 1\n" in final_content(case, "files", f"{directory}/aer_dev_fatal")
+    assert final_content(case, "files", f"{directory}/current_link_width") == "0\n"
+    assert final_content(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
 
 
 def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
@@ -222,9 +227,11 @@ def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     assert value(case, "railscope_pcie_path_state", pci_address=NIC, state="degraded") == 1
     errors = {"pci_address": NIC, "severity": "correctable", "error": "BadTLP"}
     assert value(case, "railscope_pcie_aer_errors_total", **errors) == 40
-    assert grown(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
-    assert grown(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
-    assert grown(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
+    assert total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
+    assert total_growth(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
+    assert (
+        total_growth(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,9 +249,13 @@ def test_one_of_two_nodes_has_other_settings(
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
             if question == "pfc":
-                setting = recorded(case, "calls", f"netlink.dcb({interface})")["pfc"]["enabled"]
+                setting = final_content(case, "calls", f"netlink.dcb({interface})")["pfc"][
+                    "enabled"
+                ]
             else:
-                setting = recorded(case, "files", f"/sys/class/net/{interface}/{question}").strip()
+                setting = final_content(
+                    case, "files", f"/sys/class/net/{interface}/{question}"
+                ).strip()
             wrong = case.endswith("b") and rail == struck
             assert setting == (drifted if wrong else as_set_up)
 
@@ -252,18 +263,22 @@ def test_one_of_two_nodes_has_other_settings(
 def test_the_node_whose_settings_drifted_loses_packets_without_pause() -> None:
     good, bad = "settings-drift-a", "settings-drift-b"
     unpaused, unnotified, untrusting, _ = DRIFTED
-    assert grown(good, DISCARDED) == 0
-    assert grown(bad, DISCARDED, interface=unpaused, priority="3") > 1000
-    assert grown(bad, DISCARDED, interface=untrusting, priority="0") > 1000
-    assert grown(bad, DISCARDED, interface=unnotified) == 0
+    assert total_growth(good, DISCARDED) == 0
+    assert total_growth(bad, DISCARDED, interface=unpaused, priority="3") > 1000
+    assert total_growth(bad, DISCARDED, interface=untrusting, priority="0") > 1000
+    assert total_growth(bad, DISCARDED, interface=unnotified) == 0
     paused = series(end(bad), "railscope_nic_transmit_pfc_pause_frames_total", interface=unpaused)
     assert not paused
-    assert grown(bad, "railscope_nic_transmit_pause_frames_total", interface=untrusting) == 0
-    assert grown(bad, PFC_SENT_SECONDS, interface=unnotified) > 0.3
-    assert grown(bad, NOTIFIED, device="mlx5_3") < grown(good, NOTIFIED, device="mlx5_3") + 10**4
+    assert total_growth(bad, "railscope_nic_transmit_pause_frames_total", interface=untrusting) == 0
+    assert total_growth(bad, PFC_SENT_SECONDS, interface=unnotified) > 0.3
+    assert (
+        total_growth(bad, NOTIFIED, device="mlx5_3")
+        < total_growth(good, NOTIFIED, device="mlx5_3") + 10**4
+    )
     names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_receive_packets_total")
     sizes = [
-        grown(case, names[0], device=STRUCK_DEVICE) / grown(case, names[1], device=STRUCK_DEVICE)
+        total_growth(case, names[0], device=STRUCK_DEVICE)
+        / total_growth(case, names[1], device=STRUCK_DEVICE)
         for case in (good, bad)
     ]
     assert sizes[0] == 4156

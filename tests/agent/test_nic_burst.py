@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.nic_burst import COUNTERS, MS, WINDOW_MS, BurstReader, CountingNic, SlowNic
 from support.reading import ORIGIN, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.config import BudgetSettings
 from agent.host.recorded_host import RecordedHost
@@ -303,7 +303,7 @@ def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seco
 
 async def test_frames_come_once_a_second_and_hold_in_between() -> None:
     nic = CountingNic()
-    async with sampling(nic.host, [NicBurstSource(0.1)]) as run:
+    async with run_sampler(nic.host, [NicBurstSource(0.1)]) as run:
         status = run.sampler.statuses["nic_burst"]
         first = status.frame
         for _ in range(9):
@@ -338,7 +338,7 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
 
 async def test_the_burst_sampling_waits_for_no_turn() -> None:
     nic = CountingNic()
-    async with sampling(nic.host, [NicBurstSource(0.1)]) as run:
+    async with run_sampler(nic.host, [NicBurstSource(0.1)]) as run:
         others, released = run.sampler._threads, threading.Event()  # noqa: SLF001 - as if others were slow
         slow = [others.submit(lambda: released.wait(30) and None) for _ in range(20)]
         for _ in range(10):

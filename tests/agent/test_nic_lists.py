@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
@@ -41,7 +41,7 @@ async def test_a_vanished_statistic_is_an_error_and_leaves_after_ten_minutes() -
     """At first a removed statistic cannot be distinguished from an incomplete answer."""
     host = FakeHost()
     set_statistics(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
-    async with sampling(host, [NicSource()]) as run:
+    async with run_sampler(host, [NicSource()]) as run:
         set_statistics(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
         await run.step()
         assert values_of(run.frames[-1]) == {
@@ -62,7 +62,7 @@ async def test_a_vanished_statistic_is_an_error_and_leaves_after_ten_minutes() -
 async def test_a_new_statistic_gets_its_column_with_the_next_read() -> None:
     host = FakeHost()
     set_statistics(host, {"rx_bytes_phy": 3})
-    async with sampling(host, [NicSource()]) as run:
+    async with run_sampler(host, [NicSource()]) as run:
         set_statistics(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
         await run.step()
         assert values_of(run.frames[-1]) == {(BYTES, ("eth0",)): 4}

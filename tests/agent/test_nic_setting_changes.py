@@ -24,7 +24,7 @@ from support.nics import (
     ofed,
 )
 from support.reading import ORIGIN, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import OK
@@ -223,7 +223,7 @@ def test_a_poll_costs_each_nic_one_call_of_a_kind() -> None:
 async def test_the_page_has_the_facts_of_the_last_read() -> None:
     """A probe precedes every read, and the schema changes only with a fact."""
     host = mainline()
-    async with sampling(host, [NicSettingsSource()]) as run:
+    async with run_sampler(host, [NicSettingsSource()]) as run:
         await run.step(60)
         host.files[f"{NET}/eth0/mtu"] = "9000\n"
         await run.step(60)

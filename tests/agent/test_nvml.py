@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.full_gpus import full_gpus
 from support.reading import ORIGIN, read_once, readings
-from support.standin import LIBRARY, Standin, StandinHost, code_of, scenario
+from support.standin import LIBRARY, NvmlStandin, StandinHost, code_of, scenario
 from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
 from agent.host import Json, NvmlError
@@ -50,7 +50,7 @@ def asked(key: str) -> tuple[str, list[int | str]]:
 
 
 @scenario()
-def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> None:
+def test_every_answer_comes_through_as_the_driver_gave_it(standin: NvmlStandin) -> None:
     calls = full_gpus(2, cut=[1], virtual=[0])
     standin.load(calls)
     now = [0]
@@ -75,7 +75,7 @@ def test_every_answer_comes_through_as_the_driver_gave_it(standin: Standin) -> N
 
 
 @scenario()
-def test_every_metric_of_two_samples_comes_through(standin: Standin) -> None:
+def test_every_metric_of_two_samples_comes_through(standin: NvmlStandin) -> None:
     calls = full_gpus(2, cut=[1])
     standin.load(calls)
     now = [0]
@@ -112,7 +112,7 @@ FIELDS: dict[str, tuple[Json, int | float]] = {
 
 
 @scenario()
-def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
+def test_a_field_has_the_width_of_its_type(standin: NvmlStandin) -> None:
     """The memory's temperature is not: some drivers mislabel it (NVIDIA/DCGM)."""
     calls = {
         f"nvml.nvmlDeviceGetFieldValues(0,{entry})": pair for entry, (pair, _) in FIELDS.items()
@@ -125,7 +125,7 @@ def test_a_field_has_the_width_of_its_type(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_batch_can_fail_as_a_whole(standin: Standin) -> None:
+def test_a_batch_can_fail_as_a_whole(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetFieldValues(0,82)"] = error(999)
     standin.load(calls)
@@ -133,7 +133,7 @@ def test_a_batch_can_fail_as_a_whole(standin: Standin) -> None:
 
 
 @scenario(hidden=["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"])
-def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin) -> None:
+def test_the_older_function_is_asked_where_the_newer_is_missing(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetTemperature(0,0)"] = 61
     calls["nvml.nvmlDeviceGetCurrentClocksThrottleReasons(0)"] = 0x4
@@ -150,7 +150,7 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
 
 @scenario(hidden=["nvmlDeviceGetMemoryInfo_v2"])
 def test_a_driver_without_reserved_memory_reports_memory(
-    standin: Standin,
+    standin: NvmlStandin,
 ) -> None:
     standin.load(full_gpus(1))
     host = StandinHost()
@@ -167,7 +167,7 @@ def test_a_driver_without_reserved_memory_reports_memory(
 
 
 @scenario(hidden=["nvmlDeviceGetGpuFabricInfoV"])
-def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) -> None:
+def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     fabric = calls.pop("nvml.nvmlDeviceGetGpuFabricInfoV(0)")
     older = {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
@@ -189,7 +189,7 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
 
 
 @scenario(hidden=["nvmlDeviceGetMarginTemperature", "nvmlGpmQueryDeviceSupport"])
-def test_a_function_missing_from_driver_and_binding_is_unknown(standin: Standin) -> None:
+def test_a_function_missing_from_driver_and_binding_is_unknown(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1))
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetMagic", 0) == 13
@@ -200,7 +200,7 @@ def test_a_function_missing_from_driver_and_binding_is_unknown(standin: Standin)
 
 
 @scenario()
-def test_missing_features_of_a_device_are_not_supported(standin: Standin) -> None:
+def test_missing_features_of_a_device_are_not_supported(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     del calls["nvml.nvmlDeviceGetEccMode(0)"]
     del calls["nvml.nvmlDeviceGetSramEccErrorStatus(0)"]
@@ -215,7 +215,7 @@ def test_missing_features_of_a_device_are_not_supported(standin: Standin) -> Non
 
 
 @scenario()
-def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: Standin) -> None:
+def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     fabric = calls["nvml.nvmlDeviceGetGpuFabricInfoV(0)"]
     del fabric["healthSummary"]
@@ -233,7 +233,7 @@ def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: S
 
 
 @scenario()
-def test_a_wrong_version_of_a_structure_is_refused(standin: Standin) -> None:
+def test_a_wrong_version_of_a_structure_is_refused(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1))
     Nvml().call("nvmlDeviceGetCount")
     import pynvml  # noqa: PLC0415 - it must not be loaded before the library is there
@@ -253,7 +253,7 @@ def test_a_wrong_version_of_a_structure_is_refused(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: Standin) -> None:
+def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: NvmlStandin) -> None:
     calls = full_gpus(1, virtual=[0])
     calls["nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"] = []
     calls["nvml.nvmlDeviceGetRetiredPages(0,0)"] = []
@@ -273,7 +273,7 @@ def test_a_list_is_requested_until_the_buffer_is_large_enough(standin: Standin) 
 
 
 @scenario()
-def test_text_that_is_none_costs_its_own_fact_only(standin: Standin) -> None:
+def test_text_that_is_none_costs_its_own_fact_only(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetSerial(0)"] = "\udcff\udcfe"
     standin.load(calls)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.full_gpus import full_gpus, nvml_sources
 from support.reading import readings
-from support.standin import NO_INSTANCE, Readers, Standin, StandinHost, code_of, scenario
+from support.standin import NO_INSTANCE, NvmlReaders, NvmlStandin, StandinHost, code_of, scenario
 from support.standin_table import error
 
 from agent.host.nvml import Nvml
@@ -16,7 +16,7 @@ XID, MIG_CHANGE = 0x8, 0x100
 SECOND_US = 1_000_000
 
 
-def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, Reading]:
+def of_mig(run: NvmlReaders, gpu: int, uuid: str, stream: str = "mig") -> dict[str, Reading]:
     """Return the readings of a MIG device at the last tick, by metric."""
     return {
         name: reading
@@ -26,7 +26,7 @@ def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, 
 
 
 @scenario()
-def test_mig_devices_are_found_with_the_holes_between_them(standin: Standin) -> None:
+def test_mig_devices_are_found_with_the_holes_between_them(standin: NvmlStandin) -> None:
     standin.load(full_gpus(2, cut=[1]))
     nvml = Nvml()
     assert nvml.call("nvmlDeviceGetMigDevices", 0) == []
@@ -56,7 +56,7 @@ def test_mig_devices_are_found_with_the_holes_between_them(standin: Standin) -> 
 
 
 @scenario()
-def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
+def test_where_a_mig_device_lies_takes_a_privilege(standin: NvmlStandin) -> None:
     calls = full_gpus(1, cut=[0])
     for device in calls["nvml.nvmlDeviceGetMigDevices(0)"]:
         del device["start"], device["size"]
@@ -66,10 +66,10 @@ def test_where_a_mig_device_lies_takes_a_privilege(standin: Standin) -> None:
 
 
 @scenario()
-def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
+def test_mig_devices_come_and_go_while_the_agent_runs(standin: NvmlStandin) -> None:
     plain, cut = full_gpus(2), full_gpus(2, cut=[1])
     standin.load(plain)
-    run = Readers(StandinHost(), nvml_sources())
+    run = NvmlReaders(StandinHost(), nvml_sources())
     run.tick()
     run.tick()
     mode = run.of(1, "mig")
@@ -96,7 +96,7 @@ def test_mig_devices_come_and_go_while_the_agent_runs(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
+def test_a_mig_device_that_is_gone_is_known_no_more(standin: NvmlStandin) -> None:
     calls = full_gpus(1, cut=[0])
     standin.load(calls)
     now = [0]
@@ -112,7 +112,7 @@ def test_a_mig_device_that_is_gone_is_known_no_more(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin) -> None:
+def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: NvmlStandin) -> None:
     calls = full_gpus(1, cut=[0])
     standin.load(calls)
     now = [0]
@@ -132,7 +132,7 @@ def test_a_mig_device_in_another_gpu_instance_is_sampled_there(standin: Standin)
 
 
 @scenario()
-def test_samples_are_compared_when_they_are_far_enough_apart(standin: Standin) -> None:
+def test_samples_are_compared_when_they_are_far_enough_apart(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1))
     now = [0]
     nvml = Nvml(lambda: now[0])
@@ -150,7 +150,7 @@ def test_samples_are_compared_when_they_are_far_enough_apart(standin: Standin) -
 
 
 @scenario()
-def test_without_the_hardware_there_is_no_sample(standin: Standin) -> None:
+def test_without_the_hardware_there_is_no_sample(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     calls |= {key: error(3) for key in calls if "GpmMetricsGet" in key}
     standin.load(calls)
@@ -165,7 +165,7 @@ def use(pid: int, stamp: int) -> dict[str, int]:
 
 
 @scenario()
-def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> None:
+def test_the_use_of_processes_goes_on_from_the_last_sample(standin: NvmlStandin) -> None:
     key = "nvml.nvmlDeviceGetProcessUtilization(0)"
     calls = full_gpus(1) | {key: [use(1, 100), use(2, 101)]}
     standin.load(calls)
@@ -186,7 +186,7 @@ def test_the_use_of_processes_goes_on_from_the_last_sample(standin: Standin) -> 
 
 @scenario()
 def test_samples_go_on_from_the_last_and_follow_a_clock_that_was_set_back(
-    standin: Standin,
+    standin: NvmlStandin,
 ) -> None:
     key, nvml = "nvml.nvmlDeviceGetSamples(0,1)", Nvml()
     base = {"nvml.nvmlDeviceGetCount()": 1}
@@ -200,7 +200,7 @@ def test_samples_go_on_from_the_last_and_follow_a_clock_that_was_set_back(
 
 
 @scenario()
-def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
+def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: NvmlStandin) -> None:
     """The field of nvidia-ml-py has 32 bits."""
     calls = full_gpus(1, virtual=[0])
     (vgpu,) = calls["nvml.nvmlDeviceGetActiveVgpus(0)"]
@@ -212,7 +212,7 @@ def test_the_memory_of_a_virtual_gpu_has_64_bits(standin: Standin) -> None:
 
 
 @scenario()
-def test_events_are_numbered_and_reported_again(standin: Standin) -> None:
+def test_events_are_numbered_and_reported_again(standin: NvmlStandin) -> None:
     standin.load(full_gpus(2) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     assert nvml.call("nvmlEventSetWait") == []
@@ -228,7 +228,7 @@ def test_events_are_numbered_and_reported_again(standin: Standin) -> None:
 
 
 @scenario()
-def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: Standin) -> None:
+def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     nvml.call("nvmlEventSetWait")
@@ -236,7 +236,7 @@ def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: Stand
 
 
 @scenario()
-def test_a_gpu_is_followed_for_the_events_it_has(standin: Standin) -> None:
+def test_a_gpu_is_followed_for_the_events_it_has(standin: NvmlStandin) -> None:
     calls = full_gpus(2) | {"nvml.nvmlEventSetWait()": []}
     supported = "nvml.nvmlDeviceGetSupportedEventTypes"
     standin.load(calls | {f"{supported}(0)": XID, f"{supported}(1)": error(3)})
@@ -251,9 +251,9 @@ def test_a_gpu_is_followed_for_the_events_it_has(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_mig_change_is_an_event_of_the_agent(standin: Standin) -> None:
+def test_a_mig_change_is_an_event_of_the_agent(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
-    run = Readers(StandinHost(), nvml_sources())
+    run = NvmlReaders(StandinHost(), nvml_sources())
     run.tick()
     standin.event(0, MIG_CHANGE)
     run.tick()

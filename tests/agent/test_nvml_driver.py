@@ -8,8 +8,17 @@ from functools import partial
 from support.full_gpus import full_gpus, nvml_sources
 from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
-from support.sampling import sampling
-from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, build, code_of, scenario
+from support.sampling import run_sampler
+from support.standin import (
+    DRIVER,
+    LIBRARY,
+    NvmlReaders,
+    NvmlStandin,
+    StandinHost,
+    build,
+    code_of,
+    scenario,
+)
 from support.standin_table import error
 
 from agent.host.live_host import LiveHost
@@ -43,10 +52,10 @@ def events(nvml: Nvml) -> list[list[int]]:
     return [[number, gpu, data] for number, gpu, _, data, *_ in nvml.call("nvmlEventSetWait")]
 
 
-def start_sources(standin: Standin, count: int = 2) -> Readers:
+def start_sources(standin: NvmlStandin, count: int = 2) -> NvmlReaders:
     """All sources on so many GPUs, after two reads."""
     standin.load(quiet_gpus(count))
-    run = Readers(StandinHost(), nvml_sources())
+    run = NvmlReaders(StandinHost(), nvml_sources())
     run.tick()
     run.tick()
     assert not run.problems
@@ -55,7 +64,7 @@ def start_sources(standin: Standin, count: int = 2) -> Readers:
 
 
 @scenario()
-def test_handles_are_asked_for_once(standin: Standin) -> None:
+def test_handles_are_asked_for_once(standin: NvmlStandin) -> None:
     run = start_sources(standin)
     assert standin.count("handles") == 2
     run.tick()
@@ -64,7 +73,9 @@ def test_handles_are_asked_for_once(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin: Standin) -> None:
+def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(
+    standin: NvmlStandin,
+) -> None:
     run = start_sources(standin)
     nvml = run.host.nvml
     healthy = {stream: (run.of(0, stream), run.of(1, stream)) for stream in ("gpu", "gpu_activity")}
@@ -91,7 +102,7 @@ def test_a_lost_gpu_comes_back_with_a_new_handle_while_the_other_goes_on(standin
 
 
 @scenario()
-def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
+def test_the_last_events_of_a_gpu_are_received(standin: NvmlStandin) -> None:
     """An Xid, and then the bus is dead: both wait in the set at the next call."""
     standin.load(quiet_gpus(2))
     nvml = Nvml()
@@ -106,7 +117,7 @@ def test_the_last_events_of_a_gpu_are_received(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
+def test_a_lost_gpu_without_events_fails_one_wait(standin: NvmlStandin) -> None:
     standin.load(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
@@ -116,7 +127,7 @@ def test_a_lost_gpu_without_events_fails_one_wait(standin: Standin) -> None:
 
 
 @scenario()
-def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: Standin) -> None:
+def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: NvmlStandin) -> None:
     standin.load(quiet_gpus(2))
     nvml = Nvml()
     events(nvml)
@@ -132,7 +143,7 @@ def test_events_before_a_gpu_is_back_are_not_lost_with_the_old_set(standin: Stan
 
 
 @scenario()
-def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
+def test_an_argument_that_is_wrong_costs_no_handle(standin: NvmlStandin) -> None:
     calls = quiet_gpus(2)
     calls["nvml.nvmlDeviceGetFanSpeed_v2(0,9)"] = error(2)
     standin.load(calls)
@@ -148,7 +159,7 @@ def test_an_argument_that_is_wrong_costs_no_handle(standin: Standin) -> None:
 
 
 @scenario()
-def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
+def test_a_driver_that_was_reloaded_is_started_again(standin: NvmlStandin) -> None:
     run = start_sources(standin)
     streams = [stream for stream in run.outcomes if stream != "gpu_event"]
     healthy = {stream: run.of(1, stream) for stream in streams}
@@ -176,7 +187,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: Standin) -> None:
 
 
 @scenario(version="590.48.01")
-def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> None:
+def test_an_updated_library_is_loaded_without_a_restart(standin: NvmlStandin) -> None:
     """The driver was updated first: its library differs from the one in this process."""
     calls = quiet_gpus(1)
     version = "nvml.nvmlSystemGetDriverVersion()"
@@ -201,7 +212,7 @@ def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> Non
 
 
 @scenario()
-def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin) -> None:
+def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: NvmlStandin) -> None:
     """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
     calls = quiet_gpus(2)
     run = start_sources(standin)
@@ -219,13 +230,13 @@ def test_a_permission_that_is_lost_is_denied_and_may_come_back(standin: Standin)
 
 
 @scenario()
-async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: Standin) -> None:
+async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: NvmlStandin) -> None:
     standin.load(quiet_gpus(2))
     host = StandinHost()
     add_nic(host)
     host.nvml.call("nvmlDeviceGetCount")
     sources = [*nvml_sources(), RdmaSource()]
-    async with sampling(host, sources, SHORT) as run:
+    async with run_sampler(host, sources, SHORT) as run:
         statuses = run.sampler.statuses
         gpu, rdma = statuses["gpu"], statuses["rdma"]
 
@@ -250,7 +261,7 @@ async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: Standin) ->
 
 
 @scenario()
-def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin) -> None:
+def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: NvmlStandin) -> None:
     standin.load(quiet_gpus(1))
     nvml, answers = Nvml(), list[Json]()
     nvml.call("nvmlDeviceGetCount")
@@ -266,7 +277,7 @@ def test_a_call_that_hung_gives_its_answer_when_it_is_released(standin: Standin)
 
 
 @scenario()
-def test_all_is_given_back_at_the_end(standin: Standin) -> None:
+def test_all_is_given_back_at_the_end(standin: NvmlStandin) -> None:
     run = start_sources(standin)
     assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)
     nvml = run.host.nvml
@@ -280,7 +291,7 @@ def test_all_is_given_back_at_the_end(standin: Standin) -> None:
 
 
 @scenario()
-def test_the_agents_own_host_reads_every_source(standin: Standin) -> None:
+def test_the_agents_own_host_reads_every_source(standin: NvmlStandin) -> None:
     calls = full_gpus(2, virtual=[1])
     standin.load(calls)
     host = LiveHost()

@@ -9,7 +9,7 @@ from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, readings
-from support.sampling import Sampling, sampling
+from support.sampling import RunningSampler, run_sampler
 
 from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
@@ -48,13 +48,13 @@ def record(sequence: int, boot_ns: int, xid: int) -> str:
     return f"4,{sequence},{boot_ns // 1000},-;{text}"
 
 
-def xids(run: Sampling) -> list[Event]:
+def xids(run: RunningSampler) -> list[Event]:
     return [e for frame in run.frames for e in frame.events if e.event_class is XID_EVENT]
 
 
 async def test_an_xid_from_both_sources_counts_once_with_the_text_of_the_log() -> None:
     host, book = gpu(), XidMatcher()
-    async with sampling(host, sources(book)) as run:
+    async with run_sampler(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, XID, 31, NONE, NONE]]
         host.log.waiting = [record(1, run.clock.now().boot_ns + NS, 31)]
         await run.until(lambda: bool(xids(run)))
@@ -72,7 +72,7 @@ async def test_an_xid_from_both_sources_counts_once_with_the_text_of_the_log() -
 async def test_an_xid_missing_from_the_log_is_reported_after_a_delay() -> None:
     host, book = gpu(), XidMatcher()
     host.log.closed = PermissionError(13, "Permission denied")
-    async with sampling(host, sources(book)) as run:
+    async with run_sampler(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, XID, 94, 5, 0]]
         await run.step()
         assert xids(run) == []
@@ -86,7 +86,7 @@ async def test_an_xid_missing_from_the_log_is_reported_after_a_delay() -> None:
 
 async def test_xids_beyond_the_bound_of_the_matcher_are_counted_as_lost() -> None:
     host, book = gpu(), XidMatcher()
-    async with sampling(host, [NvmlEventSource(book)]) as run:
+    async with run_sampler(host, [NvmlEventSource(book)]) as run:
         host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MAX_WAITING + 4)]
         for _ in range(2):
             await run.step()
@@ -95,7 +95,7 @@ async def test_xids_beyond_the_bound_of_the_matcher_are_counted_as_lost() -> Non
 
 async def test_other_events_are_counted_by_kind_and_reported_once() -> None:
     host, book = gpu(), XidMatcher()
-    async with sampling(host, sources(book)) as run:
+    async with run_sampler(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, 0x2, 0, NONE, NONE], [2, 0, 0x8000, 1, NONE, NONE]]
         for _ in range(3):
             await run.step()

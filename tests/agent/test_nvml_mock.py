@@ -14,7 +14,7 @@ from support import nvml_mock
 from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
 from support.nvml_mock import Profile
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.reading import Absent
 
@@ -172,7 +172,7 @@ OURS_ALSO = {
 
 @cache
 def read(name: str) -> tuple[Profile, GpuReadings]:
-    written = nvml_mock.profile(captured(f"nvml-mock/{name}.yaml"))
+    written = nvml_mock.profile(capture_path(f"nvml-mock/{name}.yaml"))
     host = FakeHost()
     host.calls |= nvml_mock.answers(written)
     return written, read_gpus(host)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
@@ -178,5 +178,5 @@ def test_a_transceiver_change_is_reported_once_despite_interruptions(plugs: list
 async def test_unreadable_transceivers_of_others_are_not_failures(
     trouble: OSError, state: int
 ) -> None:
-    async with sampling(host_with_transceiver(trouble), [OpticsSource()]) as run:
+    async with run_sampler(host_with_transceiver(trouble), [OpticsSource()]) as run:
         assert run.sampler.statuses["optics"].state == state

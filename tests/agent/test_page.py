@@ -13,7 +13,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.pages import Sample, sample, samples
 from support.rdma_nics import add_nic
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
@@ -62,7 +62,7 @@ def host_with_nic() -> FakeHost:
 async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content_type: str) -> None:
     host = host_with_nic()
     async with (
-        sampling(host, [RdmaSource()]) as run,
+        run_sampler(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
         session.get("/metrics", headers={"Accept": accept} if accept else {}) as answer,
     ):
@@ -77,7 +77,7 @@ async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content
 async def test_metrics_are_compressed_for_clients_that_accept_it(accept: str) -> None:
     host = host_with_nic()
     async with (
-        sampling(host, [RdmaSource(), GpuSource.load()]) as run,
+        run_sampler(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         bodies: dict[str, str] = {}
@@ -97,7 +97,7 @@ async def test_metrics_are_compressed_for_clients_that_accept_it(accept: str) ->
 async def test_a_head_request_has_no_body() -> None:
     host = host_with_nic()
     async with (
-        sampling(host, [RdmaSource()]) as run,
+        run_sampler(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
         session.head("/metrics", headers={"Accept-Encoding": "identity"}) as answer,
     ):
@@ -163,7 +163,7 @@ async def page_of(session: aiohttp.ClientSession) -> dict[Sample, float]:
 async def test_readings_that_are_too_old_are_left_out() -> None:
     """Three periods, but never less than five seconds."""
     host = host_with_nic()
-    async with sampling(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
+    async with run_sampler(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
         statuses = run.sampler.statuses.values()
     async with served(statuses, host.clock) as session:
         assert {PACKETS, POWER} <= set(await page_of(session))
@@ -181,7 +181,7 @@ async def test_readings_that_are_too_old_are_left_out() -> None:
 async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
     host = host_with_nic()
     async with (
-        sampling(host, [RdmaSource()]) as run,
+        run_sampler(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         host.clock.step_wall(-7 * 24 * 3600)
@@ -194,7 +194,7 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
     host = host_with_nic()
     count = "nvml.nvmlDeviceGetCount()"
     async with (
-        sampling(host, [RdmaSource(), GpuSource.load()]) as run,
+        run_sampler(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         assert POWER in await page_of(session)

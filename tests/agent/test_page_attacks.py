@@ -11,7 +11,7 @@ from support.framing import FRAMINGS, SMUGGLED
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.rdma_nics import add_nic
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
@@ -32,7 +32,7 @@ async def port() -> AsyncIterator[int]:
     path = next(p for p in host.files if p.endswith(NEGATIVE))
     host.files[path] = "-5\n"
     host.calls["nvml.nvmlDeviceGetName(0)"] = f"NVIDIA {BIDIRECTIONAL}001H\n# HELP x\x1b[2J"
-    async with sampling(host, [GpuSource.load(), RdmaSource()]) as run:
+    async with run_sampler(host, [GpuSource.load(), RdmaSource()]) as run:
         statuses = run.sampler.statuses
         page = MetricsEndpoint("node-1", statuses.values, lambda: run.clock.now().boot_ns, "")
         server = HttpServer(page.respond)

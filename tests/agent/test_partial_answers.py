@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from support.examples import few_examples
-from support.failing import Asked, FailingHost, failing_host
+from support.failing import FailingHost, HostCall, failing_host
 from support.reading import Label, readings
-from support.sampling import Sampling, sampling, source_of
+from support.sampling import RunningSampler, run_sampler, source_of
 
 from agent.config import AgentSettings
 from agent.host import NvmlError
@@ -65,7 +65,7 @@ TEXT_CHANGES: dict[str, Change] = {
 }
 
 
-def latest(run: Sampling) -> dict[Label, Any]:
+def latest(run: RunningSampler) -> dict[Label, Any]:
     if not run.frames:
         return {}
     frame = run.frames[-1]
@@ -74,19 +74,19 @@ def latest(run: Sampling) -> dict[Label, Any]:
 
 
 @cache
-def answers_of(name: str, root: Path, mode: str, nic: str) -> tuple[tuple[Asked, Any], ...]:
+def answers_of(name: str, root: Path, mode: str, nic: str) -> tuple[tuple[HostCall, Any], ...]:
     """Return the answers that a source receives on a healthy host."""
     host = failing_host(root, mode, nic)
-    found: dict[str, tuple[Asked, Any]] = {}
+    found: dict[str, tuple[HostCall, Any]] = {}
 
-    def note(asked: Asked, answer: Any) -> Any:
+    def note(asked: HostCall, answer: Any) -> Any:
         found.setdefault(asked.key, (asked, answer))
         return answer
 
     host.answers = note
 
     async def healthy() -> int:
-        async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+        async with run_sampler(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
             for _ in range(3):
                 await run.step()
             return len(latest(run))
@@ -122,7 +122,7 @@ def change_part(answer: Any, path: tuple[Any, ...], change: Change) -> Any:
     return new
 
 
-def is_another_device(asked: Asked, path: tuple[Any, ...], change: str) -> bool:
+def is_another_device(asked: HostCall, path: tuple[Any, ...], change: str) -> bool:
     """True if a change is not a visible defect: a name replaced by another name."""
     members = {str(part) for part in path}
     if "names" in members and isinstance(path[-1], int):
@@ -174,7 +174,7 @@ def test_garbage_in_a_file_affects_only_dependent_readings(
 
     @few_examples(8)
     @given(st.sampled_from(files), st.sampled_from(sorted(TEXT_CHANGES)))
-    def holds(file: tuple[Asked, bytes], kind: str) -> None:
+    def holds(file: tuple[HostCall, bytes], kind: str) -> None:
         host = failing_host(root, mode, nic)
         asyncio.run(
             is_changed_and_whole_again(name, host, file[0], TEXT_CHANGES[kind], keeps=False)
@@ -184,10 +184,10 @@ def test_garbage_in_a_file_affects_only_dependent_readings(
 
 
 async def is_changed_and_whole_again(
-    name: str, host: FailingHost, question: Asked, change: Change, *, keeps: bool
+    name: str, host: FailingHost, question: HostCall, change: Change, *, keeps: bool
 ) -> None:
     """No fault, no other device without values, no device lost, and all values back in the end."""
-    async with sampling(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of(name)]) as run:  # type: ignore[arg-type] # a host all the same
         status = run.sampler.statuses[name]
         for _ in range(3):
             await run.step()
@@ -232,12 +232,12 @@ async def test_a_device_that_a_table_lacks_is_absent_until_it_has_left(tmp_path:
     interface.parent.mkdir(parents=True, exist_ok=True)
     interface.write_text("1500\n")
 
-    def lacks(asked: Asked, answer: Any) -> Any:
+    def lacks(asked: HostCall, answer: Any) -> Any:
         if asked.key != "psutil.net_io_counters()":
             return answer
         return {name: counters for name, counters in answer.items() if name != "eth0"}
 
-    async with sampling(host, [source_of("host")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("host")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         before = latest(run)
         host.answers = lacks
@@ -254,7 +254,7 @@ async def test_a_device_that_a_table_lacks_is_absent_until_it_has_left(tmp_path:
 async def test_a_table_that_stays_shorter_for_ten_minutes_is_complete(tmp_path: Path) -> None:
     host = failing_host(tmp_path)
 
-    async with sampling(host, [source_of("host")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("host")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         host.answers = lambda asked, answer: (
             {"eth0": answer["eth0"]} if asked.key == "psutil.net_io_counters()" else answer
@@ -271,7 +271,7 @@ async def test_gpus_that_the_driver_does_not_count_keep_their_values_while_they_
     tmp_path: Path,
 ) -> None:
     host = failing_host(tmp_path)
-    async with sampling(host, [source_of("gpu")]) as run:  # type: ignore[arg-type] # a host all the same
+    async with run_sampler(host, [source_of("gpu")]) as run:  # type: ignore[arg-type] # a host all the same
         await run.step()
         before = latest(run)
         host.answers = lambda asked, answer: (

@@ -8,9 +8,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from support.clock import ManualClock
-from support.port_traffic import SERVERS, Port, ports, traffic_capture
+from support.port_traffic import SERVERS, CapturedPort, ports, traffic_capture
 from support.reading import ORIGIN
-from support.sampling import sampling
+from support.sampling import run_sampler
 
 from agent.host.recorded_host import RecordedHost
 from agent.sources.nic_counters import NicSource
@@ -39,7 +39,7 @@ def play_capture(capture: Capture) -> list[Frame]:
     sources = [NicSource(STEP_SECONDS), RdmaSource(STEP_SECONDS)]
 
     async def run() -> list[Frame]:
-        async with sampling(host, sources) as running:  # type: ignore[arg-type]  # a host as well
+        async with run_sampler(host, sources) as running:  # type: ignore[arg-type]  # a host as well
             while clock.now().boot_ns - start_ns < capture.about.duration_ns:
                 await running.step(STEP_SECONDS)
             return running.frames
@@ -74,7 +74,7 @@ def decode_frames(frames: list[Frame]) -> dict[Key, list[int]]:
     return found
 
 
-def check(port: Port, seen: dict[Key, list[int]]) -> None:
+def check(port: CapturedPort, seen: dict[Key, list[int]]) -> None:
     """Check that the growth of the counters of a port equals the sum of its rows."""
 
     def grown(metric: str, name: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 from support.clock import NS
-from support.judging import Judging, judging, old_driver, set_field
+from support.judging import VerdictSources, old_driver, set_field, verdict_sources
 
 from agent.health.gpu_facts import GpuLifetime, GpuLifetimeFile
 from railscope.reading import Absent
@@ -84,7 +84,7 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     tmp_path: Path,
 ) -> None:
     """For drivers that do not report whether a GPU has recovered."""
-    run = judging()
+    run = verdict_sources()
     old_driver(run)
     run.verdicts.remember(GpuLifetimeFile(tmp_path / "resets.json", "boot-1"))
     run.step()
@@ -108,7 +108,7 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
 def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path) -> None:
     memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-lost": lifetime_of(100, 5)})
-    run = judging()
+    run = verdict_sources()
     run.verdicts.remember(memory)
     run.step()
     kept = memory.load()
@@ -116,9 +116,9 @@ def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path
     assert kept["GPU-lost"] == lifetime_of(100, 5)
 
 
-def state_after_restart(run: Judging, records: list[str], memory: GpuLifetimeFile) -> str:
+def state_after_restart(run: VerdictSources, records: list[str], memory: GpuLifetimeFile) -> str:
     """The state of the GPU in an agent that reads the same kernel log from its start."""
-    again = Judging(run.host)
+    again = VerdictSources(run.host)
     again.host.log.waiting = list(records)
     again.verdicts.remember(memory)
     again.step()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from support.collector import ScriptedCollector, take
 from support.reading import ORIGIN
-from support.shipping import link_to, shipping
+from support.shipping import link_to, run_shipper
 
 from agent.shipping.shipper import RUN_END_FILE
 from railscope.envelopes import unpack
@@ -37,7 +37,7 @@ class RunEndCollector(ScriptedCollector):
 
 async def shipped(directory: Path, collector: RunEndCollector, origin: Any, envelopes: int) -> None:
     collector.script.extend([collector.note] * 8)
-    async with collector.serving(), shipping(directory, link_to(collector), origin) as ship:
+    async with collector.serving(), run_shipper(directory, link_to(collector), origin) as ship:
         for _ in range(envelopes):
             await ship.flush(2)
         await ship.shipped(2 * envelopes)
@@ -56,14 +56,14 @@ async def test_a_spool_that_lost_its_newest_envelope_shows_it(tmp_path: Path):
     """Files that vanish while the agent is down are stated by the run after it."""
     collector = RunEndCollector()
     link = link_to(collector, url="http://127.0.0.1:9")
-    async with shipping(tmp_path, link, ORIGIN) as ship:
+    async with run_shipper(tmp_path, link, ORIGIN) as ship:
         await ship.flush(3)
         await ship.flush(2)
         await ship.failed()
     *_, newest = sorted((tmp_path / "spool").glob("*.envelope"))
     newest.unlink()
     collector.script.extend([collector.note] * 8)
-    async with collector.serving(), shipping(tmp_path, link_to(collector), NEXT) as ship:
+    async with collector.serving(), run_shipper(tmp_path, link_to(collector), NEXT) as ship:
         await ship.flush(1)
         await ship.shipped(4)
     assert [frame[3] for frame in collector.taken if frame[1] == ORIGIN.run] == [1, 2, 3]
@@ -82,7 +82,7 @@ async def test_a_run_that_ends_before_its_first_push_leaves_the_older_statement(
     collector = RunEndCollector()
     await shipped(tmp_path, collector, ORIGIN, 1)
     link = link_to(collector, url="http://127.0.0.1:9")
-    async with shipping(tmp_path, link, replace(ORIGIN, run="short")):
+    async with run_shipper(tmp_path, link, replace(ORIGIN, run="short")):
         await asyncio.sleep(0)
     last = RunEndCollector()
     await shipped(tmp_path, last, NEXT, 1)

@@ -13,7 +13,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 from support.collector import ScriptedCollector, Step, hang, take, take_and_vanish
 from support.reading import ORIGIN
-from support.shipping import SCHEMA, link_to, shipping
+from support.shipping import SCHEMA, link_to, run_shipper
 
 from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT
@@ -30,7 +30,7 @@ def waiting(directory: Path) -> int:
 
 async def test_frames_arrive_in_order_and_leave_the_spool(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             for count in (1, 5, 3):
                 await run.flush(count)
             await run.shipped(9)
@@ -42,7 +42,7 @@ async def test_frames_arrive_in_order_and_leave_the_spool(tmp_path: Path) -> Non
 
 async def test_an_envelope_is_made_every_period(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector, push_seconds=2.0)) as run:
+        async with run_shipper(tmp_path, link_to(collector, push_seconds=2.0)) as run:
             run.publish()
             run.clock.advance(1.9)
             run.publish()
@@ -54,7 +54,7 @@ async def test_an_envelope_is_made_every_period(tmp_path: Path) -> None:
 
 async def test_a_request_contains_node_time_and_content(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.shipped(1)
         headers = collector.requests[-1].headers
@@ -105,7 +105,7 @@ async def test_an_answer_that_means_later_loses_nothing(tmp_path: Path, case: st
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
             collector.script.extend(make() for _ in range(3))
-            async with shipping(tmp_path, link_to(collector)) as run:
+            async with run_shipper(tmp_path, link_to(collector)) as run:
                 await run.flush(2)
                 for failures in (1, 2, 3):
                     await run.failed()
@@ -129,7 +129,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     ):
         target = f"http://127.0.0.1:{elsewhere.port}/v1/frames"
         collector.script.append(web.Response(status=307, headers={"Location": target}))
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.failed()
             run.retry()
@@ -141,7 +141,7 @@ async def test_retry_after_is_kept(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         busy = web.json_response(JSON_ERROR, status=429, headers={"Retry-After": "20"})
         collector.script.append(busy)
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.failed()
             run.clock.advance(15.9)
@@ -155,7 +155,7 @@ async def test_retry_after_is_bounded_by_the_settings(tmp_path: Path, asked: str
     async with ScriptedCollector().serving() as collector:
         headers = {"Retry-After": asked}
         collector.script.append(web.json_response(JSON_ERROR, status=503, headers=headers))
-        async with shipping(tmp_path, link_to(collector, max_retry_seconds=10.0)) as run:
+        async with run_shipper(tmp_path, link_to(collector, max_retry_seconds=10.0)) as run:
             await run.flush()
             await run.failed()
             run.clock.advance(12.1)
@@ -165,7 +165,7 @@ async def test_retry_after_is_bounded_by_the_settings(tmp_path: Path, asked: str
 async def test_pauses_grow_and_stay_bounded(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         collector.script.extend(web.json_response(JSON_ERROR, status=503) for _ in range(7))
-        async with shipping(tmp_path, link_to(collector, max_retry_seconds=4.0)) as run:
+        async with run_shipper(tmp_path, link_to(collector, max_retry_seconds=4.0)) as run:
             await run.flush()
             for pause in (0.5, 1, 2, 4, 4, 4):
                 await run.failed()
@@ -189,7 +189,7 @@ async def test_a_permanently_rejected_batch_is_dropped_counted_and_reported(
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
             collector.script.append(web.json_response(JSON_ERROR, status=status))
-            async with shipping(tmp_path, link_to(collector)) as run:
+            async with run_shipper(tmp_path, link_to(collector)) as run:
                 await run.flush(3)
                 await collector.asked(1)
                 await run.flush(2)
@@ -222,7 +222,7 @@ async def test_a_decision_without_the_mark_of_a_collector_changes_nothing(
     with capture_logs() as logs:
         async with ScriptedCollector(marks=False).serving() as collector:
             collector.script.extend(web.json_response(content, status=status) for _ in range(3))
-            async with shipping(tmp_path, link_to(collector)) as run:
+            async with run_shipper(tmp_path, link_to(collector)) as run:
                 await run.flush(2)
                 for failures in (1, 2, 3):
                     await run.failed()
@@ -247,7 +247,7 @@ async def test_a_collector_that_is_not_there_yet(tmp_path: Path) -> None:
     async with collector.serving():
         link = link_to(collector)
     with capture_logs() as logs:
-        async with shipping(tmp_path, link) as run:
+        async with run_shipper(tmp_path, link) as run:
             await run.flush(2)
             await run.failed()
             await run.flush(1)
@@ -263,7 +263,7 @@ async def test_a_collector_that_hangs_is_given_up_after_the_timeout(tmp_path: Pa
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
             collector.script.append(hang)
-            async with shipping(tmp_path, link_to(collector, timeout_seconds=0.5)) as run:
+            async with run_shipper(tmp_path, link_to(collector, timeout_seconds=0.5)) as run:
                 await run.flush()
                 await run.failed()
                 run.retry()
@@ -273,7 +273,7 @@ async def test_a_collector_that_hangs_is_given_up_after_the_timeout(tmp_path: Pa
 
 async def test_a_lost_acknowledgement_sends_again_and_counts_once(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.shipped(1)
             collector.script.append(take_and_vanish)
@@ -290,7 +290,7 @@ async def test_a_connection_closed_while_idle_is_no_failure(tmp_path: Path) -> N
     collector = ScriptedCollector()
     async with collector.serving():
         link = link_to(collector)
-        async with shipping(tmp_path, link) as run:
+        async with run_shipper(tmp_path, link) as run:
             await run.flush()
             await run.shipped(1)
             transport = collector.requests[-1].transport
@@ -306,7 +306,7 @@ async def test_a_connection_closed_while_idle_is_no_failure(tmp_path: Path) -> N
 
 async def test_schemas_go_ahead_when_they_are_asked_for(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush(2)
             await run.shipped(2)
             assert len(collector.requests) == 3, "the frames, the schema, the frames again"
@@ -319,7 +319,7 @@ async def test_schemas_go_ahead_when_they_are_asked_for(tmp_path: Path) -> None:
 
 async def test_a_collector_that_lost_a_schema_receives_it_again(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.shipped(1)
             collector.schemas.clear()
@@ -333,11 +333,11 @@ async def test_schemas_outlive_the_agent(tmp_path: Path) -> None:
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
-    async with shipping(tmp_path, link) as first:
+    async with run_shipper(tmp_path, link) as first:
         await first.flush(2)
         await first.failed()
     async with absent.serving() as collector:
-        async with shipping(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
+        async with run_shipper(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
             await second.flush(1, OTHER)
             await second.shipped(3)
         assert collector.duplicates == []
@@ -348,12 +348,12 @@ async def test_frames_whose_schema_is_lost_are_given_up_and_counted(tmp_path: Pa
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
-    async with shipping(tmp_path, link) as first:
+    async with run_shipper(tmp_path, link) as first:
         await first.flush(2)
         await first.failed()
     shutil.rmtree(tmp_path / "schemas")
     async with absent.serving() as collector:
-        async with shipping(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
+        async with run_shipper(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
             await second.flush(1, OTHER)
             await second.shipped(1)
         assert collector.taken == second.sent
@@ -370,7 +370,7 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
                 web.json_response(wanted, status=409),
             )
             collector.script.extend(forgetful)
-            async with shipping(tmp_path, link_to(collector)) as run:
+            async with run_shipper(tmp_path, link_to(collector)) as run:
                 await run.flush()
                 await run.failed()
                 run.retry()
@@ -384,7 +384,7 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
 
 async def test_pending_frames_are_sent_at_the_stop(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             run.publish()
             run.publish()
         assert collector.taken == run.sent
@@ -400,7 +400,7 @@ async def test_envelopes_acknowledged_at_the_stop_are_counted(tmp_path: Path) ->
         released.wait()
 
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             disk = run.shipper._disk  # noqa: SLF001 - to hold its thread up
 
             async def take_and_hold(
@@ -424,10 +424,10 @@ async def test_frames_unsent_at_the_stop_wait_for_the_next_run(tmp_path: Path, a
     async with ScriptedCollector().serving() as collector:
         script: dict[str, web.Response | Step] = {"refusing": error(503)(), "hanging": hang}
         collector.script.append(script[answer])
-        async with shipping(tmp_path, link_to(collector, timeout_seconds=0.1)) as run:
+        async with run_shipper(tmp_path, link_to(collector, timeout_seconds=0.1)) as run:
             run.publish()
         assert (waiting(tmp_path), collector.taken) == (1, [])
-        async with shipping(tmp_path, link_to(collector)) as again:
+        async with run_shipper(tmp_path, link_to(collector)) as again:
             await again.shipped(1)
         assert (collector.taken, again.stats.shipped_frames) == (run.sent, 1)
 
@@ -436,7 +436,7 @@ async def test_frames_that_no_one_takes_are_bounded(tmp_path: Path) -> None:
     collector = ScriptedCollector()
     async with collector.serving():
         link = link_to(collector)
-    async with shipping(tmp_path, link) as run:
+    async with run_shipper(tmp_path, link) as run:
         for _ in range(20_001):
             run.publish()
         assert run.stats.dropped_frames["disk"] == 1

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from support.collector import ScriptedCollector, take
 from support.disk import small_file_system
 from support.reading import ORIGIN
-from support.shipping import SCHEMA, Shipping, link_to, shipping
+from support.shipping import SCHEMA, RunningShipper, link_to, run_shipper
 
 from agent.config import CollectorLink
 from railscope.catalog.agent import GAP_EVENT
@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-def publish_large(run: Shipping, size: int) -> None:
+def publish_large(run: RunningShipper, size: int) -> None:
     """Publish a frame that needs so many bytes in an envelope with any compression."""
     noise = random.Random(len(run.sent))  # noqa: S311 - nothing secret
     now = run.clock.now()
@@ -58,7 +58,7 @@ async def test_a_full_disk_costs_nothing_that_memory_can_hold(
 ) -> None:
     collector, link = late_collector
     with capture_logs() as logs:
-        async with shipping(small_disk, link) as run:
+        async with run_shipper(small_disk, link) as run:
             for _ in range(6):
                 publish_large(run, 40_000)
                 await run.shipper.flush()
@@ -82,7 +82,7 @@ async def test_a_disk_that_comes_back_is_used_again(
     tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
     collector, link = late_collector
-    async with shipping(tmp_path, link) as run:
+    async with run_shipper(tmp_path, link) as run:
         spool = tmp_path / "spool"
         shutil.rmtree(spool)
         await run.flush(2)
@@ -102,7 +102,7 @@ async def test_memory_is_bounded_and_drops_are_counted(
     tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
     collector, link = late_collector
-    async with shipping(tmp_path, link) as run:
+    async with run_shipper(tmp_path, link) as run:
         shutil.rmtree(tmp_path / "spool")
         for _ in range(3):
             publish_large(run, 6 * MEBIBYTE)
@@ -125,7 +125,7 @@ async def test_an_envelope_dropped_while_in_flight_affects_no_other(tmp_path: Pa
         return await take(self, request, envelope)
 
     async with ScriptedCollector().serving() as collector:
-        async with shipping(tmp_path, link_to(collector)) as run:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
             await run.shipped(1)
             shutil.rmtree(tmp_path / "spool")
@@ -147,7 +147,7 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_stored_when_there_is_spa
 ) -> None:
     collector, link = late_collector
     with capture_logs() as logs:
-        async with shipping(tmp_path, link) as first:
+        async with run_shipper(tmp_path, link) as first:
             in_the_way = tmp_path / "schemas" / f"{schema_identity(SCHEMA).hex()}.schema"
             in_the_way.mkdir()
             await first.flush()
@@ -156,7 +156,9 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_stored_when_there_is_spa
             await first.flush()
     assert [entry["event"] for entry in logs].count("schema_write_failed") == 1
     async with collector.serving():
-        async with shipping(tmp_path, link, FrameOrigin(ORIGIN.node, "run-2", "boot-1")) as second:
+        async with run_shipper(
+            tmp_path, link, FrameOrigin(ORIGIN.node, "run-2", "boot-1")
+        ) as second:
             await second.shipped(3)
         assert collector.taken == first.sent
 
@@ -166,7 +168,7 @@ async def test_the_bound_of_the_spool_reports_the_gap(
 ) -> None:
     collector, link = late_collector
     bounded = CollectorLink(url=link.url, spool_bytes=100_000)
-    async with shipping(tmp_path, bounded) as run:
+    async with run_shipper(tmp_path, bounded) as run:
         for _ in range(4):
             publish_large(run, 40_000)
             await run.shipper.flush()
@@ -184,7 +186,7 @@ async def test_a_damaged_envelope_is_reported_and_the_rest_goes_on(
     tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
     collector, link = late_collector
-    async with shipping(tmp_path, link) as run:
+    async with run_shipper(tmp_path, link) as run:
         await run.flush(2)
         await run.flush(1)
         first = min((tmp_path / "spool").iterdir())
@@ -201,7 +203,7 @@ async def test_a_disk_may_be_unreadable_for_as_long_as_it_likes(
     tmp_path: Path, late_collector: tuple[ScriptedCollector, CollectorLink]
 ) -> None:
     collector, link = late_collector
-    async with shipping(tmp_path, link) as run:
+    async with run_shipper(tmp_path, link) as run:
         await run.flush()
         (envelope,) = (tmp_path / "spool").iterdir()
         envelope.rename(tmp_path / "aside")

@@ -13,7 +13,7 @@ from support.cases import capture_of, names
 from support.clock import ManualClock
 from support.full_gpus import full_gpus, nvml_sources
 from support.reading import ORIGIN, Label, readings
-from support.standin import Standin, run_scenario
+from support.standin import NvmlStandin, run_scenario
 
 from agent.host import Json
 from agent.host.nvml import Nvml
@@ -87,7 +87,7 @@ def last_calls(capture: Capture) -> dict[str, Json]:
     return state
 
 
-def compare(standin: Standin, case: str) -> None:
+def compare(standin: NvmlStandin, case: str) -> None:
     """Read both hosts at the same instants, and compare."""
     capture = full_capture() if case == "everything" else capture_of(case)
     calls, clock = last_calls(capture), ManualClock()

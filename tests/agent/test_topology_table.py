@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support import cases, nvidia_smi_csv as csv, nvidia_smi_links as links
-from support.exporter_capture import CASES, DIRECTORY, read
+from support.exporter_capture import CASES, DIRECTORY, read_moment
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
 from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
 from support.reading import read_once
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.commands.check import CaptureWalk
 from agent.sources.nic_counters import NicSource
@@ -46,10 +46,10 @@ SWITCH, PEER = 2, 0
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_is_that_of_nvidia_smi(model: str) -> None:
     """CPUs and NUMA node are added to the tree as printed, the GPU at its address."""
-    capture = captured(f"{DIRECTORY}/{model}.txt").read_text()
+    capture = capture_path(f"{DIRECTORY}/{model}.txt").read_text()
     printed = ESCAPES.sub("", csv.section(capture, "capabilities :: topo -m")) + "\n"
     (row,) = [line.split("\t") for line in printed.splitlines() if line.startswith("GPU0")]
-    case = read(model, "idle")
+    case = read_moment(model, "idle")
     address = pci_address(case.row["pci.bus_id"])
     host = case.host
     path = f"pci{address[:7]}/{address}"
@@ -63,7 +63,7 @@ def test_the_table_is_that_of_nvidia_smi(model: str) -> None:
 )
 def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
     """Output of `nvidia-smi nvlink --status` for A100s, whose links all lead to switches."""
-    printed = links.status(captured(f"nvidia-smi/{file}").read_text())
+    printed = links.status(capture_path(f"nvidia-smi/{file}").read_text())
     gpus = list({gpu.index: gpu for gpu in printed}.values())
     assert len(gpus) >= count
     host = FakeHost()

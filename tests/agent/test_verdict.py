@@ -8,7 +8,7 @@ import pytest
 from support.faults import FAULTS, PULSE, QUIET, all_gone, seconds, throttled
 from support.health import (
     LINKS,
-    Fault,
+    HealthFault,
     change,
     healthy,
     links,
@@ -39,7 +39,7 @@ BY_REASON = {rule.reason: rule for rule in RULES}
 BADNESS = (HEALTHY, DEGRADED, UNKNOWN, FAILED)
 
 
-def named(cases: list[tuple[str, Fault]]) -> list[str]:
+def named(cases: list[tuple[str, HealthFault]]) -> list[str]:
     return [f"{reason}-{number}" for number, (reason, _) in enumerate(cases)]
 
 
@@ -47,7 +47,9 @@ def named(cases: list[tuple[str, Fault]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("reason", "fault"), FAULTS, ids=named(FAULTS))
-def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(reason: str, fault: Fault) -> None:
+def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(
+    reason: str, fault: HealthFault
+) -> None:
     verdict = judge(with_faults([fault]))
     assert verdict.results[reason] is True
     assert reason in verdict.reasons
@@ -57,7 +59,7 @@ def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(reason: str, fau
 
 
 @pytest.mark.parametrize(("reason", "fault"), QUIET, ids=named(QUIET))
-def test_a_harmless_reading_is_no_fault(reason: str, fault: Fault) -> None:
+def test_a_harmless_reading_is_no_fault(reason: str, fault: HealthFault) -> None:
     assert judge(with_faults([fault])).results[reason] is not True
 
 
@@ -113,7 +115,7 @@ def test_a_gpu_is_not_called_lost_before_the_bus_has_been_looked_at(
     state: int | Absent, answer: Absent
 ) -> None:
     unlisted = {"gpu": Absent.GONE, "gpu_health": Absent.GONE}
-    verdict = judge(with_faults([Fault(absent_sources=unlisted, device_state=state)]))
+    verdict = judge(with_faults([HealthFault(absent_sources=unlisted, device_state=state)]))
     assert (verdict.state, verdict.results["gpu_lost"]) == (UNKNOWN, answer)
 
 
@@ -185,10 +187,10 @@ def test_readings_that_need_root_do_not_prevent_a_healthy_verdict() -> None:
 
 
 def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
-    verdict = judge(with_faults([Fault(absent_sources={"kernel": Absent.DENIED})]))
+    verdict = judge(with_faults([HealthFault(absent_sources={"kernel": Absent.DENIED})]))
     assert verdict.results["xid_fatal"] is Absent.DENIED
     with_xid = judge(
-        with_faults([Fault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))])
+        with_faults([HealthFault(absent_sources={"kernel": Absent.DENIED}, xids=(xid(79),))])
     )
     assert with_xid.state == FAILED
 
@@ -208,11 +210,11 @@ def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
         ([reading(h.GPU_RECOVERY_ACTION, 4)], "drain reset_gpu", "Drain and Reset"),
         ([reading(h.GPU_RECOVERY_ACTION, 5)], "inspect", "Recover IMEX Domain"),
         ([reading(h.GPU_RECOVERY_ACTION, 8)], "inspect", "0x8"),
-        ([Fault(xids=(xid(79),))], "drain reboot", "Xid 79: RESTART_BM"),
-        ([Fault(xids=(xid(149),))], "inspect", "Xid 149: WORKFLOW_NVLINK5_ERR"),
-        ([Fault(xids=(xid(165),))], "rma", "Xid 165"),
+        ([HealthFault(xids=(xid(79),))], "drain reboot", "Xid 79: RESTART_BM"),
+        ([HealthFault(xids=(xid(149),))], "inspect", "Xid 149: WORKFLOW_NVLINK5_ERR"),
+        ([HealthFault(xids=(xid(165),))], "rma", "Xid 165"),
         (
-            [Fault(xids=(xid(95), xid(79)))],
+            [HealthFault(xids=(xid(95), xid(79)))],
             "drain reset_gpu reboot",
             "Xid 95: RESET_GPU, Xid 79: RESTART_BM",
         ),
@@ -225,7 +227,7 @@ def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
     ],
 )  # fmt: skip
 def test_actions_are_those_of_all_faults_from_mildest_to_hardest(
-    faults: list[Fault], actions: str, nvidia: str
+    faults: list[HealthFault], actions: str, nvidia: str
 ) -> None:
     verdict = judge(with_faults(faults))
     assert (" ".join(verdict.actions), ", ".join(verdict.nvidia)) == (actions, nvidia)

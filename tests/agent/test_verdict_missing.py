@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.gpus import of_gpu
-from support.judging import HEALTH, REASON, Judging, judging, plug
+from support.judging import HEALTH, REASON, VerdictSources, plug, verdict_sources
 from support.reading import readings
 
 from agent.host import NvmlError
@@ -16,7 +16,7 @@ LOST = NvmlError(15, "GPU is lost")
 INFORMATION = "/proc/driver/nvidia/gpus/0000:02:00.0/information"
 
 
-def states_of(run: Judging) -> dict[str, str]:
+def states_of(run: VerdictSources) -> dict[str, str]:
     """The state of every GPU in the latest verdict, by its name."""
     found = readings(run.frame).items()
     return {
@@ -27,7 +27,7 @@ def states_of(run: Judging) -> dict[str, str]:
 
 
 def test_a_driver_that_is_sick_from_the_start_makes_the_gpus_of_the_bus_unknown() -> None:
-    run = judging()
+    run = verdict_sources()
     run.host.calls[COUNT] = NvmlError(18, "driver was updated")
     run.step()
     assert states_of(run) == {"0000:01:00.0": "unknown"}
@@ -39,7 +39,7 @@ def test_a_driver_that_is_sick_from_the_start_makes_the_gpus_of_the_bus_unknown(
 
 @pytest.mark.parametrize("uuid", ["GPU-1", ""])
 def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: str) -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     there = {call: run.host.calls[call] for call in of_gpu(run.host, 1)}
     run.host.calls |= dict.fromkeys(there, LOST)
     if uuid:
@@ -58,7 +58,7 @@ def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: 
 
 
 def test_the_xids_of_a_gpu_that_was_lost_before_the_start_count() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
     run.log(
         1, "NVRM: Xid (PCI:0000:02:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
@@ -69,7 +69,7 @@ def test_the_xids_of_a_gpu_that_was_lost_before_the_start_count() -> None:
 
 
 def test_a_gpu_whose_firmware_failed_before_the_start_is_not_called_lost() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(10, "timeout"))
     run.log(1, "NVRM: Xid (PCI:0000:02:00): 119, pid=7, name=python3, Timeout after 6s")
     run.step()
@@ -83,7 +83,7 @@ def test_a_gpu_whose_firmware_failed_before_the_start_is_not_called_lost() -> No
 
 
 def test_a_gpu_that_was_lost_and_is_given_away_is_no_longer_judged() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
     run.step()
     plug(run.host, "0000:02:00.0", "vfio-pci")

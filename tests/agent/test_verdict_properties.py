@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given, strategies as st
 from support.faults import FAULTS
-from support.health import Fault, healthy, with_faults
+from support.health import HealthFault, healthy, with_faults
 
 from agent.health import RULES, judge
 from agent.health.rule import ACTIONS_BY_SEVERITY, DEGRADED, FAILED, HEALTHY, UNKNOWN, HealthRule
@@ -22,9 +22,9 @@ def places_of(metric: Metric) -> list[tuple[Metric, tuple[str, ...]]]:
     return [(metric, part) for part in healthy().readings.get(metric, {})]
 
 
-def fault_without(metric: Metric, reason: Absent) -> Fault:
+def fault_without(metric: Metric, reason: Absent) -> HealthFault:
     """Return a fault in which no reading of a metric has a value."""
-    return Fault(dict.fromkeys(places_of(metric), reason))
+    return HealthFault(dict.fromkeys(places_of(metric), reason))
 
 
 def required_metrics(rule: HealthRule) -> set[Metric]:
@@ -60,7 +60,7 @@ def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
     SOME_FAULTS,
 )
 def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
-    metric: Metric, reason: Absent, faults: list[Fault]
+    metric: Metric, reason: Absent, faults: list[HealthFault]
 ) -> None:
     verdict = judge(with_faults([*faults, fault_without(metric, reason)]))
     assert verdict.state in {UNKNOWN, FAILED}
@@ -68,9 +68,9 @@ def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
 
 @given(st.sampled_from(["gpu", "gpu_health", "nvlink"]), st.sampled_from(BROKEN), SOME_FAULTS)
 def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
-    source: str, reason: Absent, faults: list[Fault]
+    source: str, reason: Absent, faults: list[HealthFault]
 ) -> None:
-    verdict = judge(with_faults([*faults, Fault(absent_sources={source: reason})]))
+    verdict = judge(with_faults([*faults, HealthFault(absent_sources={source: reason})]))
     assert verdict.state in {UNKNOWN, FAILED}
 
 
@@ -81,7 +81,7 @@ def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
     st.lists(st.tuples(st.sampled_from(needed_metrics()), st.sampled_from(BROKEN)), max_size=2),
 )
 def test_one_more_fault_never_makes_a_gpu_better(
-    faults: list[Fault], another: Fault, missing: list[tuple[Metric, Absent]]
+    faults: list[HealthFault], another: HealthFault, missing: list[tuple[Metric, Absent]]
 ) -> None:
     # Two faults that want the same reading to be different are not both there.
     assume(all(another.places.isdisjoint(fault.places) for fault in faults))
@@ -92,7 +92,7 @@ def test_one_more_fault_never_makes_a_gpu_better(
 
 
 @given(SOME_FAULTS)
-def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[Fault]) -> None:
+def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[HealthFault]) -> None:
     facts = with_faults(faults)
     verdict = judge(facts)
     asked = {

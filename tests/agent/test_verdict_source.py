@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 from support.gpus import add_gpus, answers, of_gpu
-from support.judging import ACTION, FIELD, HEALTH, Judging, judging, plug, set_field, unplug
+from support.judging import (
+    ACTION,
+    FIELD,
+    HEALTH,
+    VerdictSources,
+    plug,
+    set_field,
+    unplug,
+    verdict_sources,
+)
 from support.machine import FakeHost
 from support.pci_bus import add_gpu, set_link
 from support.reading import readings
@@ -26,7 +35,7 @@ LOST = NvmlError(15, "GPU is lost")
 
 
 def test_a_sound_gpu_is_healthy_at_the_first_poll_without_an_event() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     assert [(run.state(gpu), run.action(gpu)) for gpu in (0, 1)] == [("healthy", "none")] * 2
     assert run.statuses["gpu_verdict"].state == OK
@@ -34,7 +43,7 @@ def test_a_sound_gpu_is_healthy_at_the_first_poll_without_an_event() -> None:
 
 
 def test_before_the_first_reading_the_verdict_waits_for_its_next_turn() -> None:
-    run = judging()
+    run = verdict_sources()
     assert run.judge() is None
     assert run.statuses["gpu_verdict"].state == STARTING
     run.read("gpu")
@@ -47,13 +56,13 @@ def test_before_the_first_reading_the_verdict_waits_for_its_next_turn() -> None:
 
 
 def test_a_server_without_gpus_has_no_verdict() -> None:
-    run = Judging(FakeHost())
+    run = VerdictSources(FakeHost())
     assert run.step() is None
     assert run.statuses["gpu_verdict"].state == UNSUPPORTED
 
 
 def test_a_driver_that_is_sick_and_has_no_gpu_fails_the_verdict_until_it_is_well() -> None:
-    run = judging()
+    run = verdict_sources()
     unplug(run.host, "0000:01:00.0")
     run.host.calls[COUNT] = NvmlError(9, "driver not loaded")
     assert run.step() is None
@@ -65,7 +74,7 @@ def test_a_driver_that_is_sick_and_has_no_gpu_fails_the_verdict_until_it_is_well
 
 @pytest.mark.parametrize("code", [10, 999])
 def test_a_gpu_that_answers_nothing_any_more_is_unknown(code: int) -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(code, "no answer"))
     run.step()
@@ -88,7 +97,7 @@ async def test_once_judges_after_all_others_have_been_read() -> None:
 
 
 def test_replays_count_by_the_minute_and_are_forgiven_when_they_end() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     replays = 0
     for _ in range(14):
@@ -101,7 +110,7 @@ def test_replays_count_by_the_minute_and_are_forgiven_when_they_end() -> None:
 
 
 def test_time_spent_too_hot_counts_for_ten_minutes() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     set_field(run, THERMAL, 10**10)
     run.step()
@@ -114,7 +123,7 @@ def test_time_spent_too_hot_counts_for_ten_minutes() -> None:
 
 
 def test_a_counter_that_falls_back_to_zero_has_no_past() -> None:
-    run = judging()
+    run = verdict_sources()
     set_field(run, 91, 1)
     set_field(run, "165:0", 1)
     set_field(run, "161:0", 1000)
@@ -131,7 +140,7 @@ def test_a_counter_that_falls_back_to_zero_has_no_past() -> None:
 
 
 def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
-    run = judging()
+    run = verdict_sources()
     set_field(run, THERMAL, 10**9)
     run.steps(120)
     run.host.calls[FIELD.format(0, THERMAL)] = [999, 0]
@@ -147,7 +156,7 @@ def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
 
 
 def test_a_gpu_with_stale_readings_is_unknown() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     page = MetricsEndpoint("node-1", run.statuses.values, lambda: run.host.clock.now().boot_ns, "")
     run.step(5, silent={"gpu"})
@@ -165,7 +174,7 @@ def test_a_gpu_with_stale_readings_is_unknown() -> None:
 
 @pytest.mark.parametrize("source", ["gpu", "gpu_health"])
 def test_a_driver_that_hangs_makes_every_gpu_unknown(source: str) -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.hang(source)
     run.judge()
@@ -173,7 +182,7 @@ def test_a_driver_that_hangs_makes_every_gpu_unknown(source: str) -> None:
 
 
 def test_a_fault_that_was_there_before_the_driver_hung_is_not_known_to_be_gone() -> None:
-    run = judging()
+    run = verdict_sources()
     run.host.calls["nvml.nvmlDeviceGetRemappedRows(0)"] = [0, 1, 0, 1]
     run.step()
     assert run.state() == "failed"
@@ -183,7 +192,7 @@ def test_a_fault_that_was_there_before_the_driver_hung_is_not_known_to_be_gone()
 
 
 def test_a_driver_that_fails_keeps_the_columns_of_its_gpus() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.host.calls[COUNT] = NvmlError(18, "driver was updated")
     run.host.clock.advance(61)
@@ -193,7 +202,7 @@ def test_a_driver_that_fails_keeps_the_columns_of_its_gpus() -> None:
 
 
 def test_a_lost_gpu_has_failed_and_its_neighbour_has_not() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), LOST)
     run.step(5, silent={"gpu_health"})
@@ -204,7 +213,7 @@ def test_a_lost_gpu_has_failed_and_its_neighbour_has_not() -> None:
 
 
 def test_a_gpu_that_the_driver_no_longer_lists_has_failed() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.host.calls[COUNT] = 1
     run.step(61)
@@ -221,7 +230,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_has_failed() -> None:
 
 
 def test_a_gpu_that_was_handed_to_a_virtual_machine_is_no_longer_judged() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.step()
     run.host.calls[COUNT] = 1
     plug(run.host, "0000:02:00.0", "vfio-pci")
@@ -235,7 +244,7 @@ def test_a_gpu_that_was_handed_to_a_virtual_machine_is_no_longer_judged() -> Non
 
 
 def test_a_change_is_reported_once_with_all_its_facts() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     run.steps(20)
     run.host.calls["nvml.nvmlDeviceGetRemappedRows(1)"] = [0, 1, 1, 0]
     run.steps(60)
@@ -264,7 +273,7 @@ def test_a_change_is_reported_once_with_all_its_facts() -> None:
 
 
 def test_a_gpu_that_is_unhealthy_from_the_start_is_reported() -> None:
-    run = judging()
+    run = verdict_sources()
     run.host.calls["nvml.nvmlDeviceGetCurrPcieLinkWidth(0)"] = 8
     gpu, port = "0000:01:00.0", "0000:00:01.0"
     add_gpu(run.host, f"pci0000:00/{port}/{gpu}")
@@ -277,7 +286,7 @@ def test_a_gpu_that_is_unhealthy_from_the_start_is_reported() -> None:
 
 
 def test_an_event_names_the_reason_of_an_unknown_verdict() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     run.host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
     run.steps(20)
@@ -286,7 +295,7 @@ def test_an_event_names_the_reason_of_an_unknown_verdict() -> None:
 
 
 def test_gpus_that_come_and_go_fill_no_memory() -> None:
-    run = judging()
+    run = verdict_sources()
     for number in range(2 * MAX_GPUS):
         run.host.calls |= answers(0) | {"nvml.nvmlDeviceGetUUID(0)": f"GPU-{number}"}
         run.step(61)

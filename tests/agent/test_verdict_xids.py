@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.gpus import of_gpu
-from support.judging import RECOVERY, judging, old_driver, set_field
+from support.judging import RECOVERY, old_driver, set_field, verdict_sources
 from support.machine import DENIED
 
 from agent.host import NvmlError
@@ -20,7 +20,7 @@ LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01"
 
 
 def test_a_fatal_xid_fails_its_gpu_and_no_other() -> None:
-    run = judging(2)
+    run = verdict_sources(2)
     old_driver(run)
     run.step()
     run.log(1, FALLEN)
@@ -30,7 +30,7 @@ def test_a_fatal_xid_fails_its_gpu_and_no_other() -> None:
 
 
 def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
-    run = judging()
+    run = verdict_sources()
     old_driver(run)
     run.step()
     run.log(1, FALLEN)
@@ -45,7 +45,7 @@ def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
 
 
 def test_an_xid_that_may_have_come_after_the_reset_still_counts() -> None:
-    run = judging()
+    run = verdict_sources()
     old_driver(run)
     run.step()
     set_field(run, ENERGY, 5)
@@ -56,7 +56,7 @@ def test_an_xid_that_may_have_come_after_the_reset_still_counts() -> None:
 
 
 def test_an_xid_of_a_gpu_that_was_lost_is_forgotten_when_the_gpu_is_back() -> None:
-    run = judging()
+    run = verdict_sources()
     old_driver(run)
     run.step()
     well = {key: run.host.calls[key] for key in of_gpu(run.host, 0)}
@@ -71,7 +71,7 @@ def test_an_xid_of_a_gpu_that_was_lost_is_forgotten_when_the_gpu_is_back() -> No
 
 
 def test_an_xid_is_forgotten_when_the_driver_needs_nothing_after_it() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     run.log(1, FALLEN)
     run.step(4)
@@ -81,7 +81,7 @@ def test_an_xid_is_forgotten_when_the_driver_needs_nothing_after_it() -> None:
 
 
 def test_the_recovery_action_of_the_driver_takes_over_from_the_xid() -> None:
-    run = judging()
+    run = verdict_sources()
     run.step()
     run.log(1, FALLEN)
     set_field(run, RECOVERY, 1)
@@ -95,7 +95,7 @@ def test_the_recovery_action_of_the_driver_takes_over_from_the_xid() -> None:
 @pytest.mark.parametrize("cleared_by", [LOADED, ALL_CLEAR])
 def test_the_kernel_log_covers_events_before_the_agent_started(cleared_by: str) -> None:
     for lines in ([FALLEN], [FALLEN, cleared_by], [FALLEN, cleared_by, FALLEN]):
-        run = judging()
+        run = verdict_sources()
         old_driver(run)
         for sequence, text in enumerate(lines):
             run.log(sequence, text, ago_seconds=900 - sequence)
@@ -125,7 +125,7 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
 
 
 def test_a_kernel_log_that_is_denied_leaves_xids_open() -> None:
-    run = judging()
+    run = verdict_sources()
     run.host.log.closed = DENIED
     run.step()
     assert run.answer("xid_fatal") is Absent.DENIED
@@ -133,7 +133,7 @@ def test_a_kernel_log_that_is_denied_leaves_xids_open() -> None:
 
 
 def test_a_kernel_log_that_can_no_longer_be_read_leaves_xids_open() -> None:
-    run = judging()
+    run = verdict_sources()
     run.log(1, "NVRM: Xid (PCI:0000:01:00): 31, pid=41, name=python3, MMU Fault")
     run.step()
     run.host.log.broken = run.host.log.closed = DENIED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from support.clock import ManualClock
-from support.examples import fewer
+from support.examples import fewer_examples
 
 from agent.config import WitnessSettings
 from agent.sampling.status import CONSISTENT, DISPUTED, AuditLogState
@@ -109,7 +109,7 @@ steps = st.lists(
 )
 
 
-@fewer(40)
+@fewer_examples(40)
 @given(steps)
 def test_the_held_checkpoint_never_regresses_and_every_contradiction_is_detected(
     steps: list[tuple[str, int]],
@@ -144,7 +144,7 @@ def test_the_held_checkpoint_never_regresses_and_every_contradiction_is_detected
         asyncio.run(follow(Path(directory)))
 
 
-@fewer(40)
+@fewer_examples(40)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 20), st.integers(1, 20))
 def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
     async def follow(directory: Path) -> None:

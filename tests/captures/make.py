@@ -18,8 +18,8 @@ from support.cases import (
     CASES,
     EXPECTED,
     CaseError,
-    Simulation,
-    Sources,
+    CaseSimulation,
+    CaseSources,
     names,
     page,
     read_case,
@@ -49,12 +49,12 @@ _KEPT_DIRECTORIES = ("/sys/fs/cgroup/", "/var/log/pods")
 _GPU_INTERFACES = ("nvml.", "kubelet.", "owner.")
 
 
-def simulated(name: str, simulation: Simulation) -> Capture:
+def simulated(name: str, simulation: CaseSimulation) -> Capture:
     """Return the capture of a simulated case; the node has the name of the case."""
     spec = simulation.spec(name)
     every_ns = simulation.seconds * 10**9 // simulation.moments
     fine = moments(spec, simulation.seconds, simulation.step_seconds)
-    only = _network_only if simulation.sources is Sources.NETWORK else _gpus_only
+    only = _network_only if simulation.sources is CaseSources.NETWORK else _gpus_only
     kept = tuple(only(_thinned(fine, every_ns)))
     return Capture(about(spec, simulation.seconds), kept)
 

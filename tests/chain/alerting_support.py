@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
-from chain_support import Site, free_port, server, until
+from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 
 from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
@@ -23,7 +23,7 @@ SECONDS_A_MINUTE = 3
 
 
 @dataclass
-class Webhook:
+class AlertWebhook:
     """A receiver of Alertmanager: records the labels of alerts that fire."""
 
     port: int
@@ -42,9 +42,9 @@ class Webhook:
 
 
 @asynccontextmanager
-async def webhook() -> AsyncIterator[Webhook]:
+async def webhook() -> AsyncIterator[AlertWebhook]:
     """Run a receiver on loopback."""
-    hook = Webhook(free_port())
+    hook = AlertWebhook(free_port())
     app = web.Application()
     app.router.add_post("/{receiver}", hook.take)
     runner = web.AppRunner(app)
@@ -77,7 +77,7 @@ def _in_seconds(minutes: re.Match[str]) -> str:
 
 
 def write_settings(
-    site: Site, pages: Mapping[str, str], ports: tuple[int, int], *, short: bool
+    site: ProgramDirectory, pages: Mapping[str, str], ports: tuple[int, int], *, short: bool
 ) -> None:
     """Write the example for Alertmanager with our receiver, and Prometheus' settings with all rules."""
     alertmanager, hook = ports
@@ -121,10 +121,10 @@ async def errors_of_rules(port: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Watch:
+class AlertingServers:
     """A running Prometheus and Alertmanager: the alerts at the webhook, and the address of Prometheus."""
 
-    hook: Webhook
+    hook: AlertWebhook
     prometheus: int
 
     async def wait_for_alerts(self, wanted: Iterable[Mapping[str, str]]) -> None:
@@ -135,7 +135,7 @@ class Watch:
             return all(map(self.hook.has, every))
 
         try:
-            await until(reported, "the faults are reported")
+            await wait_until(reported, "the faults are reported")
         except pytest.fail.Exception:
             missing = [labels for labels in every if not self.hook.has(labels)]
             names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.received})
@@ -150,19 +150,19 @@ class Watch:
                 alerts = (await response.json())["data"]["alerts"]
             return all(any(w.items() <= a["labels"].items() for a in alerts) for w in wanted)
 
-        await until(fire, f"Prometheus fires {wanted}")
+        await wait_until(fire, f"Prometheus fires {wanted}")
 
 
 @asynccontextmanager
-async def watching(
-    site: Site, pages: Mapping[str, str], *, short: bool = False
-) -> AsyncIterator[Watch]:
+async def run_alerting(
+    site: ProgramDirectory, pages: Mapping[str, str], *, short: bool = False
+) -> AsyncIterator[AlertingServers]:
     """Start them over the metrics endpoints of agents, by node, and that of the collector."""
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
         write_settings(site, pages, (alertmanager, hook.port), short=short)
         async with (
-            server(
+            debian_server(
                 "prometheus-alertmanager",
                 "prometheus-alertmanager",
                 "--config.file=alertmanager.yml",
@@ -171,7 +171,7 @@ async def watching(
                 "--cluster.listen-address=",
                 directory=site.directory,
             ),
-            server(
+            debian_server(
                 "prometheus",
                 "prometheus",
                 "--config.file=prometheus.yml",
@@ -181,7 +181,7 @@ async def watching(
                 directory=site.directory,
             ),
         ):
-            yield Watch(hook, port)
+            yield AlertingServers(hook, port)
 
 
 async def pages_of(agents: Mapping[str, Program]) -> dict[str, str]:

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.05
 
 
-async def until(
+async def wait_until(
     condition: Callable[[], Awaitable[bool]], what: str, every: float = POLL_SECONDS
 ) -> None:
     """Wait until a condition holds; fail with its description if it never does.
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 @dataclass
-class Site:
+class ProgramDirectory:
     """A directory with captures and tokens, and the programs that run in it."""
 
     directory: Path
@@ -130,15 +130,15 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[ProgramDirectory]:
     """A site; its programs are stopped afterwards."""
-    made = Site(tmp_path)
+    made = ProgramDirectory(tmp_path)
     yield made
     await made.stop()
 
 
 @asynccontextmanager
-async def server(package: str, *command: str, directory: Path) -> AsyncIterator[None]:
+async def debian_server(package: str, *command: str, directory: Path) -> AsyncIterator[None]:
     """Run a real server from a Debian package, stopped afterwards by its own pid."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed: apt-get install {package}")

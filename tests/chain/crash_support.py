@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-from chain_support import Site, until
-from makers import ClaimingAgent, Sender
+from chain_support import ProgramDirectory, wait_until
+from makers import ClaimingAgent, FrameSender
 
 from collector.commands.audit import read_extent, read_records
 from railscope.audit.record import AuditRecord, decode_audit_record
@@ -31,9 +31,9 @@ def read(directory: Path) -> list[AuditRecord]:
     return [decode_audit_record(raw) for raw in read_records(directory, *read_extent(directory), 0)]
 
 
-async def acknowledged(site: Site, body: bytes, at: int) -> None:
+async def send_until_acknowledged(site: ProgramDirectory, body: bytes, at: int) -> None:
     """Send until a collector acknowledges."""
-    headers = {"Authorization": "Bearer token-n1", **Sender("n1").sent(at).to_headers()}
+    headers = {"Authorization": "Bearer token-n1", **FrameSender("n1").sent(at).to_headers()}
 
     async def taken() -> bool:
         try:
@@ -45,4 +45,4 @@ async def acknowledged(site: Site, body: bytes, at: int) -> None:
         except aiohttp.ClientError:
             return False
 
-    await until(taken, "frames are taken")
+    await wait_until(taken, "frames are taken")

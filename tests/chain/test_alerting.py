@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from alerting_support import errors_of_rules, pages_of, watching
-from chain_support import Site
+from alerting_support import errors_of_rules, pages_of, run_alerting
+from chain_support import ProgramDirectory
 
 from simulator import NodeSpec
 from simulator.node_hardware import build_node_hardware
@@ -89,7 +89,7 @@ NOT_REPORTED = [
 """Alerts that would be wrong."""
 
 
-async def test_a_fault_reaches_its_receiver(site: Site) -> None:
+async def test_a_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     """Each fault is reported with the right labels, and no rule fails on the metrics of real agents."""
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)
     (site.directory / "inventory.csv").write_text(INVENTORY)
@@ -104,7 +104,7 @@ async def test_a_fault_reaches_its_receiver(site: Site) -> None:
     }
     started = await asyncio.gather(*(site.agent(node, **settings) for node in FAULTS))
     agents = dict(zip(FAULTS, started, strict=True))
-    async with watching(site, await pages_of(agents)) as watch:
+    async with run_alerting(site, await pages_of(agents)) as watch:
         await watch.wait_for_alerts(WANTED)
         await watch.evaluates_to([SOURCE_PARTIAL])
         assert await errors_of_rules(watch.prometheus) == []

@@ -6,8 +6,8 @@ import asyncio
 import shutil
 
 import aiohttp
-from alerting_support import pages_of, watching
-from chain_support import Site, until
+from alerting_support import pages_of, run_alerting
+from chain_support import ProgramDirectory, wait_until
 
 NODES = ("n1", "n2")
 TAMPERED = [
@@ -25,14 +25,14 @@ TAMPERED = [
 ]  # fmt: skip
 
 
-async def page(site: Site) -> str:
+async def page(site: ProgramDirectory) -> str:
     """Return the collector's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
         return await answer.text()
 
 
 async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoints(
-    site: Site,
+    site: ProgramDirectory,
 ) -> None:
     """The collector is stopped, its log replaced by an older copy, and started again."""
     site.prepare(dict.fromkeys(NODES, "training"))
@@ -48,7 +48,7 @@ async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoi
     collector = await site.collector()
     started = await asyncio.gather(*(site.agent(node, **often) for node in NODES))
     agents = dict(zip(NODES, started, strict=True))
-    await until(vouched, "the agents vouch for the log")
+    await wait_until(vouched, "the agents vouch for the log")
     await collector.stop()
     shutil.copytree(directory, backup)
     before = size((backup / "checkpoint").read_text())
@@ -58,8 +58,8 @@ async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoi
     async def ahead() -> bool:
         return all(size(path.read_text()) > before for path in held)
 
-    await until(ahead, "the agents hold what comes after the copy")
-    async with watching(site, await pages_of(agents)) as watch:
+    await wait_until(ahead, "the agents hold what comes after the copy")
+    async with run_alerting(site, await pages_of(agents)) as watch:
         await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not any(map(watch.hook.has, TAMPERED))
         await collector.stop()
@@ -69,7 +69,7 @@ async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoi
         await watch.wait_for_alerts(TAMPERED)
 
 
-async def test_a_record_changed_in_place_is_reported(site: Site) -> None:
+async def test_a_record_changed_in_place_is_reported(site: ProgramDirectory) -> None:
     """The collector verifies its own log again, and one record differs from the signed one."""
     site.prepare({"n1": "training"})
     collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFICATION_PERIOD_SECONDS="0.5")
@@ -83,8 +83,8 @@ async def test_a_record_changed_in_place_is_reported(site: Site) -> None:
         "alertname": "RailscopeAuditNotVerified", "severity": "critical", "problem": "altered",
         "job": "railscope-collector",
     }  # fmt: skip
-    await until(whole, "the collector finds its log whole")
-    async with watching(site, await pages_of({"n1": agent})) as watch:
+    await wait_until(whole, "the collector finds its log whole")
+    async with run_alerting(site, await pages_of({"n1": agent})) as watch:
         await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not watch.hook.has(altered)
         for bundle in bundles.iterdir():

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
-from alerting_support import pages_of, watching
-from chain_support import Site
+from alerting_support import pages_of, run_alerting
+from chain_support import ProgramDirectory
 
 from collector.access.credentials import digest_token
 from railscope.capture import SECTIONS, CaptureMoment, write_capture
@@ -55,7 +55,7 @@ def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[CaptureMom
             state = CaptureMoment(0)
 
 
-def prepare(site: Site) -> None:
+def prepare(site: ProgramDirectory) -> None:
     """Record a node during an incast, and one with a driver that hangs after 10 seconds.
 
     The fault of a scenario begins at half time, and the recordings last longer than the test waits:
@@ -75,14 +75,14 @@ def prepare(site: Site) -> None:
             tokens.write(f'"{spec.node}" = "{digest_token("token-" + spec.node)}"\n')
 
 
-async def test_a_slow_fault_reaches_its_receiver(site: Site) -> None:
+async def test_a_slow_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     prepare(site)
     await site.collector()
     nodes = (INCAST.node, STUCK.node)
     settings = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
     started = await asyncio.gather(*(site.agent(node, **settings) for node in nodes))
     agents = dict(zip(nodes, started, strict=True))
-    async with watching(site, await pages_of(agents), short=True) as watch:
+    async with run_alerting(site, await pages_of(agents), short=True) as watch:
         await watch.wait_for_alerts(WANTED)
         await watch.evaluates_to(INHIBITED)
         assert [labels for labels in NOT_REPORTED if watch.hook.has(labels)] == []

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections import Counter
 
-from chain_support import Site, until
-from crash_support import SMALL, SharingAgent, acknowledged, read
+from chain_support import ProgramDirectory, wait_until
+from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
 from support.audit import draft
 from support.metered import record_number
 
@@ -28,7 +28,9 @@ def put_facts(database: Database, first: int) -> None:
             put_record(connection, f"fact/{number}", draft(number))
 
 
-async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(site: Site) -> None:
+async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
+    site: ProgramDirectory,
+) -> None:
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     chance, agent, sent = random.Random(7), SharingAgent(), list[bytes]()  # noqa: S311 - a test's
     directory = site.directory / "collector" / "audit"
@@ -39,9 +41,9 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
         facts = asyncio.create_task(asyncio.to_thread(put_facts, database, number * FACTS))
         for _ in range(BODIES):
             sent.append(agent.body(FRAMES))
-            await acknowledged(site, sent[-1], agent.at)
+            await send_until_acknowledged(site, sent[-1], agent.at)
             if chance.random() < 0.3:
-                await acknowledged(site, chance.choice(sent), agent.at)
+                await send_until_acknowledged(site, chance.choice(sent), agent.at)
         if number % 2:
             await facts
         collector.kill()
@@ -55,7 +57,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
         with database.transaction() as connection:
             return found["agent"] >= reported and count_unrecorded(connection) == 0
 
-    await until(all_there, "all that was acknowledged is in the log")
+    await wait_until(all_there, "all that was acknowledged is in the log")
     await collector.stop()
     checked = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (checked.findings, checked.unsigned) == ((), 0)

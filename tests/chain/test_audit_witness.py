@@ -8,8 +8,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import Site, until
-from running_collector import Running, running, settings_in
+from chain_support import ProgramDirectory, wait_until
+from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.clock import ManualClock
 
@@ -45,7 +45,7 @@ def waiting_for(directory: Path, agents: int, seconds: float = 3600) -> Collecto
     )
 
 
-async def sign(one: Running, records: int = 1) -> None:
+async def sign(one: RunningCollector, records: int = 1) -> None:
     """Append records, and sign the log."""
     log = one.collector.trail.log
     for number in range(records):
@@ -62,7 +62,7 @@ def key_of(directory: Path) -> PublicKey:
 
 
 async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         witness = witness_of(tmp_path / "agents", one.url)
         for records in (1, 300, 0):
             await sign(one, records)
@@ -78,7 +78,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
 
 
 async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         for _ in range(2):
             witness = witness_of(tmp_path / "agents", one.url)
@@ -91,10 +91,10 @@ async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
     """T6: a restore. The collector queries its agents, and one of them has a later checkpoint."""
     settings = waiting_for(tmp_path, agents=1)
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one, 5)
     shutil.copytree(audit_directory(tmp_path), tmp_path / "backup")
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         witness = witness_of(tmp_path / "agents", one.url)
         await sign(one, 5)
         await witness.check()
@@ -103,7 +103,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     shutil.rmtree(audit_directory(tmp_path))
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         with pytest.raises(AuditError, match="0 of 1 agents have presented"):
             await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
@@ -124,16 +124,16 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert caught.value.outcome == VerifyOutcome.FORKED
 
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         with pytest.raises(AuditError, match="has a signed checkpoint that is missing in this log"):
             await sign(one)
 
 
 async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one, 5)
     shutil.copytree(tmp_path / "state", tmp_path / "other")
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         witness = witness_of(tmp_path / "agents", one.url)
         await sign(one, 5)
         await witness.check()
@@ -141,7 +141,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         size = one.collector.trail.log.signed.size
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "other").rename(tmp_path / "state")
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one, 50)
         assert one.collector.trail.log.signed.size > size
         witness = witness_of(tmp_path / "agents", one.url)
@@ -155,13 +155,13 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
 
 
 async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one, 5)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
         await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
-    async with running(waiting_for(tmp_path, agents=1)) as one:
+    async with run_collector(waiting_for(tmp_path, agents=1)) as one:
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
         assert witness.state.state == DISPUTED
@@ -171,13 +171,13 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
 
 
 async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
         await witness.client.close()
     shutil.rmtree(tmp_path / "state")
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one, 9)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
@@ -188,7 +188,7 @@ async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
     tmp_path: Path,
 ) -> None:
-    async with running(waiting_for(tmp_path, agents=2)) as one:
+    async with run_collector(waiting_for(tmp_path, agents=2)) as one:
         log = one.collector.trail.log
         for node in ("n1", "n2"):
             assert log.signed.size == 0
@@ -203,7 +203,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
 
 
 async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
-    async with running(waiting_for(tmp_path, agents=3, seconds=0.05)) as one:
+    async with run_collector(waiting_for(tmp_path, agents=3, seconds=0.05)) as one:
         log = one.collector.trail.log
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - as above
@@ -214,7 +214,7 @@ async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path)
 
 
 async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         right = str(audit_directory(tmp_path) / "key.pub")
         witness = witness_of(tmp_path / "agents", one.url, key=right)
@@ -225,7 +225,7 @@ async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -
 
 
 async def test_only_nodes_are_served(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         for path in ("", "/key", "/consistency?from=0&to=1"):
             assert (await one.get(f"/v1/checkpoint{path}"))[0] == 403
@@ -237,7 +237,7 @@ async def test_only_nodes_are_served(tmp_path: Path) -> None:
 
 
 async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
@@ -248,7 +248,7 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
 
 
 async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         honest = witness_of(tmp_path / "agents", one.url, "n1")
         await honest.check()
@@ -262,7 +262,7 @@ async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
 
 
 async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         note = one.collector.audit.witness_api.audit.publisher.note
         link = CollectorLink(url=one.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
@@ -283,7 +283,7 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
 
 
 async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
@@ -291,7 +291,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(VerifyError, match="/witnesses: not signed"):
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
@@ -299,7 +299,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
     assert "damage found at a start" in found.findings[0]
 
 
-async def metric(site: Site, name: str) -> int:
+async def metric(site: ProgramDirectory, name: str) -> int:
     """Return a value of the collector's metrics; -1 if it is missing."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         for line in (await response.text()).splitlines():
@@ -308,7 +308,7 @@ async def metric(site: Site, name: str) -> int:
     return -1
 
 
-async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
+async def test_real_programs_see_that_a_backup_was_put_back(site: ProgramDirectory) -> None:
     site.prepare({"n1": "training"})
     often = {"RAILSCOPE_AGENT_WITNESS__PERIOD_SECONDS": "0.2"}
     directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
@@ -321,7 +321,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
 
     collector = await site.collector()
     agent = await site.agent("n1", **often)
-    await until(vouched, "the agent vouches for the log")
+    await wait_until(vouched, "the agent vouches for the log")
     await collector.stop()
     shutil.copytree(directory, backup)
     collector = await site.collector()
@@ -331,12 +331,12 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     async def ahead() -> bool:
         return int(held.read_text().splitlines()[1]) > int(before)
 
-    await until(ahead, "the agent holds what comes after the backup")
+    await wait_until(ahead, "the agent holds what comes after the backup")
     await collector.stop()
     shutil.rmtree(directory)
     shutil.copytree(backup, directory)
     collector = await site.collector()
-    await until(disputed, "the collector learns what the agent holds")
+    await wait_until(disputed, "the collector learns what the agent holds")
     await agent.find_logged("checkpoint_conflict_detected")
     await agent.stop()
     await collector.stop()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from chain_support import Site
+from chain_support import ProgramDirectory
 from click.testing import CliRunner
-from support.certificates import Authority, self_signed
+from support.certificates import ClientAuthority, self_signed
 
 from railscope.cli import root as railscope
 
 
-async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: Path):
+async def test_an_agent_with_a_certificate_needs_no_token(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training", "n2": "training"})
     (tmp_path / "tokens.toml").write_text("[nodes]\n")
     certificate, key = self_signed(tmp_path / "server")
-    authority = Authority(tmp_path / "authority")
+    authority = ClientAuthority(tmp_path / "authority")
     collector = await site.collector(
         RAILSCOPE_COLLECTOR_TLS__CERTIFICATE_FILE=str(certificate),
         RAILSCOPE_COLLECTOR_TLS__KEY_FILE=str(key),
@@ -24,7 +24,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
     )
     site.scheme = "https"
 
-    def showing(*uris: str, of: Authority = authority, days: float = 1) -> dict[str, str]:
+    def showing(*uris: str, of: ClientAuthority = authority, days: float = 1) -> dict[str, str]:
         client = of.client("-".join(uris).replace("/", "-") or "none", *uris, days=days)
         link = {"TOKEN": "", "CA_FILE": str(certificate), "CERTIFICATE_FILE": str(client.file),
                 "KEY_FILE": str(client.key_file)}  # fmt: skip
@@ -47,7 +47,7 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
         await agent.stop()
     for shown in (
         showing("railscope:node/n2", days=-1),
-        showing("railscope:node/n2", of=Authority(tmp_path / "other")),
+        showing("railscope:node/n2", of=ClientAuthority(tmp_path / "other")),
     ):
         agent = await site.agent("n2", **shown)
         await agent.find_logged("collector_unreachable")

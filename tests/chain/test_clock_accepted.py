@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from chain_support import Site, until
-from crash_support import SMALL, acknowledged, read
-from makers import Sender
-from running_collector import some
+from chain_support import ProgramDirectory, wait_until
+from crash_support import SMALL, read, send_until_acknowledged
+from makers import FrameSender
+from running_collector import gpu_frames
 
 from collector import clock
 from collector.access.credentials import digest_token
@@ -38,7 +38,7 @@ def keep_reference(directory: Path, ahead_ns: int) -> None:
     (directory / clock.FILE).write_bytes(msgspec.json.encode(kept))
 
 
-async def shows(site: Site, line: str) -> bool:
+async def shows(site: ProgramDirectory, line: str) -> bool:
     """True if the collector's metrics contain this line."""
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
@@ -47,7 +47,7 @@ async def shows(site: Site, line: str) -> bool:
         return False
 
 
-async def accept_clock(site: Site) -> None:
+async def accept_clock(site: ProgramDirectory) -> None:
     """Run the command as an administrator does."""
     (site.directory / "collector.toml").write_text('state_directory = "collector"\n')
     terms = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
@@ -56,7 +56,7 @@ async def accept_clock(site: Site) -> None:
 
 @pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])
 async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
-    site: Site, ahead_ns: int
+    site: ProgramDirectory, ahead_ns: int
 ) -> None:
     (site.directory / "tokens.toml").write_text(
         f'[nodes]\nn1 = "{digest_token("token-n1")}"\n', encoding="utf-8"
@@ -65,21 +65,21 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     keep_reference(state, ahead_ns)
     begun_ns = time.time_ns()
     collector = await site.collector(**QUICK)
-    sender = Sender("n1")
-    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
-    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    sender = FrameSender("n1")
+    await send_until_acknowledged(site, sender.body(gpu_frames(sender), schemas=True), 3)
+    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
     database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)
     assert store.contacts() == {}
 
     await accept_clock(site)
     await collector.find_logged("reload_started")
-    await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
+    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
 
     async def is_stored() -> bool:
         return bool(store.homes())
 
-    await until(is_stored, "the evidence is stored")
+    await wait_until(is_stored, "the evidence is stored")
     decided = clock.read_state(state)
     assert decided is not None
     (correction,) = decided.corrections
@@ -90,7 +90,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     for contact in store.contacts()["n1"].values():
         assert begun_ns - HOUR_NS // 60 < contact.received_ns < time.time_ns()
 
-    await acknowledged(site, sender.body(some(sender, at=10)), 13)
+    await send_until_acknowledged(site, sender.body(gpu_frames(sender, at=10)), 13)
     await collector.stop()
     assert not collector.find("Traceback"), collector.log_tail()
     steps = [one for one in read(state / "audit") if one.type == "evidence.clock_step"]
@@ -99,7 +99,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     database.close()
 
 
-async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
+async def test_a_reload_that_is_refused_is_tried_again(site: ProgramDirectory) -> None:
     """The settings cannot be read when the clock is accepted, and are corrected later."""
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     own = site.directory / "own.toml"
@@ -107,42 +107,42 @@ async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     state = site.directory / "collector"
     keep_reference(state, HOUR_NS)
     collector = await site.collector("--config", "own.toml", **QUICK)
-    sender = Sender("n1")
-    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
-    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    sender = FrameSender("n1")
+    await send_until_acknowledged(site, sender.body(gpu_frames(sender), schemas=True), 3)
+    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
     own.write_text("limits = 5")
     await accept_clock(site)
     await collector.find_logged("reload_rejected")
     own.write_text("")
-    await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
+    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
     database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
     store = EvidenceStore(database)
 
     async def is_stored() -> bool:
         return bool(store.homes())
 
-    await until(is_stored, "the evidence is stored")
+    await wait_until(is_stored, "the evidence is stored")
     database.close()
 
 
 async def test_a_collector_killed_before_the_reload_places_frames_by_the_decision(
-    site: Site,
+    site: ProgramDirectory,
 ) -> None:
     """It decides and ends immediately; the next start reads the decision and the same frames."""
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     state = site.directory / "collector"
     keep_reference(state, HOUR_NS)
     collector = await site.collector(**QUICK)
-    sender = Sender("n1")
-    await acknowledged(site, sender.body(some(sender), schemas=True), 3)
-    await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
+    sender = FrameSender("n1")
+    await send_until_acknowledged(site, sender.body(gpu_frames(sender), schemas=True), 3)
+    await wait_until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
     await accept_clock(site)
 
     async def is_decided() -> bool:
         found = clock.read_state(state)
         return bool(found and found.corrections)
 
-    await until(is_decided, "the collector has accepted it")
+    await wait_until(is_decided, "the collector has accepted it")
     collector.kill()
     await collector.wait_for_end()
     await site.collector(**QUICK)
@@ -152,7 +152,7 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
     async def is_stored() -> bool:
         return bool(store.homes())
 
-    await until(is_stored, "the evidence is stored")
+    await wait_until(is_stored, "the evidence is stored")
     known = store.evidence("GPU-n1-0", 0, time.time_ns() + HOUR_NS)
     assert len({one.value for one in known.doubts}) == 1
     assert all(one.start_ns > time.time_ns() - HOUR_NS // 2 for one in known.doubts)

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from chain_support import Site, until
+from chain_support import ProgramDirectory, wait_until
 
 from collector.framelog.segment_files import (
     FrameLogStats,
@@ -20,7 +20,7 @@ from railscope.envelopes import unpack
 MOST = 64 << 20
 
 
-def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
+def identities(site: ProgramDirectory) -> Counter[tuple[str, str, str, int]]:
     """Count every frame in the frame log, by identity."""
     directory = site.directory / "collector" / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
@@ -43,7 +43,7 @@ def frames_of_runs(
     return runs
 
 
-async def test_kill_both_sides_again_and_again(site: Site):
+async def test_kill_both_sides_again_and_again(site: ProgramDirectory):
     nodes = {"n1": "training", "n2": "incast"}
     site.prepare(nodes)
     collector = await site.collector()
@@ -54,7 +54,7 @@ async def test_kill_both_sides_again_and_again(site: Site):
         async def more(goal: int = grown) -> bool:
             return len(identities(site)) >= goal
 
-        await until(more, "frames of the agents are in the frame log")
+        await wait_until(more, "frames of the agents are in the frame log")
         if number % 2:
             agents["n1"].kill()
             await agents["n1"].wait_for_end()
@@ -73,15 +73,15 @@ async def test_kill_both_sides_again_and_again(site: Site):
     assert all(count == 1 for count in found.values()), "a frame was stored twice"
     for run, sequences in frames_of_runs(found).items():
         assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
-    await until(partial(site.answers, "/api/v1/account"), "the account is computed")
+    await wait_until(partial(site.answers, "/api/v1/account"), "the account is computed")
     assert (await site.get("/api/v1/account"))["balances"]
 
 
-async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):
+async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: ProgramDirectory):
     site.prepare({"n1": "training"})
     collector = await site.collector()
     agent = await site.agent("n1")
-    await until(lambda: _reports(site, "n1"), "the node reports")
+    await wait_until(lambda: _reports(site, "n1"), "the node reports")
     await agent.stop()
     shipped = agent.find(r"shipped_frames=(\d+)")
     assert shipped
@@ -89,12 +89,12 @@ async def test_what_was_acknowledged_is_in_the_totals_after_a_crash(site: Site):
     await collector.wait_for_end()
     await site.collector()
     assert len(identities(site)) == int(shipped[1])
-    await until(lambda: _reports(site, "n1"), "the views are computed")
+    await wait_until(lambda: _reports(site, "n1"), "the views are computed")
     nodes = await site.get("/api/v1/nodes")
     assert nodes["rows"][0]["gpus"] == 2
 
 
-async def test_an_outage_is_made_up_for_from_the_spool(site: Site, tmp_path: Path):
+async def test_an_outage_is_made_up_for_from_the_spool(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
     agent = await site.agent("n1")
     spool = tmp_path / "state-n1" / "spool"
@@ -102,17 +102,17 @@ async def test_an_outage_is_made_up_for_from_the_spool(site: Site, tmp_path: Pat
     async def waiting() -> bool:
         return len(list(spool.glob("*.envelope"))) >= 3
 
-    await until(waiting, "envelopes wait in the spool")
+    await wait_until(waiting, "envelopes wait in the spool")
     assert agent.find("collector_unreachable"), "the outage is said"
     await site.collector()
     await agent.find_logged("collector_connected")
-    await until(lambda: _empty(spool), "the spool is empty")
+    await wait_until(lambda: _empty(spool), "the spool is empty")
     await agent.stop()
     for sequences in frames_of_runs(identities(site)).values():
         assert sequences == set(range(1, max(sequences) + 1))
 
 
-async def _reports(site: Site, node: str) -> bool:
+async def _reports(site: ProgramDirectory, node: str) -> bool:
     rows = (await site.get("/api/v1/nodes"))["rows"]
     return any(row["node"] == node and "gpu" in row["streams"] for row in rows)
 

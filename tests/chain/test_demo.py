@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from chain_support import free_port, server
+from chain_support import debian_server, free_port
 
 from simulator.demo.watchers import WatcherPorts, Watchers
-from tests.support.demo_alerts import Firing, alerts_since, faults_in, problems
+from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
 PATIENCE_SECONDS = 120.0
 
@@ -212,14 +212,14 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
         began = time.time()
         await read_until(process, STARTED)
         prometheus = next(iter(watchers.commands().values()))
-        async with server("prometheus", *prometheus, directory=tmp_path):
+        async with debian_server("prometheus", *prometheus, directory=tmp_path):
             output = await read_until(process, "FAULT BEGINS")
             assert "gpu-node-1" in output.splitlines()[-1]
             (line,) = record.read_text().splitlines()
             assert json.loads(line)["end"] is None
 
             async def raised() -> bool:
-                firings: list[Firing] = await asyncio.to_thread(
+                firings: list[AlertFiring] = await asyncio.to_thread(
                     alerts_since, url, began, time.time()
                 )
                 names = {one.alert for one in firings}
@@ -228,4 +228,4 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
             await until(raised)
             now = time.time()
             firings = await asyncio.to_thread(alerts_since, url, began, now)
-        assert problems(faults_in([line]), firings, now) == []
+        assert alert_mismatches(faults_in([line]), firings, now) == []

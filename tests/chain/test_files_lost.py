@@ -7,8 +7,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from chain_support import Site
-from crash_support import SMALL, SharingAgent, acknowledged, read
+from chain_support import ProgramDirectory
+from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
 
 from collector.access.credentials import digest_token
 from collector.framelog.segment_files import segment_numbers
@@ -16,7 +16,7 @@ from collector.framelog.segment_files import segment_numbers
 FRAMES = 5
 
 
-async def lost_files(site: Site) -> int:
+async def lost_files(site: ProgramDirectory) -> int:
     """Return the collector's counter of lost files."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         for line in (await response.text()).splitlines():
@@ -56,12 +56,12 @@ def remove(state: Path, what: str) -> None:
     ],
 )
 async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
-    site: Site, what: str
+    site: ProgramDirectory, what: str
 ) -> None:
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     agent, state = SharingAgent(), site.directory / "collector"
     collector = await site.collector(**SMALL)
-    await acknowledged(site, agent.body(FRAMES), agent.at)
+    await send_until_acknowledged(site, agent.body(FRAMES), agent.at)
     assert await lost_files(site) == 0
     collector.kill()
     await collector.wait_for_end()

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import aiohttp
-from chain_support import Site, until
+from chain_support import ProgramDirectory, wait_until
 
 from simulator import NodeSpec
 
@@ -22,7 +22,7 @@ SPECS = [
 """Nodes of one seed run one job; that of the third has none."""
 
 
-async def page(site: Site) -> str:
+async def page(site: ProgramDirectory) -> str:
     """Return the collector's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         return await response.text()
@@ -34,7 +34,7 @@ def series(text: str, name: str) -> list[tuple[dict[str, str], float]]:
     return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in lines]
 
 
-async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> None:
+async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: ProgramDirectory) -> None:
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     await site.collector(RAILSCOPE_COLLECTOR_STRAGGLER_TIME_CONSTANT_SECONDS="1")
     await asyncio.gather(*(site.agent(spec.node) for spec in SPECS))
@@ -49,7 +49,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
         behind.update(found, job=job)
         return found.get("deviation_ratio", 0) < SLOW
 
-    await until(named, "the job is there, and a GPU of it behind the others")
+    await wait_until(named, "the job is there, and a GPU of it behind the others")
     job = behind["job"]
     assert (job["tenant"], job["source"]) == ("slurm:research", "slurm")
     assert (job["gpus"], job["stale_gpus"], job["shared_gpus"]) == (4.0, 0, 0)
@@ -74,7 +74,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
         ]
         return any((one["node"], one["gpu"]) == (HOT, behind["gpu"]) for one in found)
 
-    await until(is_reported, "the metric names the hot GPU")
+    await wait_until(is_reported, "the metric names the hot GPU")
     text = await page(site)
     holders = [labels for labels, _ in series(text, "railscope_gpu_holder_info")]
     assert {one["node"] for one in holders} == {"n1", "n2"}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from chain_support import Site, free_port, server, until
+from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 from PIL import Image
 
 from dashboards.build import dashboards
@@ -117,7 +117,7 @@ def dashboard_queries(dashboard: Mapping[str, Any]) -> Iterator[DashboardQuery]:
 
 
 @dataclass
-class Running:
+class RunningPrometheus:
     """A running Prometheus, and its start time."""
 
     prometheus: Prometheus
@@ -145,8 +145,8 @@ def every_question() -> list[DashboardQuery]:
 
 @asynccontextmanager
 async def prometheus(
-    site: Site, pages: Mapping[str, str], detail: MetricDetail
-) -> AsyncIterator[Running]:
+    site: ProgramDirectory, pages: Mapping[str, str], detail: MetricDetail
+) -> AsyncIterator[RunningPrometheus]:
     """Run a Prometheus that scrapes agents and collector, and evaluates the recording rules."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
@@ -179,10 +179,10 @@ async def prometheus(
         f"--web.listen-address=127.0.0.1:{port}",
     ]
     async with (
-        server("prometheus", *command, directory=site.directory),
+        debian_server("prometheus", *command, directory=site.directory),
         Prometheus(f"http://127.0.0.1:{port}") as asked,
     ):
-        running = Running(asked, time.time())
+        running = RunningPrometheus(asked, time.time())
 
         async def ready() -> bool:
             try:
@@ -190,11 +190,11 @@ async def prometheus(
             except PrometheusError:
                 return False
 
-        await until(ready, "Prometheus answers")
+        await wait_until(ready, "Prometheus answers")
         yield running
 
 
-async def start(site: Site, directory: Path) -> dict[str, Program]:
+async def start(site: ProgramDirectory, directory: Path) -> dict[str, Program]:
     """Start a collector and agents, all with short periods, to detect states of a few seconds."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     for kind, text in (("quotas", QUOTAS), ("inventory", INVENTORY), ("retired", RETIRED)):
@@ -218,7 +218,7 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
 
 
 @pytest.mark.timeout(400)  # waits twice, and draws every dashboard
-async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
+async def test_every_panel_shows_something(site: ProgramDirectory, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
     pages = {
         node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
@@ -232,7 +232,7 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
             degraded = 'railscope_pcie_path_state{state="degraded"} == 1'
             return await basic.has(degraded) and await full.has(degraded)
 
-        await until(struck, f"the fault of {FALLS_SILENT} has struck", SCRAPE_SECONDS)
+        await wait_until(struck, f"the fault of {FALLS_SILENT} has struck", SCRAPE_SECONDS)
         await agents[FALLS_SILENT].stop()
 
         async def all_show_something() -> bool:
@@ -244,13 +244,13 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
             return not waiting
 
         try:
-            await until(all_show_something, "every panel shows something", SCRAPE_SECONDS)
+            await wait_until(all_show_something, "every panel shows something", SCRAPE_SECONDS)
         except pytest.fail.Exception:
             pytest.fail("nothing to show:\n" + "\n".join(map(str, waiting)))
         await check_pictures(full, tmp_path)
 
 
-async def check_pictures(running: Running, directory: Path) -> None:
+async def check_pictures(running: RunningPrometheus, directory: Path) -> None:
     """Every dashboard is drawn, and each of its panels has data in at least one of its pictures.
 
     Tables show one timestamp: data missing at the present are searched at earlier timestamps.

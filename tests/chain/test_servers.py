@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import yaml
-from chain_support import Site, free_port, server, until
+from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 
 RULES = Path(__file__).parents[2] / "alerts" / "rules"
 
@@ -30,7 +30,7 @@ async def query(port: int, expression: str) -> dict[str, float]:
     return found
 
 
-async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path):
+async def test_prometheus_scrapes_agent_and_collector(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1")
@@ -58,14 +58,14 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
         "--storage.tsdb.path=tsdb",
         f"--web.listen-address=127.0.0.1:{port}",
     ]
-    async with server("prometheus", *command, directory=tmp_path):
+    async with debian_server("prometheus", *command, directory=tmp_path):
 
         async def scraped() -> bool:
             power = await query(port, "railscope_gpu_power_watts")
             total = await query(port, "railscope_cluster_sum_gpu_power_watts")
             return len(power) == 2 and len(total) == 1
 
-        await until(scraped, "Prometheus has both the agent's and the collector's GPU power")
+        await wait_until(scraped, "Prometheus has both the agent's and the collector's GPU power")
         assert len(await query(port, "up == 1")) == 2
         joined = await query(
             port, "railscope_gpu_power_watts * on (gpu) group_left (index) railscope_gpu_info"
@@ -78,7 +78,9 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
         assert all(value > 0 for value in counters.values())
 
 
-async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp_path: Path):
+async def test_victoria_metrics_takes_the_views_as_line_protocol(
+    site: ProgramDirectory, tmp_path: Path
+):
     site.prepare({"n1": "training"})
     port = free_port()
     environment = {
@@ -95,13 +97,13 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
         "-influxSkipSingleField",
         "-search.latencyOffset=0s",
     ]
-    async with server("victoria-metrics", *command, directory=tmp_path):
+    async with debian_server("victoria-metrics", *command, directory=tmp_path):
         await collector.find_logged("influx_connected")
 
         async def written() -> bool:
             return bool(await query(port, "railscope_rail_sum_gpu_power_watts"))
 
-        await until(written, "VictoriaMetrics shows the power of the rails")
+        await wait_until(written, "VictoriaMetrics shows the power of the rails")
         rails = await query(port, "railscope_rail_sum_gpu_power_watts")
         assert {json.loads(labels)["rail"] for labels in rails} == {"0", "1"}
         cluster = await query(port, "railscope_cluster_sum_gpu_power_watts")

@@ -18,7 +18,7 @@ from typing import Self
 
 import aiohttp
 import pytest
-from chain_support import Site, until
+from chain_support import ProgramDirectory, wait_until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 from simulator.demo.process import Program
 
 
-class Systemd:
+class NotifySocket:
     """The notification socket of sd_notify(3), and its messages."""
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +53,7 @@ class Systemd:
                 except BlockingIOError:
                     return any(state in message for message in self.states)
 
-        await until(is_received, f"systemd received {state}")
+        await wait_until(is_received, f"systemd received {state}")
 
     def forget(self) -> None:
         """Discard the messages so far."""
@@ -66,13 +66,13 @@ class Systemd:
 
 
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
+def systemd(tmp_path: Path) -> Iterator[NotifySocket]:
     """Run a listener in place of systemd."""
-    with Systemd(tmp_path) as listener:
+    with NotifySocket(tmp_path) as listener:
         yield listener
 
 
-async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str) -> None:
+async def lifecycle(program: Program, systemd: NotifySocket, config: Path, good: str) -> None:
     """Ready, watchdog, a rejected reload, a successful one, and the end."""
     await systemd.wait_for("READY=1")
     await systemd.wait_for("WATCHDOG=1")
@@ -90,7 +90,9 @@ async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str)
     assert program.exit_status == 0
 
 
-async def test_the_collector_as_a_service(site: Site, tmp_path: Path, systemd: Systemd):
+async def test_the_collector_as_a_service(
+    site: ProgramDirectory, tmp_path: Path, systemd: NotifySocket
+):
     site.prepare({"n1": "idle"}, seconds=2)
     config = tmp_path / "collector.toml"
     config.write_text('log_level = "info"\n')
@@ -98,7 +100,9 @@ async def test_the_collector_as_a_service(site: Site, tmp_path: Path, systemd: S
     await lifecycle(program, systemd, config, "stale_seconds = 7.0\n")
 
 
-async def test_the_agent_as_a_service(site: Site, tmp_path: Path, systemd: Systemd):
+async def test_the_agent_as_a_service(
+    site: ProgramDirectory, tmp_path: Path, systemd: NotifySocket
+):
     site.prepare({"n1": "idle"}, seconds=2)
     config = tmp_path / "agent.toml"
     config.write_text('log_level = "info"\n')
@@ -107,7 +111,9 @@ async def test_the_agent_as_a_service(site: Site, tmp_path: Path, systemd: Syste
     await lifecycle(program, systemd, config, "[period_seconds]\nhost = 2.0\n")
 
 
-async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site, tmp_path: Path):
+async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(
+    site: ProgramDirectory, tmp_path: Path
+):
     site.prepare({"n1": "training"})
     config = tmp_path / "collector.toml"
     config.write_text("")
@@ -127,7 +133,7 @@ async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site
     await agent.find_logged("collector_connected")
 
 
-async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path):
+async def test_tokens_are_read_as_soon_as_they_change(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
     tokens = tmp_path / "tokens.toml"
     kept = tokens.read_text()
@@ -170,7 +176,7 @@ def certificate(directory: Path) -> tuple[Path, Path]:
     return paths
 
 
-async def test_tls_on_both_ends(site: Site, tmp_path: Path):
+async def test_tls_on_both_ends(site: ProgramDirectory, tmp_path: Path):
     site.prepare({"n1": "training"})
     certificate_file, key_file = certificate(tmp_path)
     tls = {"certificate_file": str(certificate_file), "key_file": str(key_file)}
@@ -198,7 +204,7 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
             assert response.status == expected
 
 
-async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: Site):
+async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: ProgramDirectory):
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1", "--collector", f"{site.url}/typo")

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from chain_support import Site, free_port, server, until
+from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 
 from simulator.demo import watchers
 from simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
@@ -27,7 +27,9 @@ async def fetch(url: str) -> Any:
         return None
 
 
-async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_path: Path):
+async def test_the_commands_start_programs_that_watch_and_warn(
+    site: ProgramDirectory, tmp_path: Path
+):
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1")
@@ -53,11 +55,13 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
         return "RailscopeDeadMansSwitch" in names
 
     async with (
-        server("prometheus", *prometheus, "--rules.alert.resend-delay=1s", directory=tmp_path),
-        server("prometheus-alertmanager", *alertmanager, directory=tmp_path),
+        debian_server(
+            "prometheus", *prometheus, "--rules.alert.resend-delay=1s", directory=tmp_path
+        ),
+        debian_server("prometheus-alertmanager", *alertmanager, directory=tmp_path),
     ):
-        await until(all_seen, "Prometheus scrapes the agent and the collector")
-        await until(warned, "Alertmanager hears of an alert")
+        await wait_until(all_seen, "Prometheus scrapes the agent and the collector")
+        await wait_until(warned, "Alertmanager hears of an alert")
 
 
 def test_grafana_finds_dashboards_and_the_prometheus_that_is_started(tmp_path: Path):

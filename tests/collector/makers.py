@@ -38,7 +38,7 @@ def rdma_schema(ports: int = 2) -> Schema:
 
 
 @dataclass
-class Sender:
+class FrameSender:
     """A node's agent as the collector sees it: makes frames one second apart."""
 
     node: str = "n1"
@@ -80,7 +80,7 @@ class ClaimingAgent:
     """An agent with a claim in every frame."""
 
     def __init__(self) -> None:
-        self.sender = Sender()
+        self.sender = FrameSender()
         self.numbering = EventNumbering()
         self.at = 0
 

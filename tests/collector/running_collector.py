@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from makers import Sender, gpu_schema
+from makers import FrameSender, gpu_schema
 
 from collector.access.credentials import digest_token
 from collector.config import AuditSettings, CollectorSettings, IngestLimits
@@ -33,7 +33,7 @@ SMALL = IngestLimits(
 )
 
 
-class Running:
+class RunningCollector:
     """A collector on a free port, and requests to it."""
 
     def __init__(self, settings: CollectorSettings) -> None:
@@ -43,7 +43,7 @@ class Running:
     async def post(
         self, body: bytes, *, node: str = "n1", at: int = 100, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, Any]]:
-        sent = Sender(node).sent(at).to_headers()
+        sent = FrameSender(node).sent(at).to_headers()
         given = {"Authorization": f"Bearer token-{node}", **sent} | (headers or {})
         async with (
             aiohttp.ClientSession() as session,
@@ -80,11 +80,11 @@ def settings_in(directory: Path, **more: Any) -> CollectorSettings:
 
 
 @contextlib.asynccontextmanager
-async def running(
-    settings: CollectorSettings, ready: Callable[[Running], None] = lambda _one: None
-) -> AsyncIterator[Running]:
+async def run_collector(
+    settings: CollectorSettings, ready: Callable[[RunningCollector], None] = lambda _one: None
+) -> AsyncIterator[RunningCollector]:
     """A collector until the end; `ready` may prepare it before it starts."""
-    one = Running(settings)
+    one = RunningCollector(settings)
     ready(one)
     listening = asyncio.Event()
 
@@ -107,7 +107,7 @@ async def running(
         await asyncio.wait({task})
 
 
-def logged(directory: Path) -> int:
+def logged_envelopes(directory: Path) -> int:
     """Number of envelopes in the frame log."""
     frames = directory / "state" / "frames"
     return sum(
@@ -117,7 +117,7 @@ def logged(directory: Path) -> int:
     )
 
 
-def some(sender: Sender, at: int = 0, rows: int = 3) -> list[Frame]:
+def gpu_frames(sender: FrameSender, at: int = 0, rows: int = 3) -> list[Frame]:
     """Frames of two GPUs, one a second from `at` on."""
     return sender.frames(
         gpu_schema(sender.node), [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(rows)], at=at

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from makers import Sender, gpu_schema, rdma_schema
-from running_collector import Running, running, settings_in, some
+from makers import FrameSender, gpu_schema, rdma_schema
+from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 
 from collector.access.access_trail import AccessTrail
 from collector.access.credentials import Credentials
@@ -39,10 +39,10 @@ CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 
 
 @contextlib.asynccontextmanager
-async def filled(directory: Path, **more: Any) -> AsyncIterator[Running]:
+async def filled(directory: Path, **more: Any) -> AsyncIterator[RunningCollector]:
     """A collector that has taken three frames of n1, the last of them just now."""
-    sender = Sender()
-    async with running(settings_in(directory, **more)) as one:
+    sender = FrameSender()
+    async with run_collector(settings_in(directory, **more)) as one:
         rows = [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(3)]
         frames = sender.frames(gpu_schema("n1"), rows, at=0)
         status, reply = await one.post(sender.body(frames, schemas=True), at=2)
@@ -50,7 +50,7 @@ async def filled(directory: Path, **more: Any) -> AsyncIterator[Running]:
         yield one
 
 
-async def seen(one: Running, path: str, wanted: Callable[[int, Any], bool]) -> Any:
+async def seen(one: RunningCollector, path: str, wanted: Callable[[int, Any], bool]) -> Any:
     """Wait until a page contains the wanted content; return it."""
     async with asyncio.timeout(20):
         while True:
@@ -62,11 +62,11 @@ async def seen(one: Running, path: str, wanted: Callable[[int, Any], bool]) -> A
 
 
 async def test_views_over_the_api(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     claims = tmp_path / "claims.csv"
     claims.write_text("tenant,holds,from,to\nvision,GPU-n1-0,2026-01-01T00:00:00Z,\n")
-    async with running(settings_in(tmp_path, claims_file=str(claims))) as one:
-        frames = some(sender) + sender.frames(
+    async with run_collector(settings_in(tmp_path, claims_file=str(claims))) as one:
+        frames = gpu_frames(sender) + sender.frames(
             rdma_schema(), [[0, 0, 0, 0], [1000, 2000, 4, 6]], at=0
         )
         assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
@@ -117,7 +117,7 @@ async def test_a_broken_file_without_an_earlier_version_stops_the_first_start(tm
     claims.write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")
     settings = settings_in(tmp_path, claims_file=str(claims))
     with pytest.raises(SettingsError, match=r"claims_file .*claims.csv: line 2"):
-        async with running(settings):
+        async with run_collector(settings):
             pass
 
 
@@ -125,10 +125,10 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
     claims = tmp_path / "claims.csv"
     claims.write_text(CLAIMS)
     settings = settings_in(tmp_path, claims_file=str(claims))
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert await one.collector.finalizer.attempt()
     claims.write_text("broken\n")
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert one.collector.files.claims.content.node_holder("n1", time.time_ns()) == "vision"
         assert not one.collector.files.unknown
         _, text = await one.get("/metrics")
@@ -136,7 +136,7 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
 
 
 async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
-    async with running(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as one:
+    async with run_collector(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as one:
         await one.collector.refresher.refresh()
         status, text = await one.get("/-/ready")
         assert (status, "ledger" in text) == (503, True)
@@ -146,7 +146,7 @@ async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
         await until_ready(one)
 
 
-async def until_ready(one: Running) -> None:
+async def until_ready(one: RunningCollector) -> None:
     async with asyncio.timeout(60):
         while (await one.get("/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.1)
@@ -156,7 +156,7 @@ async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
     claims = tmp_path / "claims.csv"
     claims.write_text("who,knows\n")
     away = ledger_away(tmp_path)
-    async with running(settings_in(tmp_path, claims_file=str(claims), ledger=away)) as one:
+    async with run_collector(settings_in(tmp_path, claims_file=str(claims), ledger=away)) as one:
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 503
         assert "claims file has never been valid" in (await one.get("/-/ready"))[1]
@@ -169,9 +169,9 @@ async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
 
 
 async def test_a_stale_node_is_counted_as_stale_and_its_values_do_not_count(tmp_path: Path):
-    sender = Sender()
-    async with running(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(some(sender), schemas=True), at=300))[0] == 200
+    sender = FrameSender()
+    async with run_collector(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(gpu_frames(sender), schemas=True), at=300))[0] == 200
         views = await one.collector.refresher.refresh()
         cluster = {cell.metric.name: cell.value for cell in views.cluster.cells}
         assert cluster["railscope_cluster_nodes"] == 1
@@ -235,7 +235,7 @@ async def fetch(api: ViewApi, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> ViewApi:
+def api_of(one: RunningCollector, views: Callable[[], CollectorViews], **more: Any) -> ViewApi:
     collector = one.collector
     own = CollectorMetrics(
         collector.core,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import facts_of
-from support.story import Reporter, accept, core_in, gpus_of
+from support.story import NodeReporter, accept, core_in, gpus_of
 
 from collector import clock
 from collector.framelog.framelog import FrameLog
@@ -184,7 +184,7 @@ async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
 async def checkpointed(directory: Path) -> None:
     """A state whose first segments are in a checkpoint."""
     core = core_in(directory / "schemas")
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     log = await written(directory)
     files = StateFiles(directory)
     files.open()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from makers import ClaimingAgent
-from running_collector import Running, running, settings_in
+from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.audit_keys import load_or_create_key
 from support.metered import record_number
@@ -28,22 +28,22 @@ from railscope.settings import SettingsError
 PATIENCE_SECONDS = 60
 
 
-def records(one: Running) -> list[AuditRecord]:
+def records(one: RunningCollector) -> list[AuditRecord]:
     return [decode_audit_record(raw) for raw in one.collector.trail.log.records(0)]
 
 
-def assigned(one: Running) -> list[tuple[str, int, object]]:
+def assigned(one: RunningCollector) -> list[tuple[str, int, object]]:
     found = [record for record in records(one) if record.type == "tenancy.assign"]
     return [(record.src.id, record.src.n, record.data["claim"]) for record in found]
 
 
-async def until_recorded(one: Running, count: int) -> None:
+async def until_recorded(one: RunningCollector, count: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(assigned(one)) < count:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0.01)
 
 
-async def sign_all(one: Running) -> None:
+async def sign_all(one: RunningCollector) -> None:
     """Sign what has come, now and not at the next minute. After that nothing writes the log."""
     log, observed = one.collector.trail.log, one.collector.audit.observed
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -56,7 +56,7 @@ async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Pa
     agent, bodies = ClaimingAgent(), []
     small = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     for _ in range(3):
-        async with running(settings_in(tmp_path, frame_log=small)) as one:
+        async with run_collector(settings_in(tmp_path, frame_log=small)) as one:
             bodies.append(agent.body())
             for body in (*bodies, bodies[-1]):
                 assert (await one.post(body, at=agent.at))[0] == 200
@@ -76,7 +76,7 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
 ) -> None:
     """The collector is gone between the acknowledgement and the record."""
     agent = ClaimingAgent()
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         one.collector.core.listeners.clear()
         assert (await one.post(agent.body(), at=agent.at))[0] == 200
         assert assigned(one) == []
@@ -85,13 +85,13 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
         shutil.copytree(tmp_path / "state", tmp_path / "crashed", ignore=elsewhere)
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "crashed").rename(tmp_path / "state")
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await until_recorded(one, 3)
         assert len(assigned(one)) == 3
 
 
 async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         database = Database(one.collector.database.url, metadata)
         with database.transaction(writes=True) as connection:
             put_record(connection, "fact/1", draft(1, kind="billing.price"))
@@ -116,7 +116,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
     older.open()
     older.log.close()
     for _ in range(2):
-        async with running(settings_in(tmp_path)) as one:
+        async with run_collector(settings_in(tmp_path)) as one:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while one.collector.audit.observed.waiting_items:  # noqa: ASYNC110 - no event for tests
                     await asyncio.sleep(0.01)
@@ -128,7 +128,7 @@ async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
     """Its events are kept permanently; a number per hour is accepted, the rest must wait."""
     agent = ClaimingAgent()
     limits = IngestLimits(audited_events_per_node_hour=5)
-    async with running(settings_in(tmp_path, limits=limits)) as one:
+    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
         answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]
         await until_recorded(one, 3)
         assert answers == [200, 429, 429, 429]
@@ -136,7 +136,7 @@ async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
 
 
 async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: Path) -> None:
-    async with running(settings_in(tmp_path)):
+    async with run_collector(settings_in(tmp_path)):
         pass
     audit = tmp_path / "state" / "audit"
     (audit.parent / RECORDER_STATE_FILE).unlink()
@@ -146,5 +146,5 @@ async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: P
     with pytest.raises(
         SettingsError, match=r"was altered: invalid audit record.*move .*audit away"
     ):
-        async with running(settings_in(tmp_path)):
+        async with run_collector(settings_in(tmp_path)):
             pass

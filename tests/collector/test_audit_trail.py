@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from makers import Sender, gpu_schema
-from running_collector import running, settings_in
+from makers import FrameSender, gpu_schema
+from running_collector import run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 from support.audit_keys import load_or_create_key
 from support.disk import small_file_system
@@ -130,8 +130,8 @@ async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
 
 
 async def test_a_collector_records_its_life_and_its_denials(tmp_path: Path) -> None:
-    sender, unknown = Sender("n2"), "of nobody"
-    async with running(settings_in(tmp_path)) as one:
+    sender, unknown = FrameSender("n2"), "of nobody"
+    async with run_collector(settings_in(tmp_path)) as one:
         assert (await one.get("/metrics", token=unknown))[0] == 401
         assert (await one.get("/api/v1/nodes?x=%C3%28", token=unknown))[0] == 401
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
@@ -155,7 +155,7 @@ async def test_a_collector_records_its_life_and_its_denials(tmp_path: Path) -> N
 
 async def test_a_restarted_collector_continues_the_log(tmp_path: Path) -> None:
     for _ in range(2):
-        async with running(settings_in(tmp_path)):
+        async with run_collector(settings_in(tmp_path)):
             pass
     found = list(verified_records(tmp_path / "state" / "audit"))
     life = [record.type for record in found if not record.type.startswith("identity.")]

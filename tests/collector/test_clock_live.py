@@ -6,8 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from makers import Sender
-from running_collector import Running, running, settings_in, some
+from makers import FrameSender
+from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 
 from collector import clock
 from collector.framelog.segment_files import (
@@ -37,16 +37,16 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
     error_ns = 0
     reloaded = asyncio.Event()
 
-    def ready(one: Running) -> None:
+    def ready(one: RunningCollector) -> None:
         one.collector.clock.wall_ns = lambda: time.time_ns() + error_ns
         one.collector.reload = reloaded.set
 
-    async with running(settings, ready) as one:
-        sender = Sender("n1")
-        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+    async with run_collector(settings, ready) as one:
+        sender = FrameSender("n1")
+        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         error_ns = HOUR_NS
-        other = Sender("n2")
-        body = other.body(some(other), schemas=True)
+        other = FrameSender("n2")
+        body = other.body(gpu_frames(other), schemas=True)
         assert (await one.post(body, node="n2"))[0] == 200
         assert "suspect" in (await one.get("/metrics"))[1]
         state = clock.read_state(tmp_path / "state")
@@ -67,7 +67,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
     assert decided.since_ns == second.doubted_since_ns
     assert abs(decided.delta_ns - HOUR_NS) < clock.MAX_STEP_NS
 
-    async with running(settings, ready) as one:
+    async with run_collector(settings, ready) as one:
         assert not one.collector.clock.hold_reason
         receipts = one.collector.core.evidence.receipts
         received = {

@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from makers import Sender, gpu_schema
+from makers import FrameSender, gpu_schema
 
 from collector.fleet import sheets
 from railscope.envelopes import encode_batch
@@ -15,7 +15,7 @@ rows = st.lists(st.lists(numbers, min_size=COLUMNS, max_size=COLUMNS), min_size=
 
 
 def batch_of(values: list[list[int]]) -> tuple[Batch, list[Frame]]:
-    frames = Sender().frames(gpu_schema("n1"), values, at=0)
+    frames = FrameSender().frames(gpu_schema("n1"), values, at=0)
     return encode_batch(frames), frames
 
 
@@ -63,7 +63,7 @@ def test_rows_beyond_the_bound_are_refused():
 
 def test_reasons_are_one_code_a_row_and_column():
     schema = gpu_schema("n1")
-    sender = Sender()
+    sender = FrameSender()
     good = sender.frames(schema, [[1] * COLUMNS], at=0)
     bad = sender.frames(schema, [[0] * COLUMNS], at=1, reasons=bytes([4] * COLUMNS))
     codes = sheets.reasons(encode_batch(good + bad), COLUMNS)

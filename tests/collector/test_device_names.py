@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from makers import START_BOOT_NS, START_WALL_NS, Sender
-from running_collector import running, settings_in
+from makers import START_BOOT_NS, START_WALL_NS, FrameSender
+from running_collector import run_collector, settings_in
 
 from railscope.catalog import METRICS, gpu, kernel, nic, rdma
 from railscope.catalog.entities import (
@@ -50,7 +50,7 @@ def happened(event_class: Any, entity: Entity) -> Event:
 
 
 async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     frames = [
         frame
         for schema in (OF_GPU, OF_NIC, OF_PORT)
@@ -62,7 +62,7 @@ async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path
         happened(kernel.XID_EVENT, Entity(XID, ("0000:ff:00.0", "31"))),
     )
     frames[0] = replace(frames[0], events=events)
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         assert (await one.post(sender.body(frames, schemas=True), at=2))[0] == 200
         streams = (await one.json("/api/v1/nodes/n1"))["streams"]
         found = {name: [r.get("device") for r in streams[name]["readings"]] for name in streams}
@@ -76,7 +76,7 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
     inventory.write_text("node,gpus,rdma_ports,from,to\nn1,1,1,2020-01-01T00:00:00Z,\n")
     retired = tmp_path / "retired.csv"
     retired.write_text("gpu,from,to,why\nGPU-a,2020-01-01T00:00:00Z,,sold\n")
-    sender = Sender()
+    sender = FrameSender()
     frames = [
         frame
         for schema in (OF_GPU, OF_PORT)
@@ -87,7 +87,7 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
         inventory_file=str(inventory),
         retired_file=str(retired),
     )
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert (await one.post(sender.body(frames, schemas=True), at=1))[0] == 200
         await asyncio.to_thread(one.collector.files.refresh)
         await one.collector.refresher.refresh()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from running_collector import running, settings_in
+from running_collector import run_collector, settings_in
 
 from collector.access import credentials
 from collector.administrator_files import AdministratorFiles
@@ -23,7 +23,7 @@ DOTS = ".".join("a" * 5000)
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A file of administrators: its setting, a good content, and hostile texts that follow it."""
 
     setting: str
@@ -36,7 +36,7 @@ TOMLS = (
     'x = "\\u0000"', "x = 2026-01-01T00:00:00+99:00", "x = 1e999999999", "\0",
 )  # fmt: skip
 KINDS = [
-    Kind("quotas_file", "tenant,gpu_hours,period,gpus,from,to\n", tuple(
+    FileKind("quotas_file", "tenant,gpu_hours,period,gpus,from,to\n", tuple(
         f"red,{hours},month,{gpus},{start},"
         for hours, gpus, start in (
             ("1e999999999", "", START), ("", "1e999999999", START), ("1e-999999999", "", START),
@@ -44,23 +44,23 @@ KINDS = [
             ("\0", "", START), ("1", "1", "9999-12-31T23:59:59-14:00x"), ("1", "1", NINES),
         )
     )),
-    Kind("inventory_file", "node,gpus,rdma_ports,from,to\n", (
+    FileKind("inventory_file", "node,gpus,rdma_ports,from,to\n", (
         f"n1,{NINES},8,{START},", f"n1,8,1e999999999,{START},", f"n1,\0,8,{START},",
         f"n1,²,8,{START},", f"n1,8,8,{NINES},",
     )),
-    Kind("claims_file", "tenant,holds,from,to\n", (
+    FileKind("claims_file", "tenant,holds,from,to\n", (
         f"red,GPU-1,{NINES},", "red,GPU-1,9999-12-31T23:59:59-14:00,2026-01-01T00:00:00Z",
         f"red,GPU-\0,{START},", f'red,"GPU-1,{START},',
     )),
-    Kind("tenants_file", "tenant,source,owner,from,to\n", (
+    FileKind("tenants_file", "tenant,source,owner,from,to\n", (
         f"red,slurm,o,{NINES},", f"red,slurm,\0,{START},",
     )),
-    Kind("retired_file", "gpu,from,to,why\n", (f"GPU-1,{NINES},,x", f"GPU-1,{START},,\0")),
-    Kind("calendar_file", "", (
+    FileKind("retired_file", "gpu,from,to,why\n", (f"GPU-1,{NINES},,x", f"GPU-1,{START},,\0")),
+    FileKind("calendar_file", "", (
         *TOMLS, f"[[outage]]\nholds = '*'\nfrom = 0x{'f' * 5000}",
         f"[[outage]]\nholds = '*'\nfrom = '{NINES}'",
     )),
-    Kind("tokens_file", "", TOMLS),
+    FileKind("tokens_file", "", TOMLS),
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ CASES = [(kind, text.encode()) for kind in KINDS for text in kind.hostile]
 CASES += [(kind, b"\xff\xfe") for kind in KINDS]
 
 
-def the_settings(directory: Path, kind: Kind) -> tuple[CollectorSettings, Path]:
+def the_settings(directory: Path, kind: FileKind) -> tuple[CollectorSettings, Path]:
     """Settings with one such file, which is good."""
     settings = settings_in(directory)
     if kind.setting == "tokens_file":
@@ -85,7 +85,9 @@ def the_settings(directory: Path, kind: Kind) -> tuple[CollectorSettings, Path]:
 
 
 @pytest.mark.parametrize(("kind", "more"), CASES, ids=range(len(CASES)))
-def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_path: Path) -> None:
+def test_a_hostile_file_is_refused_with_a_reason(
+    kind: FileKind, more: bytes, tmp_path: Path
+) -> None:
     settings, file = the_settings(tmp_path, kind)
     file.write_bytes(file.read_bytes() + more + b"\n")
     if kind.setting == "tokens_file":
@@ -102,11 +104,11 @@ def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.setting)
 async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
-    kind: Kind, tmp_path: Path
+    kind: FileKind, tmp_path: Path
 ) -> None:
     settings, file = the_settings(tmp_path, kind)
     good = file.read_bytes()
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         watched = [f for f in one.collector.files.all_files if f.path == file]
         valid = (
             (lambda: watched[0].is_valid) if watched else (lambda: one.collector.tokens.is_valid)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makers import SECOND, START_BOOT_NS, START_WALL_NS, Sender
-from running_collector import running, settings_in, some
+from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender
+from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.framelog.segment_files import FrameRecord
@@ -20,19 +20,21 @@ class ConflictWatch:
         self.problems: list[EvidenceProblem] = []
         self.twins = IdentityConflictDetector(self.problems.append)
 
-    def send(self, sender: Sender, at: int, *, boot: str = "", sent_at: int | None = None) -> None:
+    def send(
+        self, sender: FrameSender, at: int, *, boot: str = "", sent_at: int | None = None
+    ) -> None:
         """One envelope, sent under a boot."""
         now = at if sent_at is None else sent_at
         sent = SentAt(
             START_WALL_NS + now * SECOND, START_BOOT_NS + now * SECOND, boot or sender.boot_id
         )
         record = FrameRecord(sender.node, START_WALL_NS + now * SECOND, sent, b"")
-        self.twins.check(record, sender.envelope(some(sender, at=at)))
+        self.twins.check(record, sender.envelope(gpu_frames(sender, at=at)))
 
 
 def test_boots_that_take_turns_are_identity_conflict():
     watch = ConflictWatch()
-    one, other = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
+    one, other = FrameSender(boot_id="boot-1"), FrameSender(boot_id="boot-2", run="run-2")
     for second in range(0, 100, 10):
         watch.send(one, second)
         watch.send(other, second)
@@ -46,7 +48,7 @@ def test_boots_that_take_turns_are_identity_conflict():
 
 def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
     watch = ConflictWatch()
-    one, other = Sender(run="run-1"), Sender(run="run-2")
+    one, other = FrameSender(run="run-1"), FrameSender(run="run-2")
     for second in range(0, 200, 10):
         watch.send(one, second)
         watch.send(other, second)
@@ -56,7 +58,7 @@ def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():
 
 def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
     watch = ConflictWatch()
-    before, after = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
+    before, after = FrameSender(boot_id="boot-1"), FrameSender(boot_id="boot-2", run="run-2")
     for second in range(0, 50, 10):
         watch.send(before, second)
     for second in range(50, 500, 10):
@@ -67,7 +69,7 @@ def test_a_machine_that_reboots_and_sends_what_was_left_is_one():
 
 def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
     watch = ConflictWatch()
-    before, after = Sender(run="run-1"), Sender(run="run-2")
+    before, after = FrameSender(run="run-1"), FrameSender(run="run-2")
     for second in range(0, 500, 10):
         watch.send(before, second, sent_at=second if second < 250 else second + 400)
         if second > 250:
@@ -76,12 +78,12 @@ def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
 
 
 async def test_it_is_a_metric(tmp_path: Path):
-    one_of, other = Sender(), Sender(boot_id="boot-2", run="run-2")
-    async with running(settings_in(tmp_path)) as one:
+    one_of, other = FrameSender(), FrameSender(boot_id="boot-2", run="run-2")
+    async with run_collector(settings_in(tmp_path)) as one:
         for number in range(3):
             for sender in (one_of, other):
                 sent = SentAt(START_WALL_NS, START_BOOT_NS + 10**12, sender.boot_id)
-                body = sender.body(some(sender, at=number * 3), schemas=True)
+                body = sender.body(gpu_frames(sender, at=number * 3), schemas=True)
                 assert (await one.post(body, headers=sent.to_headers()))[0] == 200, SENT_HEADER
         await one.collector.refresher.refresh()
         text = (await one.get("/metrics"))[1]

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from makers import SECOND, Sender, gpu_schema
-from running_collector import Running, logged, running, settings_in, some
+from makers import SECOND, FrameSender, gpu_schema
+from running_collector import (
+    RunningCollector,
+    gpu_frames,
+    logged_envelopes,
+    run_collector,
+    settings_in,
+)
 from support.checkpoints import facts_of
 
 from collector.config import FrameLogSettings, IngestLimits, MeteringSettings
@@ -23,36 +29,36 @@ PATIENCE_SECONDS = 30
 
 
 async def test_a_collector_asks_for_the_schema_once_and_then_acknowledges(tmp_path: Path):
-    sender = Sender()
-    async with running(settings_in(tmp_path)) as one:
-        first = some(sender)
+    sender = FrameSender()
+    async with run_collector(settings_in(tmp_path)) as one:
+        first = gpu_frames(sender)
         status, reply = await one.post(sender.body(first))
         assert status == 409
         assert len(reply["unknown_schemas"]) == 1
         status, reply = await one.post(sender.body(first, schemas=True))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
-        status, reply = await one.post(sender.body(some(sender, at=3)))
+        status, reply = await one.post(sender.body(gpu_frames(sender, at=3)))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
         row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
         assert row.block.values[row.index].tolist() == [50, 60, 1000, 2000, 12, 22]
-    assert logged(tmp_path) == 2
+    assert logged_envelopes(tmp_path) == 2
 
 
 async def test_sending_again_counts_nothing_twice(tmp_path: Path):
-    sender = Sender()
-    body = sender.body(some(sender), schemas=True)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    body = sender.body(gpu_frames(sender), schemas=True)
+    async with run_collector(settings_in(tmp_path)) as one:
         answers = await asyncio.gather(*(one.post(body) for _ in range(5)))
         assert all(status == 200 for status, _ in answers)
         assert sum(reply["accepted_frames"] for _, reply in answers) == 3
         assert one.collector.core.counts.frames == 3
-    assert logged(tmp_path) == 1
+    assert logged_envelopes(tmp_path) == 1
 
 
 async def test_reordered_envelopes_all_count(tmp_path: Path):
-    sender = Sender()
-    bodies = [sender.body(some(sender, at=3 * n), schemas=True) for n in range(4)]
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    bodies = [sender.body(gpu_frames(sender, at=3 * n), schemas=True) for n in range(4)]
+    async with run_collector(settings_in(tmp_path)) as one:
         for body in (bodies[2], bodies[0], bodies[3]):
             assert (await one.post(body))[1]["accepted_frames"] == 3
         assert one.collector.core.received.count_missing() == 3
@@ -63,13 +69,13 @@ async def test_reordered_envelopes_all_count(tmp_path: Path):
 
 
 async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
-    sender, other = Sender(), Sender("n2")
+    sender, other = FrameSender(), FrameSender("n2")
     settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
-    async with running(settings) as one:
-        await one.post(sender.body(some(sender), schemas=True))
-        await one.post(other.body(some(other, at=5), schemas=True), node="n2")
+    async with run_collector(settings) as one:
+        await one.post(sender.body(gpu_frames(sender), schemas=True))
+        await one.post(other.body(gpu_frames(other, at=5), schemas=True), node="n2")
         before = one.collector.core
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         after = one.collector.core
         assert after.received == before.received
         assert facts_of(after) == facts_of(before)
@@ -77,7 +83,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
             old, new = before.fleet.nodes[name].rows["gpu"], after.fleet.nodes[name].rows["gpu"]
             assert old.block.values[old.index].tolist() == new.block.values[new.index].tolist()
             assert old.instant_ns == new.instant_ns
-        body = Sender("n2", sequences={}).body(some(Sender("n2"), at=5))
+        body = FrameSender("n2", sequences={}).body(gpu_frames(FrameSender("n2"), at=5))
         status, reply = await one.post(body, node="n2")
         assert (status, reply["accepted_frames"]) == (200, 0), (
             "a retry after the crash is no new frame"
@@ -85,11 +91,11 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
 
 
 async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     settings = settings_in(tmp_path, frame_log=log, limits=IngestLimits(requests_per_second=10_000))
     rows = [[n * 7919 % 1009, 60, n * 104729, 2000, n, 20] for n in range(2000)]
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         bodies = [
             sender.body(sender.frames(gpu_schema("n1"), rows, at=2000 * n), schemas=n == 0)
             for n in range(60)
@@ -103,7 +109,7 @@ async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Pa
                 bodies.append(sender.body(frames))
                 assert (await one.post(bodies[-1], at=2_000_000))[0] == 200
         before = one.collector.core
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert one.collector.core.received == before.received
         assert facts_of(one.collector.core) == facts_of(before)
         assert (await one.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
@@ -112,9 +118,11 @@ async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Pa
 async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path):
     settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
     rng = random.Random(1)  # noqa: S311 - repeatable on purpose
-    async with running(settings) as one:
-        await one.post(Sender("n2").body(some(Sender("n2")), schemas=True), node="n2")
-        sender = Sender()
+    async with run_collector(settings) as one:
+        await one.post(
+            FrameSender("n2").body(gpu_frames(FrameSender("n2")), schemas=True), node="n2"
+        )
+        sender = FrameSender()
         while one.collector.log.number < 3:
             rows = [[rng.randrange(1 << 40) for _ in range(6)] for _ in range(90)]
             last = 100_000
@@ -127,7 +135,7 @@ async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path
                 await asyncio.sleep(0.01)
     for number in range(1, one.collector.checkpointer.first_segment):
         segment_path(tmp_path / "state" / "frames", number).unlink()
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
         assert one.collector.core.gpus_by_node["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
@@ -138,10 +146,10 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         MeteringSettings(period_seconds=0.1, quiet_seconds=0),
     )
     limits = IngestLimits(pending_evidence_intervals=2)
-    sender, other = Sender(), Sender("n2")
-    quarters = [sender.body(some(sender, at=900 * n), schemas=True) for n in range(4)]
-    body = other.body(some(other), schemas=True)
-    async with running(settings_in(tmp_path, limits=limits, metering=waits)) as one:
+    sender, other = FrameSender(), FrameSender("n2")
+    quarters = [sender.body(gpu_frames(sender, at=900 * n), schemas=True) for n in range(4)]
+    body = other.body(gpu_frames(other), schemas=True)
+    async with run_collector(settings_in(tmp_path, limits=limits, metering=waits)) as one:
         answers = [await one.post(quarter, at=5000) for quarter in quarters]
         assert [status for status, _ in answers] == [200, 200, 200, 503]
         assert answers[3][1]["error"] == (
@@ -152,7 +160,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
             "what is durable already is acknowledged"
         )
         assert one.collector.core.counts.rejected == {"evidence": 1}
-    async with running(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
+    async with run_collector(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
         while one.collector.core.evidence.intervals.by_key:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
         assert (await one.post(quarters[3], at=5000))[0] == 200
@@ -160,42 +168,44 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
     settings = settings_in(tmp_path)
-    async with running(settings):
+    async with run_collector(settings):
         with pytest.raises(SettingsError, match="in use by another collector"):
-            async with running(settings):
+            async with run_collector(settings):
                 pass
 
 
 async def test_the_end_of_an_earlier_run_shows_what_was_lost_of_it(tmp_path: Path):
     """Also after a restart that reads the frame log again, and it closes where frames come late."""
-    sender, settings = Sender(), settings_in(tmp_path)
-    frames = some(sender, rows=6)
+    sender, settings = FrameSender(), settings_in(tmp_path)
+    frames = gpu_frames(sender, rows=6)
     early, late = frames[:4], frames[4:]
-    after = Sender(run="after")
+    after = FrameSender(run="after")
     statement = RunEnd(sender.run, {frames[0].schema.stream: frames[-1].sequence})
-    stated = msgspec.structs.replace(after.envelope(some(after, 30), schemas=True), ended=statement)
+    stated = msgspec.structs.replace(
+        after.envelope(gpu_frames(after, 30), schemas=True), ended=statement
+    )
     missing = f"{catalog.MISSING.name} "
 
-    async def lost(one: Running) -> int:
+    async def lost(one: RunningCollector) -> int:
         _, text = await one.get("/metrics")
         return int(next(line for line in text.splitlines() if line.startswith(missing)).split()[1])
 
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert (await one.post(sender.body(early, schemas=True)))[0] == 200
         assert await lost(one) == 0
         assert (await one.post(pack(stated), at=40))[0] == 200
         assert await lost(one) == len(late)
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert await lost(one) == len(late)
         assert (await one.post(sender.body(late), at=50))[0] == 200
         assert await lost(one) == 0
 
 
 async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     bare = msgspec.structs.replace(sender.envelope([]), batches=(), schemas=())
-    async with running(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+    async with run_collector(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         for number in range(3):
             names = {f"{number}-{name}": 1 << 62 for name in range(255)}
             ended = RunEnd(sender.run, {"gpu": 1 << 62, **names})
@@ -211,15 +221,15 @@ async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
 
 
 async def test_streams_of_a_run_are_bounded(tmp_path: Path):
-    sender = Sender()
-    first = sender.envelope(some(sender), schemas=True)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    first = sender.envelope(gpu_frames(sender), schemas=True)
+    async with run_collector(settings_in(tmp_path)) as one:
         assert (await one.post(pack(first)))[0] == 200
         for stream in range(MAX_STREAMS - 1):
             one.collector.core.received.add("n1", sender.run, f"s{stream}", 1, 1, 1)
-        assert (await one.post(sender.body(some(sender, at=3))))[0] == 200
+        assert (await one.post(sender.body(gpu_frames(sender, at=3))))[0] == 200
         one.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
-        status, answer = await one.post(sender.body(some(sender, at=6)))
+        status, answer = await one.post(sender.body(gpu_frames(sender, at=6)))
         assert (status, answer["error"]) == (
             422,
             f"{MAX_STREAMS + 1} streams of a run: expected at most {MAX_STREAMS}",
@@ -227,9 +237,9 @@ async def test_streams_of_a_run_are_bounded(tmp_path: Path):
 
 
 async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
-    sender = Sender()
-    frames = some(sender, rows=9)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    frames = gpu_frames(sender, rows=9)
+    async with run_collector(settings_in(tmp_path)) as one:
         for part in (frames[:2], frames[5:]):
             assert (await one.post(sender.body(part, schemas=True)))[0] == 200
         _, text = await one.get("/metrics")
@@ -239,12 +249,12 @@ async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
 
 async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_path: Path):
     """Up to four times the bound is read again, as it may have been wider before."""
-    sender = Sender()
-    frames = some(sender, rows=20)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    frames = gpu_frames(sender, rows=20)
+    async with run_collector(settings_in(tmp_path)) as one:
         for frame in frames[::2]:
             assert (await one.post(sender.body([frame], schemas=True), at=60))[0] == 200
         assert one.collector.core.received.sizes["n1"] == 10
-    async with running(settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))) as one:
+    async with run_collector(settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))) as one:
         assert one.collector.core.received.sizes["n1"] == 5
         assert one.collector.checkpointer.quarantine.records == 5

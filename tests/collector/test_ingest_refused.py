@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from makers import Sender
-from running_collector import logged, running, settings_in, some
+from makers import FrameSender
+from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 
 from collector.config import IngestLimits
 from collector.http.ingest import NodeSender
@@ -27,16 +27,16 @@ from railscope.wire import (
 
 REFUSALS = {
     "no magic": (b"hello", 400, "which starts with"),
-    "truncated": (Sender().body(some(Sender()), schemas=True)[:-20], 400, "truncated"),
+    "truncated": (FrameSender().body(gpu_frames(FrameSender()), schemas=True)[:-20], 400, "truncated"),
     "no zstd": (MAGIC + b"\0" * 100, 400, "cannot decompress"),
     "no envelope": (MAGIC + zstd.compress(msgspec.msgpack.encode([1, 2])), 400, "invalid envelope"),
-    "followed by other data": (Sender().body(some(Sender())) + b"x", 400, "followed by other data"),
+    "followed by other data": (FrameSender().body(gpu_frames(FrameSender())) + b"x", 400, "followed by other data"),
     "a bomb": (MAGIC + zstd.compress(bytes(50_000_000)), 400, "at most 1000000 bytes"),
     "too large": (bytes(300_000), 413, "body too large"),
     "another version": (
         pack(Envelope(99, "n1", "r", "b")), 426, "envelope version: 99: expected 1"
     ),
-    "another node": (Sender("n2").body(some(Sender("n2")), schemas=True), 403, "expected 'n1', as in the credential"),
+    "another node": (FrameSender("n2").body(gpu_frames(FrameSender("n2")), schemas=True), 403, "expected 'n1', as in the credential"),
     "a million columns": (
         pack(Envelope(1, "n1", "r", "b", (WireSchema("gpu", (
             WireGroup("railscope_gpu_power_watts", (1, 1000), (0,) * 90_000),
@@ -79,19 +79,19 @@ async def test_malicious_and_damaged_bodies_are_refused_and_change_nothing(
     tmp_path: Path, name: str
 ):
     body, expected, text = REFUSALS[name]
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         status, reply = await one.post(body)
         assert (status, text in reply["error"]) == (expected, True), reply
         assert sum(one.collector.core.counts.rejected.values()) == 1
         assert not one.collector.core.fleet.nodes
-        good = Sender()
-        assert (await one.post(good.body(some(good), schemas=True)))[0] == 200
-    assert logged(tmp_path) == 1
+        good = FrameSender()
+        assert (await one.post(good.body(gpu_frames(good), schemas=True)))[0] == 200
+    assert logged_envelopes(tmp_path) == 1
 
 
 async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
-    sender = Sender()
-    envelope = sender.envelope(some(sender), schemas=True)
+    sender = FrameSender()
+    envelope = sender.envelope(gpu_frames(sender), schemas=True)
     batch = envelope.batches[0]
     fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
     lies: list[dict[str, Any]] = [
@@ -99,7 +99,7 @@ async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
         {"wall_ns": (), "boot_ns": ()}, {"reasons": b"\1"}, {"changed": b"\xff\xff"},
         {"stream": "host"}, {"wall_ns": batch.wall_ns * 100, "boot_ns": batch.boot_ns * 100},
     ]  # fmt: skip
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         for lie in lies:
             made = type(batch)(**fields | lie)
             forged = msgspec.structs.replace(envelope, batches=(made,))
@@ -109,36 +109,36 @@ async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
 
 
 async def test_clocks_that_cannot_be_are_refused(tmp_path: Path):
-    sender = Sender()
-    ahead = sender.body(some(sender, at=5000), schemas=True)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    ahead = sender.body(gpu_frames(sender, at=5000), schemas=True)
+    async with run_collector(settings_in(tmp_path)) as one:
         status, reply = await one.post(ahead, at=10)
         assert (status, "invalid boot clock" in reply["error"]) == (422, True)
-        status, reply = await one.post(sender.body(some(sender)), at=40 * 86_400)
+        status, reply = await one.post(sender.body(gpu_frames(sender)), at=40 * 86_400)
         assert (status, "older than 30 days" in reply["error"]) == (422, True)
-        body = sender.body(some(sender))
+        body = sender.body(gpu_frames(sender))
         status, reply = await one.post(body, headers={SENT_HEADER: "yesterday"})
         assert (status, "expected wall clock" in reply["error"]) == (400, True)
 
 
 async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path: Path):
-    sender = Sender()
-    envelope = sender.envelope(some(sender), schemas=True)
+    sender = FrameSender()
+    envelope = sender.envelope(gpu_frames(sender), schemas=True)
     batch = envelope.batches[0]
     assert batch.rows > 1
     late = (*batch.boot_ns[:-1], batch.boot_ns[-1] + 90 * 86_400 * 10**9)
     batches = (msgspec.structs.replace(batch, boot_ns=late),)
     forged = msgspec.structs.replace(envelope, boot_id="the one before", batches=batches)
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         status, reply = await one.post(pack(forged))
         assert (status, "older than 30 days" in reply["error"]) == (422, True), reply
 
 
 async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
     limits = IngestLimits(batches_per_envelope=3, events_per_envelope=2, gaps_per_stream=2)
-    sender = Sender()
-    async with running(settings_in(tmp_path, limits=limits)) as one:
-        frames = [frame for n in range(8) for frame in some(sender, at=2 * n, rows=1)]
+    sender = FrameSender()
+    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
+        frames = [frame for n in range(8) for frame in gpu_frames(sender, at=2 * n, rows=1)]
         status, reply = await one.post(sender.body(frames[::2], schemas=True))
         assert (status, "4 batches: expected" in reply["error"]) == (422, True)
         for frame in frames[:6:2]:
@@ -149,16 +149,16 @@ async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
 async def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, header: str):
-    async with running(settings_in(tmp_path)) as one:
-        status, _ = await one.post(Sender().body([]), headers={SENT_HEADER: header})
+    async with run_collector(settings_in(tmp_path)) as one:
+        status, _ = await one.post(FrameSender().body([]), headers={SENT_HEADER: header})
         assert status == 400
         await one.collector.refresher.refresh()
 
 
 async def test_tokens_decide_which_clients_may_send_and_read(tmp_path: Path):
-    sender = Sender()
-    body = sender.body(some(sender), schemas=True)
-    async with running(settings_in(tmp_path)) as one:
+    sender = FrameSender()
+    body = sender.body(gpu_frames(sender), schemas=True)
+    async with run_collector(settings_in(tmp_path)) as one:
         for wrong in ("", "Bearer", "Bearer wrong", "Basic token-n1"):
             status, reply = await one.post(body, headers={"Authorization": wrong})
             assert (status, "missing credential" in reply["error"]) == (401, True)
@@ -175,23 +175,23 @@ async def test_tokens_decide_which_clients_may_send_and_read(tmp_path: Path):
 
 
 async def test_a_node_that_sends_too_often_must_wait(tmp_path: Path):
-    sender = Sender()
-    body = sender.body(some(sender), schemas=True)
+    sender = FrameSender()
+    body = sender.body(gpu_frames(sender), schemas=True)
     limits = IngestLimits(requests_per_second=0.5)
-    async with running(settings_in(tmp_path, limits=limits)) as one:
+    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
         statuses = [(await one.post(body))[0] for _ in range(7)]
         assert statuses == [200] * 5 + [429] * 2
-        assert (await one.post(Sender("n2").body([]), node="n2"))[0] == 200, (
+        assert (await one.post(FrameSender("n2").body([]), node="n2"))[0] == 200, (
             "others are not held up"
         )
 
 
 async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         statuses = []
         for number in range(7):
             schema = Schema("gpu", ((gpu.GPU_POWER, Entity(gpu.GPU_POWER.about, (f"G{number}",))),))
-            sender = Sender()
+            sender = FrameSender()
             statuses.append(
                 (await one.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[0]
             )

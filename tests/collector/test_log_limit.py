@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makers import Sender
-from running_collector import running, settings_in, some
+from makers import FrameSender
+from running_collector import gpu_frames, run_collector, settings_in
 from structlog.testing import capture_logs
 
 from collector.config import IngestLimits
@@ -32,7 +32,7 @@ def test_what_is_remembered_is_bounded():
 
 async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path):
     with capture_logs() as logs:
-        async with running(settings_in(tmp_path)) as one:
+        async with run_collector(settings_in(tmp_path)) as one:
             for _ in range(20):
                 assert (await one.post(b"hello"))[0] == 400
             assert (await one.post(b"hello", node="n2"))[0] == 400
@@ -47,16 +47,16 @@ async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path
 
 async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
     limits = IngestLimits(starts_per_node_hour=3)
-    async with running(settings_in(tmp_path, limits=limits)) as one:
+    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
         statuses = []
         for number in range(5):
-            sender = Sender(run=f"r{number}")
-            statuses.append((await one.post(sender.body(some(sender), schemas=True)))[0])
+            sender = FrameSender(run=f"r{number}")
+            statuses.append((await one.post(sender.body(gpu_frames(sender), schemas=True)))[0])
         assert statuses == [200, 200, 200, 429, 429]
-        again = Sender(run="r1", sequences={"gpu": 3})
-        assert (await one.post(again.body(some(again, at=3))))[0] == 200
-        other = Sender("n2")
-        assert (await one.post(other.body(some(other), schemas=True), node="n2"))[0] == 200
+        again = FrameSender(run="r1", sequences={"gpu": 3})
+        assert (await one.post(again.body(gpu_frames(again, at=3))))[0] == 200
+        other = FrameSender("n2")
+        assert (await one.post(other.body(gpu_frames(other), schemas=True), node="n2"))[0] == 200
 
 
 def test_runs_that_are_remembered_are_bounded():

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_collector import Running, running, settings_in
-from support.story import SECOND, Reporter, ended, gpus_of, started
+from running_collector import RunningCollector, run_collector, settings_in
+from support.story import SECOND, NodeReporter, claim_ended, claim_started, gpus_of
 
 from collector.config import IngestLimits, LedgerSettings, MeteringSettings
 from collector.evidence.evidence_store import EvidenceStore
@@ -28,13 +28,13 @@ MANY = IngestLimits(requests_per_second=10_000)
 EPOCH = "2020-01-01T00:00:00Z"
 
 
-def reporter() -> Reporter:
+def reporter() -> NodeReporter:
     """An agent whose story of thirty hours ends just now."""
     now_ns = time.time_ns() // SECOND * SECOND
-    return Reporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
+    return NodeReporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
 
 
-def report_before(directory: Path, node: Reporter) -> None:
+def report_before(directory: Path, node: NodeReporter) -> None:
     """Another collector that shares the database received the node's GPUs at the beginning."""
     (directory / "state").mkdir()
     ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
@@ -43,17 +43,17 @@ def report_before(directory: Path, node: Reporter) -> None:
     ledger.close()
 
 
-async def report(one: Running, node: Reporter) -> None:
+async def report(one: RunningCollector, node: NodeReporter) -> None:
     """Thirty hours of two GPUs; a namespace holds one of them for the first day of the story."""
 
     def claim_event(event: Any, second: int, fact: str) -> Any:
         event.facts[fact] = str(node.origin_ns + second * SECOND)
         return event
 
-    begins = started("GPU-0", "job", 0, owner="ns", source="kubernetes")
+    begins = claim_started("GPU-0", "job", 0, owner="ns", source="kubernetes")
     events = {
         3 * HOURS: [claim_event(begins, 3 * HOURS, "start_ns")],
-        27 * HOURS: [claim_event(ended("GPU-0", "job", 0), 27 * HOURS, "end_ns")],
+        27 * HOURS: [claim_event(claim_ended("GPU-0", "job", 0), 27 * HOURS, "end_ns")],
     }
     frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(0, LONG, 20), events=events)
     for at in range(0, len(frames), 400):
@@ -79,7 +79,7 @@ def files(directory: Path) -> dict[str, str]:
     }
 
 
-async def metrics(one: Running) -> dict[str, float]:
+async def metrics(one: RunningCollector) -> dict[str, float]:
     status, text = await one.get("/metrics")
     assert status == 200
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
@@ -90,7 +90,7 @@ async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
     """Thirty hours in a few requests: two minutes count, and the claim of the past waits."""
     settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
     node = reporter()
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         await report(one, node)
         await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
@@ -107,7 +107,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     node = reporter()
     midnight_ns = time.time_ns() // DAY_NS * DAY_NS
     report_before(tmp_path, node)
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         await report(one, node)
         await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
@@ -132,7 +132,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     assert page['railscope_tenant_held_gpus{tenant="vision"}'] == 0
     assert page['railscope_collector_file_valid{file="tenants"}'] == 1
     assert page["railscope_collector_ledger_failures_total"] == 0
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         await one.collector.finalizer.round(everything=True)
         await one.collector.refresher.refresh()
         again = await one.json("/api/v1/account")
@@ -154,7 +154,7 @@ async def test_a_tenants_file_that_was_never_valid_names_no_tenants(tmp_path: Pa
     path.write_text("nonsense\n")
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.db'}")
     settings = settings_in(tmp_path, metering=METERING, ledger=away, tenants_file=str(path))
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         (tmp_path / "away").mkdir()
         assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
@@ -164,8 +164,8 @@ async def test_a_tenants_file_that_was_never_valid_names_no_tenants(tmp_path: Pa
 
 async def test_a_collector_without_its_database_accepts_frames_and_reports_it(tmp_path: Path):
     nowhere = LedgerSettings(url=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
-    async with running(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as one:
-        node = Reporter(origin_ns=time.time_ns())
+    async with run_collector(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as one:
+        node = NodeReporter(origin_ns=time.time_ns())
         record, _ = node.record(node.frames(gpus_of("GPU-0"), range(0, 60, 10)))
         assert (await one.post(record.body, headers=record.sent.to_headers()))[0] == 200
         assert not await one.collector.finalizer.attempt()
@@ -184,4 +184,4 @@ async def test_a_collector_without_its_database_accepts_frames_and_reports_it(tm
 def test_a_url_file_that_is_not_there_is_named(tmp_path: Path):
     wanted = LedgerSettings(url_file=str(tmp_path / "url"))
     with pytest.raises(SettingsError, match=r"ledger\.url_file"):
-        Running(settings_in(tmp_path, ledger=wanted))
+        RunningCollector(settings_in(tmp_path, ledger=wanted))

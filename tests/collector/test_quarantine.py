@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from hostile.generators import frames_far_apart
-from makers import Sender
-from running_collector import running, settings_in, some
+from makers import FrameSender
+from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import FrameRecord
@@ -30,17 +30,17 @@ async def append(directory: Path, *bodies: bytes) -> None:
 
 
 async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     (hostile,) = frames_far_apart()
-    async with running(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+    async with run_collector(settings_in(tmp_path)) as one:
+        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         # Its schema is known, as it was when the record was accepted.
 
         for schema in unpack(hostile, 1 << 24).schemas:
             one.collector.core.schemas.put(schema)
     await append(tmp_path, hostile, MAGIC + b"no envelope")
     for _ in range(2):
-        async with running(settings_in(tmp_path)) as one:
+        async with run_collector(settings_in(tmp_path)) as one:
             assert one.collector.core.counts.frames == 3, "what others sent was taken"
             assert one.collector.checkpointer.quarantine.records == 2
             await one.collector.refresher.refresh()

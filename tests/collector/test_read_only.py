@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from makers import Sender
-from running_collector import Running, running, settings_in, some
+from makers import FrameSender
+from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.disk import enlarge, small_file_system
 
 from collector.audit.ledger_watch import KNOWN_HEAD_FILE
@@ -59,30 +59,30 @@ async def until(condition, what: str) -> None:
 async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself(
     tmp_path: Path,
 ) -> None:
-    sender = Sender("n1")
+    sender = FrameSender("n1")
     state = tmp_path / "state"
 
     async def is_head_kept() -> bool:
         return (state / KNOWN_HEAD_FILE).exists()
 
-    async with running(settings_in(tmp_path)) as one:
-        status, _ = await one.post(sender.body(some(sender), schemas=True))
+    async with run_collector(settings_in(tmp_path)) as one:
+        status, _ = await one.post(sender.body(gpu_frames(sender), schemas=True))
         assert status == 200
         await until(is_head_kept, "the thread that checks the ledger has written its file")
     full = [True]
     before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
 
-    def prepare(one: Running) -> None:
+    def prepare(one: RunningCollector) -> None:
         one.collector.find_write_problem = lambda _directory: FULL if full[0] else ""
         one.collector.space_seconds = 0.02
 
-    async with running(settings_in(tmp_path), prepare) as one:
+    async with run_collector(settings_in(tmp_path), prepare) as one:
         status, text = await one.get("/-/ready")
         assert (status, text) == (503, f"not ready: read-only: {FULL}\n")
         assert (await one.get("/-/healthy"))[0] == 200
         assert (await one.get("/metrics"))[0] == 200
         assert "n1" in (await one.get("/api/v1/nodes"))[1]
-        status, answer = await one.post(sender.body(some(sender, 10)))
+        status, answer = await one.post(sender.body(gpu_frames(sender, 10)))
         assert (status, answer["error"]) == (503, FULL)
         after = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
         assert after == before, "nothing is written"
@@ -93,5 +93,5 @@ async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself
             return one.url != first and (await one.get("/-/ready"))[0] == 200
 
         await until(goes_on, "it takes frames again")
-        status, _ = await one.post(sender.body(some(sender, 10)))
+        status, _ = await one.post(sender.body(gpu_frames(sender, 10)))
         assert status == 200

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import facts_of
-from support.story import Reporter, accept, core_in, gpus_of
+from support.story import NodeReporter, accept, core_in, gpus_of
 
 from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60
 def core(tmp_path: Path) -> CollectorState:
     """One that knows of a GPU."""
     made = core_in(tmp_path / "schemas")
-    accept(made, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(made, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return made
 
 
@@ -117,7 +117,7 @@ async def test_segments_that_go_while_events_are_read_again_are_passed_over(core
     log = FrameLog(tmp_path / "frames", 1 << 10, 1)
     log.open()
     writing = asyncio.create_task(log.run())
-    reporter = Reporter()
+    reporter = NodeReporter()
     for record, _ in reporter.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 600, 10), each=2):
         await log.append(FrameRecord(record.node, 1, record.sent, record.body), lambda: None)
     writing.cancel()

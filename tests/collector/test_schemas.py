@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makers import Sender
-from running_collector import running, settings_in, some
+from makers import FrameSender
+from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.config import FrameLogSettings, IngestLimits
 from collector.fleet.schemas import MAX_SCHEMA_BYTES_PER_NODE, MAX_SCHEMAS_PER_NODE, StoredSchemas
@@ -57,12 +57,12 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
 
 
 async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
-    sender = Sender()
+    sender = FrameSender()
     settings = settings_in(
         tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=IngestLimits()
     )
-    async with running(settings) as one:
-        assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200
+    async with run_collector(settings) as one:
+        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         core = one.collector.core
         digest = core.fleet.nodes["n1"].rows["gpu"].schema
         assert core.schemas.release_unused(100, core.fleet.schemas()) == [], (
@@ -73,6 +73,6 @@ async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
         core.fleet.drop_empty_sheets()
         assert list(core.fleet.blocks()) == []
         assert core.schemas.release_unused(100, core.fleet.schemas()) == [digest]
-        status, reply = await one.post(sender.body(some(sender, at=3)))
+        status, reply = await one.post(sender.body(gpu_frames(sender, at=3)))
         assert (status, reply["unknown_schemas"]) == (409, [digest.hex()])
-        assert (await one.post(sender.body(some(sender, at=3), schemas=True)))[0] == 200
+        assert (await one.post(sender.body(gpu_frames(sender, at=3), schemas=True)))[0] == 200

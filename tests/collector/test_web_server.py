@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from running_collector import Running, running, settings_in
+from running_collector import RunningCollector, run_collector, settings_in
 from support.framing import FRAMINGS, SMUGGLED
 
 from collector.config import IngestLimits
@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 60
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"
 
 
-async def respond(one: Running, request: bytes) -> bytes:
+async def respond(one: RunningCollector, request: bytes) -> bytes:
     port = int(one.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
@@ -29,7 +29,7 @@ async def test_slow_headers_delay_no_request_and_are_closed(tmp_path: Path):
     settings = settings_in(
         tmp_path, limits=IngestLimits(connections=64, connections_per_address=32)
     )
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         port = int(one.url.rpartition(":")[2])
         held = []
         for _ in range(300):
@@ -47,10 +47,10 @@ async def test_slow_headers_delay_no_request_and_are_closed(tmp_path: Path):
 
 
 async def test_a_connection_without_a_request_ends(tmp_path: Path):
-    def hasty(one: Running) -> None:
+    def hasty(one: RunningCollector) -> None:
         one.collector.connections.header_seconds = 0.2
 
-    async with running(settings_in(tmp_path), hasty) as one:
+    async with run_collector(settings_in(tmp_path), hasty) as one:
         assert await respond(one, GET) == b""
         assert one.collector.connections.closed["timeout"] == 1
 
@@ -58,14 +58,14 @@ async def test_a_connection_without_a_request_ends(tmp_path: Path):
 async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
     settings = settings_in(tmp_path, limits=IngestLimits(body_timeout_seconds=0.2))
     head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         answer = await respond(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")
         assert answer.startswith(b"HTTP/1.1 408"), answer
         assert one.collector.core.counts.rejected == {"timeout": 1}
 
 
 async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp_path: Path):
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         for path in (b"/-/healthy", b"/nowhere", b"/metrics"):
             answer = await respond(
                 one, GET.replace(b"/-/healthy", path) + b"Connection: close\r\n\r\n"
@@ -82,7 +82,7 @@ async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp
 async def test_an_ambiguous_length_is_rejected_with_all_that_follows(
     tmp_path: Path, framing: bytes
 ):
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         request = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + framing + SMUGGLED
         answer = await respond(one, request)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer

@@ -20,7 +20,7 @@ SOURCE = {"name": "datasource", "type": "datasource"}
 SEVERAL = {"name": "node", "type": "query", "includeAll": True, "allValue": ".*"}
 
 
-class Server:
+class PreparedClient:
     """Client that returns prepared answers and records its requests."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    made = Server()
+async def server() -> AsyncIterator[PreparedClient]:
+    made = PreparedClient()
     application = web.Application()
     application.router.add_get("/{path:.*}", made.answer)
     runner = web.AppRunner(application)
@@ -85,7 +85,7 @@ def test_a_rate_covers_four_scrapes_at_least():
     assert window.rate_interval(300) == "315s"
 
 
-async def test_values_are_placed_at_their_instants(server: Server):
+async def test_values_are_placed_at_their_instants(server: PreparedClient):
     values = [[1000, "1"], [1030, "NaN"], [1045, "+Inf"]]
     result = {"resultType": "matrix", "result": [{"metric": {"node": "n"}, "values": values}]}
     server.answers["query_range"] = good(result)
@@ -97,7 +97,7 @@ async def test_values_are_placed_at_their_instants(server: Server):
     assert server.asked[0][1]["step"] == "15.0"
 
 
-async def test_a_scalar_has_no_labels(server: Server):
+async def test_a_scalar_has_no_labels(server: PreparedClient):
     server.answers["query"] = good({"resultType": "scalar", "result": [1000, "7"]})
     async with Prometheus(server.url) as prometheus:
         (one,) = (await prometheus.query_instant("7", 1000.0)).series
@@ -105,7 +105,7 @@ async def test_a_scalar_has_no_labels(server: Server):
 
 
 async def test_the_first_value_in_natural_order_is_chosen_and_later_ones_follow_from_it(
-    server: Server,
+    server: PreparedClient,
 ):
     server.answers["label/node/values"] = good(["gpu-10", "gpu-2"])
     server.answers["label/rail/values"] = good(["0", "3"])
@@ -123,26 +123,28 @@ async def test_the_first_value_in_natural_order_is_chosen_and_later_ones_follow_
     assert {"node": "gpu-10", "rail": "3"} in every
 
 
-async def test_a_variable_of_several_values_takes_all(server: Server):
+async def test_a_variable_of_several_values_takes_all(server: PreparedClient):
     async with Prometheus(server.url) as prometheus:
         assert await prometheus.choose_values([SEVERAL], {"node": "gpu-2"}) == {"node": ".*"}
 
 
-async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are(server: Server):
+async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are(
+    server: PreparedClient,
+):
     server.answers["label/node/values"] = good(["gpu-1", "gpu-2"])
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="unknown node gpu-7: expected gpu-1, gpu-2"):
             await prometheus.choose_values([NODES], {"node": "gpu-7"})
 
 
-async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: Server):
+async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: PreparedClient):
     server.answers["query"] = {"status": "error", "error": "parse error"}
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="parse error"):
             await prometheus.query_instant("up{", 0.0)
 
 
-async def test_a_server_that_is_no_prometheus_is_an_error(server: Server):
+async def test_a_server_that_is_no_prometheus_is_an_error(server: PreparedClient):
     server.answers["query"] = "<html>hello</html>"
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="expected the JSON of the API of Prometheus"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
+from support.simulated import ALL_WAYS, SECONDS, STEP, CapturedNvml, node, pairs
 
 from railscope.capture import Capture, CaptureTimeline
 from simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
@@ -86,7 +86,7 @@ def test_a_gpu_moves_over_pcie_what_its_nic_sends_and_receives() -> None:
     for second in range(0, SECONDS, STEP):
         moved = []
         for at in (second, second + STEP):
-            nvml = Nvml(capture, at)
+            nvml = CapturedNvml(capture, at)
             sent, received = sent_and_received(capture, at)
             moved.append((nvml.field(0, 197) - sent, nvml.field(0, 198) - received))
         (out, back), (later_out, later_back) = moved
@@ -97,7 +97,7 @@ def test_a_gpu_moves_over_pcie_what_its_nic_sends_and_receives() -> None:
 def test_a_gpu_beside_grace_moves_that_over_c2c_and_next_to_nothing_over_pcie() -> None:
     capture = node("gb200")
     for second in range(0, SECONDS, STEP):
-        late = Nvml(capture, second + STEP)
+        late = CapturedNvml(capture, second + STEP)
         moved = zip(
             sent_and_received(capture, second),
             sent_and_received(capture, second + STEP),
@@ -108,11 +108,14 @@ def test_a_gpu_beside_grace_moves_that_over_c2c_and_next_to_nothing_over_pcie() 
             assert rail > 10**9
             assert 0 <= late.metric(0, c2c) * MEBIBYTE - rail < 2 * 10**9
             assert late.metric(0, pcie) < 1
-    assert Nvml(capture, 0).field(0, 197) < Nvml(node("b200"), 0).field(0, 197) / 10_000
+    assert (
+        CapturedNvml(capture, 0).field(0, 197)
+        < CapturedNvml(node("b200"), 0).field(0, 197) / 10_000
+    )
 
 
 def test_an_idle_node_moves_nothing_and_computes_nothing() -> None:
-    nvml = Nvml(node("h100", scenario="idle"), SECONDS)
+    nvml = CapturedNvml(node("h100", scenario="idle"), SECONDS)
     for metric in (1, 2, 3, 5, 10, 20, 21, 60, 61):
         assert nvml.metric(0, metric) == 0
     assert nvml.device("ComputeRunningProcesses", 0) == []
@@ -150,7 +153,9 @@ def test_every_gpu_stays_within_its_limits(model: str, mode: str) -> None:
 
 @pytest.mark.parametrize("model", SHORT_NAMES)
 def test_an_idle_gpu_has_next_to_nothing_in_bar1(model: str) -> None:
-    used = Nvml(node(model, scenario="idle"), SECONDS).device("BAR1MemoryInfo", 0)["bar1Used"]
+    used = CapturedNvml(node(model, scenario="idle"), SECONDS).device("BAR1MemoryInfo", 0)[
+        "bar1Used"
+    ]
     assert used == 2 * MEBIBYTE
 
 
@@ -218,7 +223,7 @@ def test_each_generation_answers_what_it_has(call: str, models: set[str]) -> Non
     answering = {
         model
         for model in SHORT_NAMES
-        if Nvml(node(model), SECONDS).has(name, *arguments.rstrip(")").split(","))
+        if CapturedNvml(node(model), SECONDS).has(name, *arguments.rstrip(")").split(","))
     }
     assert answering == models
 
@@ -230,7 +235,8 @@ def test_a_model_is_found_by_either_name() -> None:
 
 def test_a_tray_with_grace_has_a_domain_for_each_gpu_and_one_fabric_with_its_neighbours() -> None:
     nodes = [
-        Nvml(simulate(NodeSpec(name, gpus=4, model="gb200"), 1), 0) for name in ("tray-1", "tray-2")
+        CapturedNvml(simulate(NodeSpec(name, gpus=4, model="gb200"), 1), 0)
+        for name in ("tray-1", "tray-2")
     ]
     buses = [nodes[0].device("PciInfo", gpu)["busId"] for gpu in range(4)]
     assert [bus[:8] for bus in buses] == ["00000008", "00000009", "00000018", "00000019"]

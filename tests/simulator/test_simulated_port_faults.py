@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.simulated_ports import ONSET, SECONDS, Seen, run
+from support.simulated_ports import ONSET, SECONDS, CaptureAtOffset, run
 
 from simulator import NodeSpec, simulate
 
@@ -13,8 +13,8 @@ NIC, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 PCI = "/sys/bus/pci/devices"
 
 
-def at(scenario: str, second: int = SECONDS, nic: str = "cx7") -> Seen:
-    return Seen(run(scenario, nic), second)
+def at(scenario: str, second: int = SECONDS, nic: str = "cx7") -> CaptureAtOffset:
+    return CaptureAtOffset(run(scenario, nic), second)
 
 
 def grown(scenario: str, name: str, interface: str = STRUCK) -> int:
@@ -54,7 +54,7 @@ def test_a_flapping_link_is_down_in_all_views_at_once() -> None:
     fine = simulate(NodeSpec("gpu-001", gpus=4, scenario="flapping"), 120, 0.25)
     directory, states = f"/sys/class/net/{STRUCK}", set()
     for moment in fine.moments:
-        seen = Seen(fine, moment.offset_ns / 1e9)
+        seen = CaptureAtOffset(fine, moment.offset_ns / 1e9)
         (link,) = [one for one in seen.call("netlink.links()") if one["name"] == STRUCK]
         up = seen.netlink("link_state", STRUCK)["up"]
         assert (link["carrier"] == 1) == up == (seen.file(f"{directory}/carrier") == "1")
@@ -93,7 +93,9 @@ def test_a_failing_cable_ends_as_a_slower_link() -> None:
 def test_a_slower_link_slows_all_rails_down() -> None:
     capture = simulate(NodeSpec("gpu-001", scenario="speed_down"), 600, 10)
     name = "tx_vport_rdma_unicast_bytes"
-    values = [Seen(capture, second).statistics(OTHER)[name] for second in (0, 140, 470, 600)]
+    values = [
+        CaptureAtOffset(capture, second).statistics(OTHER)[name] for second in (0, 140, 470, 600)
+    ]
     healthy, slow = (values[1] - values[0]) / 140, (values[3] - values[2]) / 130
     assert 0.5 < slow / healthy < 0.95
 
@@ -187,10 +189,12 @@ def test_a_nic_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
 
 def test_half_the_pcie_bandwidth_is_enough_for_a_slow_nic() -> None:
     capture = simulate(NodeSpec("gpu-001", scenario="pcie_degraded", nic="irdma"), 60, 5)
-    end = Seen(capture, 60)
+    end = CaptureAtOffset(capture, 60)
     width, speed = (end.file(f"{PCI}/{NIC}/current_link_{what}") for what in ("width", "speed"))
     assert (width, speed) in {("8", "16.0 GT/s PCIe"), ("16", "8.0 GT/s PCIe")}
-    xoffs = [Seen(capture, s).statistics(STRUCK)["tx_priority_3_xoff.nic"] for s in (30, 60)]
+    xoffs = [
+        CaptureAtOffset(capture, s).statistics(STRUCK)["tx_priority_3_xoff.nic"] for s in (30, 60)
+    ]
     assert xoffs[1] - xoffs[0] < 100
 
 
@@ -201,7 +205,7 @@ DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
 def test_settings_drift_apart_on_each_rail() -> None:
     before, after = at("settings_drift", ONSET - 5), at("settings_drift")
 
-    def setup(seen: Seen, interface: str) -> tuple[list[int], str, str, str, int]:
+    def setup(seen: CaptureAtOffset, interface: str) -> tuple[list[int], str, str, str, int]:
         dcb = seen.netlink("dcb", interface)
         return (
             dcb["pfc"]["enabled"],

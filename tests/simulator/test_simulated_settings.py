@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.simulated_ports import SECONDS, Seen, run
+from support.simulated_ports import SECONDS, CaptureAtOffset, run
 
 from simulator import NICS
 
@@ -21,7 +21,7 @@ LINK_STATISTICS = 25
     st.integers(0, SECONDS),
 )
 def test_links_agree_with_files_and_psutil(scenario: str, nic: str, second: int) -> None:
-    seen = Seen(run(scenario, nic), second)
+    seen = CaptureAtOffset(run(scenario, nic), second)
     links = seen.call("netlink.links()")
     totals = seen.call("psutil.net_io_counters()")
     assert {link["name"] for link in links} == set(totals)
@@ -45,7 +45,7 @@ def test_links_agree_with_files_and_psutil(scenario: str, nic: str, second: int)
 
 @pytest.mark.parametrize("nic", NICS)
 def test_ports_are_lossless_for_rdma_and_for_nothing_else(nic: str) -> None:
-    seen = Seen(run(nic=nic), 0)
+    seen = CaptureAtOffset(run(nic=nic), 0)
     for interface in seen.nic_interfaces():
         dcb = seen.netlink("dcb", interface)
         assert dcb["pfc"]["enabled"] == [3]
@@ -67,7 +67,7 @@ def test_ports_are_lossless_for_rdma_and_for_nothing_else(nic: str) -> None:
 
 
 def test_what_a_driver_does_not_do_is_refused() -> None:
-    seen = Seen(run(), 0)
+    seen = CaptureAtOffset(run(), 0)
     for function in FUNCTIONS:
         answers = [seen.netlink(function, name) for name in ("lo", "eth0")]
         expected = {
@@ -86,7 +86,7 @@ def test_what_a_driver_does_not_do_is_refused() -> None:
 )
 def test_pause_and_correction_are_counted_as_in_the_statistics(scenario: str, nic: str) -> None:
     for second in (0, SECONDS):
-        seen = Seen(run(scenario, nic), second)
+        seen = CaptureAtOffset(run(scenario, nic), second)
         for interface in seen.nic_interfaces():
             found = seen.statistics(interface)
             pfc = seen.netlink("dcb", interface)["pfc"]
@@ -113,7 +113,7 @@ def test_pause_and_correction_are_counted_as_in_the_statistics(scenario: str, ni
 def test_optics_have_measurements_and_copper_has_none(nic: str) -> None:
     capture = run(nic=nic)
     for second in (0, SECONDS):
-        seen = Seen(capture, second)
+        seen = CaptureAtOffset(capture, second)
         modules = {name: seen.netlink("module", name) for name in seen.nic_interfaces()}
         assert len({module["serial"] for module in modules.values()}) == 10
         copper = [module for module in modules.values() if module["media"] == "passive copper"]
@@ -140,7 +140,7 @@ def test_optics_have_measurements_and_copper_has_none(nic: str) -> None:
 
 def test_rails_are_wired_to_leaves_of_their_own_and_nodes_to_ports() -> None:
     one, other, far = (
-        Seen(run(node=node), 0).call("lldp.neighbours()")
+        CaptureAtOffset(run(node=node), 0).call("lldp.neighbours()")
         for node in ("gpu-001", "gpu-002", "gpu-033")
     )
     rails = [f"ens{rail + 1}f0np0" for rail in range(8)]
@@ -158,7 +158,7 @@ def test_rails_are_wired_to_leaves_of_their_own_and_nodes_to_ports() -> None:
 
 
 def test_the_vendors_own_files_exist_for_its_own_nics_only() -> None:
-    mixed = Seen(run(nic="mixed"), 0)
+    mixed = CaptureAtOffset(run(nic="mixed"), 0)
     assert mixed.ofed("ens1f0np0", "qos/trust") == "dscp"
     assert mixed.ofed("ens1f0np0", "ecn/roce_np/enable/3") == "1"
     assert mixed.ofed("ens1f0np0", "ecn/roce_np/cnp_dscp") == "48"
@@ -171,7 +171,7 @@ def test_the_vendors_own_files_exist_for_its_own_nics_only() -> None:
 
 def test_rdma_statistics_hold_the_files_and_what_no_file_has() -> None:
     for nic, device, extra in (("cx7", "mlx5_0", 7), ("bnxt", "bnxt_re0", 0)):
-        seen = Seen(run(nic=nic), SECONDS)
+        seen = CaptureAtOffset(run(nic=nic), SECONDS)
         reported = seen.call(f"netlink.rdma_statistics({device},1)")
         directory = f"/sys/class/infiniband/{device}/ports/1"
         files = set(run(nic=nic).moments[0].names[f"{directory}/hw_counters"]) - {"lifespan"}
@@ -185,7 +185,7 @@ def test_rdma_statistics_hold_the_files_and_what_no_file_has() -> None:
 
 
 def test_the_default_route_is_that_of_the_management_interface() -> None:
-    head, *rows = Seen(run(), 0).file("/proc/net/route").splitlines()
+    head, *rows = CaptureAtOffset(run(), 0).file("/proc/net/route").splitlines()
     columns = [name.strip() for name in head.split("\t") if name.strip()]
     routes = [dict(zip(columns, row.split("\t"), strict=True)) for row in rows]
     (default,) = [route for route in routes if route["Destination"] == route["Mask"] == "00000000"]
@@ -193,7 +193,7 @@ def test_the_default_route_is_that_of_the_management_interface() -> None:
 
 
 def test_gids_name_the_interface_and_their_type() -> None:
-    seen, directory = Seen(run(), 0), "/sys/class/infiniband/mlx5_5/ports/1"
+    seen, directory = CaptureAtOffset(run(), 0), "/sys/class/infiniband/mlx5_5/ports/1"
     assert seen.file(f"{directory}/gid_attrs/ndevs/0") == "ens4f0np0"
     assert seen.file(f"{directory}/gid_attrs/types/3") == "RoCE v2"
     local = seen.file(f"{directory}/gids/1")
@@ -205,7 +205,7 @@ def test_gids_name_the_interface_and_their_type() -> None:
 @pytest.mark.parametrize("nic", NICS)
 def test_directories_of_interfaces_lead_to_the_device_and_back(nic: str) -> None:
     capture = run(nic=nic)
-    start, seen = capture.moments[0], Seen(capture, 0)
+    start, seen = capture.moments[0], CaptureAtOffset(capture, 0)
     for interface in seen.nic_interfaces():
         directory = f"/sys/class/net/{interface}"
         assert {"device", "carrier", "mtu", "phys_port_name"} <= set(start.names[directory])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.simulated import ALL_WAYS, NOT_SUPPORTED, SECONDS, Nvml, node, pairs
+from support.simulated import ALL_WAYS, NOT_SUPPORTED, SECONDS, CapturedNvml, node, pairs
 
 from simulator import NodeSpec, find_model, simulate
 
@@ -28,7 +28,7 @@ def test_memory_adds_up(model: str, mode: str) -> None:
 
 @pytest.mark.parametrize("model", ["h100", "h200"])
 def test_the_activity_of_instances_adds_up_to_that_of_the_gpu(model: str) -> None:
-    nvml = Nvml(node(model, "mig"), SECONDS)
+    nvml = CapturedNvml(node(model, "mig"), SECONDS)
     for gpu in (0, 1):
         devices = [device["uuid"] for device in nvml.device("MigDevices", gpu)]
         sizes = [nvml.device("Attributes_v2", uuid)["multiprocessorCount"] for uuid in devices]
@@ -42,7 +42,7 @@ def test_the_activity_of_instances_adds_up_to_that_of_the_gpu(model: str) -> Non
 
 @pytest.mark.parametrize("model", ["a100", "h100", "h200"])
 def test_instances_have_a_part_of_bar1_and_show_nothing_of_it_as_used(model: str) -> None:
-    nvml = Nvml(node(model, "mig"), SECONDS)
+    nvml = CapturedNvml(node(model, "mig"), SECONDS)
     for gpu in (0, 1):
         for device in nvml.device("MigDevices", gpu):
             bar1 = nvml.device("BAR1MemoryInfo", device["uuid"])
@@ -60,7 +60,7 @@ def test_instances_have_a_part_of_bar1_and_show_nothing_of_it_as_used(model: str
 def test_gpus_are_cut_into_instances_with_names_and_numbers(
     gpu: int, profiles: list[str], instances: list[int]
 ) -> None:
-    nvml = Nvml(node("h200", "mig"), SECONDS)
+    nvml = CapturedNvml(node("h200", "mig"), SECONDS)
     devices = nvml.device("MigDevices", gpu)
     assert [nvml.device("Name", d["uuid"]) for d in devices] == [
         f"NVIDIA H200 MIG {profile}" for profile in profiles
@@ -74,7 +74,7 @@ def test_gpus_are_cut_into_instances_with_names_and_numbers(
 
 def test_mps_clients_are_listed_beside_their_server() -> None:
     capture = node("h100", "mps")
-    nvml = Nvml(capture, SECONDS)
+    nvml = CapturedNvml(capture, SECONDS)
     listed = {p["pid"] for p in nvml.device("ComputeRunningProcesses", 0)}
     clients = {p["pid"] for p in nvml.device("MPSComputeRunningProcesses", 0)}
     (server,) = listed - clients
@@ -86,7 +86,7 @@ def test_mps_clients_are_listed_beside_their_server() -> None:
 
 @pytest.mark.parametrize("mode", ["whole", "time_slicing", "mps"])
 def test_processes_share_the_time_of_the_gpu(mode: str) -> None:
-    nvml = Nvml(node("h100", mode), SECONDS)
+    nvml = CapturedNvml(node("h100", mode), SECONDS)
     samples = nvml.device("ProcessUtilization", 0)
     assert len(samples) == {"whole": 1, "time_slicing": 2, "mps": 4}[mode]
     busy = nvml.device("UtilizationRates", 0)["gpu"]
@@ -112,7 +112,7 @@ def test_virtual_gpus_are_there_without_a_job_too(model: str) -> None:
     kind = find_model(model).vgpu_type
     assert kind
     for scenario in ("training", "idle"):
-        nvml = Nvml(node(model, "vgpu", scenario=scenario), SECONDS)
+        nvml = CapturedNvml(node(model, "vgpu", scenario=scenario), SECONDS)
         instances = nvml.device("ActiveVgpus", 0)
         assert len(set(instances)) == 3
         for instance in instances:

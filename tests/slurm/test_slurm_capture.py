@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 
 import pytest
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.slurm.notation import (
     Gres,
@@ -25,7 +25,7 @@ _STATE, _NODE_COUNT, _NODES, _START, _TRES = 9, 12, 15, 18, 28
 
 
 def jobs(name: str) -> tuple[SlurmJob, ...]:
-    return parse_text(captured(f"jobs/slurm/{name}").read_text(), UTC)
+    return parse_text(capture_path(f"jobs/slurm/{name}").read_text(), UTC)
 
 
 def a100s(*indices: int, count: int) -> tuple[Gres, ...]:
@@ -66,7 +66,7 @@ def test_a_job_on_many_nodes_is_reported_node_by_node():
 
 @pytest.fixture(scope="module")
 def queue() -> list[list[str]]:
-    lines = captured("jobs/slurm/sample-squeue-output.txt").read_text().splitlines()
+    lines = capture_path("jobs/slurm/sample-squeue-output.txt").read_text().splitlines()
     return [line.split("|#") for line in lines if line]
 
 

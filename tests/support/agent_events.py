@@ -16,7 +16,7 @@ NOON_NS = 1_790_000_000_000_000_000
 
 
 @dataclass
-class Teller:
+class AgentEvents:
     """An agent's run: creates events and numbers them."""
 
     node: str = "n1"

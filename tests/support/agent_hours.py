@@ -36,7 +36,7 @@ _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?")
 Samples = list[str | None]
 
 
-def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
+def node_of_1970(node: str, scenario: str = "training", **more: object) -> NodeSpec:
     """Return a node that booted in 1970, where promtool begins to count its time."""
     up_ns = UP_SECONDS * NS
     return NodeSpec(
@@ -135,7 +135,7 @@ async def pages(
         await asyncio.wait({task})
 
 
-async def watched(
+async def scraped_series(
     spec: NodeSpec,
     minutes: int,
     metrics: Collection[str],

@@ -51,7 +51,7 @@ def samples(values: str) -> list[float | None]:
 
 
 @dataclass(frozen=True)
-class Situation:
+class AlertSituation:
     """One group of a file of cases: its series, and the expected alerts with their times."""
 
     name: str
@@ -81,10 +81,10 @@ def minutes(time: str | int) -> int:
     return sum(int(number) * (60 if unit == "h" else 1) for number, unit in parts)
 
 
-def situations() -> list[Situation]:
+def situations() -> list[AlertSituation]:
     """Return every group of every file of cases."""
     return [
-        Situation(
+        AlertSituation(
             group["name"],
             {
                 entry["series"]: samples(str(entry["values"]))
@@ -97,7 +97,7 @@ def situations() -> list[Situation]:
     ]
 
 
-def proofs(rule: Mapping[str, Any], every: list[Situation]) -> set[str]:
+def proofs(rule: Mapping[str, Any], every: list[AlertSituation]) -> set[str]:
     """Return the proofs of a rule in the cases: fires, resolves, healthy, idle, gap, reset.
 
     Only a situation with all the series that make the rule fire elsewhere proves that it is quiet.

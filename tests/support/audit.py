@@ -51,7 +51,7 @@ def audit_log(directory: Path, *, boot: str = "b0", every_seconds: float = 3600)
 
 
 @contextlib.asynccontextmanager
-async def running(log: AuditLog) -> AsyncIterator[AuditLog]:
+async def running_log(log: AuditLog) -> AsyncIterator[AuditLog]:
     """Open and run the log; it is signed and closed at the end."""
     log.open()
     task = asyncio.create_task(log.run())
@@ -63,19 +63,19 @@ async def running(log: AuditLog) -> AsyncIterator[AuditLog]:
         log.close()
 
 
-async def record(log: AuditLog, numbers: Sequence[int]) -> list[int]:
+async def append_drafts(log: AuditLog, numbers: Sequence[int]) -> list[int]:
     """Append a draft for each number, all at once; return their sequences."""
     return await asyncio.gather(*(log.append(draft(number)) for number in numbers))
 
 
-def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> TreeHead:
+def write_log(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> TreeHead:
     """Write a log with as many records in each group, signed after each group."""
 
     async def writing() -> TreeHead:
-        async with running(audit_log(directory, boot=boot)) as log:
+        async with running_log(audit_log(directory, boot=boot)) as log:
             for count in groups:
                 first = log.size
-                await record(log, range(first, first + count))
+                await append_drafts(log, range(first, first + count))
                 await log.sign()
             return log.signed
 

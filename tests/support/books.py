@@ -77,7 +77,7 @@ version = 1
 """
 
 
-def after(period: Period) -> TimedActor:
+def manager_after(period: Period) -> TimedActor:
     """The manager, at a time when a period can be closed."""
     return TimedActor(BOSS, period.end_ns + CLOSE_AFTER_NS)
 
@@ -117,14 +117,14 @@ def without_counter(known: AssembledGpu) -> AssembledGpu:
     return AssembledGpu(known.evidence, nothing, known.sku)
 
 
-def released(known: AssembledGpu, claim_id: str, at: float) -> AssembledGpu:
+def released_gpu(known: AssembledGpu, claim_id: str, at: float) -> AssembledGpu:
     """Return the same GPU, with the end of a claim reported."""
     releases = (*known.evidence.releases, ClaimRelease(claim_id, hours(at)))
     evidence = msgspec.structs.replace(known.evidence, releases=releases)
     return AssembledGpu(evidence, known.counted, known.sku)
 
 
-def world(*gpus: AssembledGpu) -> SimulatedEvidence:
+def evidence_of(*gpus: AssembledGpu) -> SimulatedEvidence:
     """Return the evidence of these GPUs."""
     return SimulatedEvidence({one.evidence.gpu: one for one in gpus})
 
@@ -141,7 +141,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 
 
-def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> BillingBooks:
+def books_with(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> BillingBooks:
     """Return books with a ledger of all days of this evidence, and prices."""
     meter(ledger, known)
     books = BillingBooks.for_ledger(ledger, known)
@@ -149,13 +149,13 @@ def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Bi
     return books
 
 
-def reported(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
+def books_after(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
     """Return the books after this evidence has arrived and is in the ledger."""
     meter(books.ledger, known)
     return BillingBooks.for_ledger(books.ledger, known)
 
 
-def exact(invoices) -> dict[str, Fraction]:
+def exact_amounts(invoices) -> dict[str, Fraction]:
     """Return the billed amounts by tenant, before rounding."""
     found: dict[str, Fraction] = {}
     for one in invoices:
@@ -176,7 +176,7 @@ def in_outbox(database: Database) -> list[str]:
 
 
 RED, GREEN = claim("red", 5, 60), claim("green", 12)
-ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
+ALL = evidence_of(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
 """Two GPUs, each held by a tenant."""
 _KEYS = {
     PriceUnit.GPU_HOURS: "nano_per_gpu_hour",

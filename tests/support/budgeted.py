@@ -13,7 +13,7 @@ from support.machine import FakeHost
 from support.metering import FakeMeter
 from support.pages import Sample, samples
 from support.rdma_nics import INFINIBAND, add_nic
-from support.sampling import Sampling, sampling
+from support.sampling import RunningSampler, run_sampler
 
 from agent.config import BudgetSettings
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
@@ -32,7 +32,7 @@ WARM_UP_SECONDS = 61
 
 
 @dataclass
-class Machine:
+class CostedDevices:
     """A GPU and a NIC with read costs set by the test."""
 
     host: FakeHost = field(default_factory=FakeHost)
@@ -61,10 +61,10 @@ class Machine:
 
 
 @dataclass
-class Kept:
+class BudgetedSampler:
     """A sampler with a keeper, stepped from second to second."""
 
-    run: Sampling
+    run: RunningSampler
     keeper: BudgetKeeper
 
     @property
@@ -95,7 +95,9 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(machine: Machine, budget: BudgetSettings | None = None) -> AsyncIterator[Kept]:
+async def run_budgeted(
+    machine: CostedDevices, budget: BudgetSettings | None = None
+) -> AsyncIterator[BudgetedSampler]:
     """Run GPU, NIC and the agent's own state, sampled within a budget."""
     made: list[Sampler] = []
 
@@ -113,8 +115,8 @@ async def kept(machine: Machine, budget: BudgetSettings | None = None) -> AsyncI
     keeper = BudgetKeeper(
         budget or BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter
     )
-    async with sampling(machine.host, sources, prepare=prepare) as run:
-        one = Kept(run, keeper)
+    async with run_sampler(machine.host, sources, prepare=prepare) as run:
+        one = BudgetedSampler(run, keeper)
         await one.seconds(WARM_UP_SECONDS)
         yield one
 

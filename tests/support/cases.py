@@ -36,21 +36,21 @@ class CaseError(ValueError):
     """A directory that is not a complete and valid case."""
 
 
-class Origin(Enum):
+class CaptureOrigin(Enum):
     """Origin of the capture of a case."""
 
     RECORDED = "recorded"
     SIMULATED = "simulated"
 
 
-class Sources(Enum):
+class CaseSources(Enum):
     """Sources whose data a simulated capture contains; the others are left out to keep it small."""
 
     GPU = "gpu"
     NETWORK = "network"
 
 
-class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CaseSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Simulated node, duration and steps of the simulation, and number of moments kept."""
 
     scenario: str
@@ -60,7 +60,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     nic: str = "cx7"
     scheduler: str = "none"
     unclaimed: bool = False
-    sources: Sources = Sources.GPU
+    sources: CaseSources = CaseSources.GPU
     seconds: Annotated[int, msgspec.Meta(ge=1)] = 60
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     moments: Annotated[int, msgspec.Meta(ge=1)] = 2
@@ -85,7 +85,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         )
 
 
-class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpectedSeries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Expected series of a metric with some labels: their number, or the value of each of them."""
 
     metric: str
@@ -103,19 +103,19 @@ class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError(message)
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CaptureCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Content of case.toml."""
 
     description: str
-    origin: Origin
-    simulation: Simulation | None = None
+    origin: CaptureOrigin
+    simulation: CaseSimulation | None = None
     health_reasons: dict[str, list[str]] = {}
     """Active health reasons of each GPU that is degraded or has failed, by UUID."""
-    facts: list[Fact] = []
+    facts: list[ExpectedSeries] = []
 
     def __post_init__(self) -> None:
         """Reject a simulated case without a scenario, and a recorded one with it."""
-        if (self.simulation is not None) != (self.origin is Origin.SIMULATED):
+        if (self.simulation is not None) != (self.origin is CaptureOrigin.SIMULATED):
             message = "expected a table [simulation] if and only if the origin is 'simulated'"
             raise ValueError(message)
 
@@ -127,11 +127,11 @@ def names(root: Path = CASES) -> list[str]:
     )
 
 
-def read_case(directory: Path) -> Case:
+def read_case(directory: Path) -> CaptureCase:
     """Read case.toml. Raises CaseError that names the invalid or missing key."""
     path = directory / DESCRIPTION
     try:
-        return msgspec.convert(parse_toml(path.read_text(encoding="utf-8")), Case)
+        return msgspec.convert(parse_toml(path.read_text(encoding="utf-8")), CaptureCase)
     except FileNotFoundError as error:
         message = f"missing {path}: expected a description of the case; {_HELP}"
         raise CaseError(message) from error
@@ -165,7 +165,7 @@ def check_files(directory: Path) -> None:
             f"{directory}: capture.toml has origin {about.origin!r}: expected {case.origin.value}"
         )
         raise CaseError(message)
-    if case.origin is Origin.RECORDED and not about.redacted:
+    if case.origin is CaptureOrigin.RECORDED and not about.redacted:
         message = f"{directory}: the capture is not redacted; fix: record it with --redact"
         raise CaseError(message)
 

@@ -48,7 +48,7 @@ def self_signed(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path
 
 
 @dataclass
-class Authority:
+class ClientAuthority:
     """Signs the certificates of clients."""
 
     directory: Path

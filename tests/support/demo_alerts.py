@@ -25,7 +25,7 @@ ALWAYS_FIRES = "RailscopeDeadMansSwitch"
 
 
 @dataclass(frozen=True)
-class Fault:
+class RecordedFault:
     """A fault of the record; times are in seconds since the epoch, without `end` it continues."""
 
     name: str
@@ -36,7 +36,7 @@ class Fault:
     within: float
     resolved_within: float
 
-    def explains(self, firing: Firing, now: float) -> bool:
+    def explains(self, firing: AlertFiring, now: float) -> bool:
         """True if an alert belongs to this fault, and fires in its time."""
         end = (now if self.end is None else self.end) + self.resolved_within
         return (
@@ -48,7 +48,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Firing:
+class AlertFiring:
     """The span in which an alert fired; alerts on the collector's own series may name no node."""
 
     alert: str
@@ -57,13 +57,13 @@ class Firing:
     end: float
 
 
-def faults_in(lines: Iterable[str]) -> list[Fault]:
+def faults_in(lines: Iterable[str]) -> list[RecordedFault]:
     """Return the faults of a record: a line with an end replaces the one without."""
-    found: dict[tuple[str, str], Fault] = {}
+    found: dict[tuple[str, str], RecordedFault] = {}
     for line in lines:
         one = json.loads(line)
         end = _time(one["end"]) if one["end"] else None
-        found[one["fault"], one["begin"]] = Fault(
+        found[one["fault"], one["begin"]] = RecordedFault(
             one["fault"],
             one["node"],
             _time(one["begin"]),
@@ -79,20 +79,22 @@ def _time(text: str) -> float:
     return dt.datetime.fromisoformat(text).timestamp()
 
 
-def firings_in(series: Iterable[Mapping[str, Any]]) -> Iterator[Firing]:
+def firings_in(series: Iterable[Mapping[str, Any]]) -> Iterator[AlertFiring]:
     """Return the spans of each series `ALERTS{alertstate="firing"}` of a range query."""
     for one in series:
         times = [float(instant) for instant, _ in one["values"]]
         begin = times[0]
         for earlier, later in zip(times, [*times[1:], float("inf")], strict=True):
             if later - earlier > STEP_SECONDS * 1.5:
-                yield Firing(
+                yield AlertFiring(
                     one["metric"]["alertname"], one["metric"].get("node", ""), begin, earlier
                 )
                 begin = later
 
 
-def problems(faults: list[Fault], firings: list[Firing], now: float) -> list[str]:
+def alert_mismatches(
+    faults: list[RecordedFault], firings: list[AlertFiring], now: float
+) -> list[str]:
     """Return the mismatches: alerts that are late or missing, and alerts of no fault."""
     found = []
     for fault in faults:
@@ -117,7 +119,7 @@ def problems(faults: list[Fault], firings: list[Firing], now: float) -> list[str
     return found
 
 
-def alerts_since(prometheus: str, since: float, now: float) -> list[Firing]:
+def alerts_since(prometheus: str, since: float, now: float) -> list[AlertFiring]:
     """Return all alerts of a Prometheus that have fired. Blocking."""
     query = urllib.parse.urlencode(
         {"query": 'ALERTS{alertstate="firing"}', "start": since, "end": now, "step": STEP_SECONDS}
@@ -139,7 +141,7 @@ def main(record: Path, prometheus: str) -> int:
                 click.echo(
                     f"  {one.alert:32} after {after:4.0f} s (limit {fault.within:.0f} s), for {lasts:.0f} s"
                 )
-    found = problems(faults, firings, now)
+    found = alert_mismatches(faults, firings, now)
     click.echo("\n".join(found) if found else "exactly the alerts of the faults")
     return 1 if found else 0
 

@@ -90,7 +90,7 @@ def _seconds(time: str) -> int:
 
 
 @dataclass(frozen=True)
-class Inhibition:
+class InhibitionRule:
     """A rule by which one alert makes another unnecessary."""
 
     source: tuple[str, ...]
@@ -106,10 +106,10 @@ class Inhibition:
         return all(alert.get(label, "") == by.get(label, "") for label in self.equal)
 
 
-def inhibitions() -> list[Inhibition]:
+def inhibitions() -> list[InhibitionRule]:
     """Return the inhibition rules of the example for Alertmanager."""
     return [
-        Inhibition(
+        InhibitionRule(
             tuple(rule["source_matchers"]),
             tuple(rule["target_matchers"]),
             tuple(rule.get("equal", ())),
@@ -128,7 +128,7 @@ def _matches(matchers: tuple[str, ...], alert: Labels) -> bool:
     return True
 
 
-def notified(every: list[list[Labels]]) -> list[Labels]:
+def notified_alerts(every: list[list[Labels]]) -> list[Labels]:
     """Return the notified alerts among those that fire: no information only, and none that is inhibited."""
     rules = inhibitions()
     found: dict[tuple[tuple[str, str], ...], Labels] = {}

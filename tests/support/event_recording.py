@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
-from support.agent_events import Teller
-from support.audit import audit_log, draft, running
+from support.agent_events import AgentEvents
+from support.audit import audit_log, draft, running_log
 
 from collector.audit.event_recorder import EventRecorder
 from collector.audit.log_secrets import PersonalSalts
@@ -17,11 +17,11 @@ from railscope.audit.record import AuditRecord, decode_audit_record
 
 
 @contextlib.asynccontextmanager
-async def observing(
+async def run_observers(
     directory: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), max_waiting: int = 20_000
 ) -> AsyncIterator[EventRecorder]:
     """A running log and what observes agents for it."""
-    async with running(audit_log(directory / "log", boot=boot)) as log:
+    async with running_log(audit_log(directory / "log", boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         observed = EventRecorder(
@@ -40,7 +40,9 @@ async def observing(
             await asyncio.wait({task})
 
 
-async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list[AuditRecord]:
+async def recorded_events(
+    observed: EventRecorder, events: Iterable[SeenEvent]
+) -> list[AuditRecord]:
     """All that was recorded of agents and nodes, once these events are in the log."""
     for seen in events:
         observed.queue_event(seen)
@@ -53,7 +55,7 @@ async def wait_for_records(observed: EventRecorder) -> list[AuditRecord]:
     return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 
 
-def record_events(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
+def record_events(observed: EventRecorder, tellers: Iterable[AgentEvents]) -> None:
     """An envelope of each."""
     for teller in tellers:
         observed.check_envelope(*teller.envelope(1))

@@ -34,7 +34,7 @@ def few_examples(count: int) -> settings:
     )
 
 
-def fewer(count: int) -> settings:
+def fewer_examples(count: int) -> settings:
     """A third of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
     return settings(
         max_examples=(

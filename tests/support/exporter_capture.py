@@ -12,7 +12,7 @@ from support.machine import FakeHost
 from support.nvidia_smi import Row, machine
 from support.nvidia_smi_shares import MigDevice, name_processes, shares
 from support.pages import Sample, samples
-from support.shared import captured
+from support.shared import capture_path
 
 DIRECTORY = "nvidia-smi/exporter-captures"
 H100 = "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01"
@@ -24,7 +24,7 @@ GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True)
-class Case:
+class ExporterMoment:
     """One GPU at one moment: nvidia-smi's output, our readings, and their metrics."""
 
     capture: str
@@ -46,9 +46,9 @@ class Case:
 
 
 @cache
-def read(nic: str, moment: str) -> Case:
+def read_moment(nic: str, moment: str) -> ExporterMoment:
     """Return a GPU at a moment, "idle" or "load"; read once for all tests."""
-    capture = captured(f"{DIRECTORY}/{nic}.txt").read_text()
+    capture = capture_path(f"{DIRECTORY}/{nic}.txt").read_text()
     printed = csv.section(capture, f"{moment} :: query (-q)")
     (lines,) = text.gpus(printed)
     row = text.row(printed, lines) | csv.query(capture, moment)
@@ -59,5 +59,5 @@ def read(nic: str, moment: str) -> Case:
     busy = csv.process_samples(capture, moment)
     host.calls["nvml.nvmlDeviceGetProcessUtilization(0)"] = busy
     name_processes(host, running)
-    page = samples(captured(f"{DIRECTORY}/{nic}__{moment}.metrics").read_text())
-    return Case(capture, row, devices, host, read_gpus(host), page)
+    page = samples(capture_path(f"{DIRECTORY}/{nic}__{moment}.metrics").read_text())
+    return ExporterMoment(capture, row, devices, host, read_gpus(host), page)

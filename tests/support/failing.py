@@ -30,7 +30,7 @@ HOLD_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Asked:
+class HostCall:
     """A call to the host: its host interface ("file" for files) and the names in it."""
 
     host_interface: str
@@ -49,10 +49,10 @@ class FailingHost:
     capture: Capture
     root: Path
     clock: ManualClock = field(default_factory=ManualClock)
-    asked: dict[str, Asked] = field(default_factory=dict)
-    fails: Callable[[Asked], Exception | None] = lambda _: None
-    hangs: Callable[[Asked], bool] = lambda _: False
-    answers: Callable[[Asked, Any], Any] = lambda _, answer: answer
+    asked: dict[str, HostCall] = field(default_factory=dict)
+    fails: Callable[[HostCall], Exception | None] = lambda _: None
+    hangs: Callable[[HostCall], bool] = lambda _: False
+    answers: Callable[[HostCall, Any], Any] = lambda _, answer: answer
     directories: frozenset[str] = frozenset()
     boot_id: str = "boot-1"
     statistics_period_ns: int = 0
@@ -108,8 +108,8 @@ class FailingHost:
         except FileNotFoundError:
             return ask(self._around)
 
-    def _ask(self, host_interface: str, key: str, names: Sequence[str]) -> Asked:
-        asked = self.asked.setdefault(key, Asked(host_interface, key, tuple(names)))
+    def _ask(self, host_interface: str, key: str, names: Sequence[str]) -> HostCall:
+        asked = self.asked.setdefault(key, HostCall(host_interface, key, tuple(names)))
         if self.hangs(asked):
             released = self._released
             assert released.wait(HOLD_SECONDS), "the test forgot to release the call"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.health import LINKS, ONE_MORE, Fault, change, late, links, reading, xid
+from support.health import LINKS, ONE_MORE, HealthFault, change, late, links, reading, xid
 
 from agent.health.rule import MINUTE_NS, CounterIncrease
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
@@ -17,11 +17,11 @@ FATAL_LINK = "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6)"
 RESET_WANTED = "Contained: SM (0x1). RST: Yes, D-RST: No"
 
 
-def all_gone(*metrics: Metric) -> Fault:
-    return Fault({(metric, ()): Absent.GONE for metric in metrics})
+def all_gone(*metrics: Metric) -> HealthFault:
+    return HealthFault({(metric, ()): Absent.GONE for metric in metrics})
 
 
-def throttled(reason: str, grown: CounterIncrease) -> Fault:
+def throttled(reason: str, grown: CounterIncrease) -> HealthFault:
     return change(c.GPU_THROTTLE_TIME, grown, reason)
 
 
@@ -29,22 +29,24 @@ def seconds(spent: float) -> CounterIncrease:
     return CounterIncrease(round(spent * 10**9), 10 * MINUTE_NS, 0, MINUTE_NS)
 
 
-def both(*faults: Fault) -> Fault:
+def both(*faults: HealthFault) -> HealthFault:
     """Combine several faults."""
     readings = {place: value for fault in faults for place, value in fault.readings.items()}
-    return Fault(readings, {p: grown for fault in faults for p, grown in fault.changes.items()})
+    return HealthFault(
+        readings, {p: grown for fault in faults for p, grown in fault.changes.items()}
+    )
 
 
-FAULTS: list[tuple[str, Fault]] = [
+FAULTS: list[tuple[str, HealthFault]] = [
     ("gpu_lost", all_gone(*PULSE)),
-    ("gpu_lost", Fault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
+    ("gpu_lost", HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
     (
         "gpu_lost",
-        Fault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
+        HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
     ),
-    ("driver_unresponsive", Fault(absent_sources={"gpu": Absent.TIMEOUT})),
-    ("driver_unresponsive", Fault(absent_sources={"gpu_health": Absent.ERROR})),
-    ("driver_unresponsive", Fault(absent_sources={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
+    ("driver_unresponsive", HealthFault(absent_sources={"gpu": Absent.TIMEOUT})),
+    ("driver_unresponsive", HealthFault(absent_sources={"gpu_health": Absent.ERROR})),
+    ("driver_unresponsive", HealthFault(absent_sources={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
     *(("recovery_action", reading(h.GPU_RECOVERY_ACTION, value)) for value in (1, 2, 6, 7, 8)),
     *(("recovery_drain", reading(h.GPU_RECOVERY_ACTION, value)) for value in (3, 4, 5)),
     ("row_remap_failed", reading(h.GPU_ROW_REMAP_FAILURE, 1)),
@@ -107,17 +109,17 @@ FAULTS: list[tuple[str, Fault]] = [
     ("power_brake", reading(c.GPU_THROTTLE_ACTIVE, 1, "hardware_power_brake")),
     ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, 0)),
     ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, -4)),
-    ("xid_fatal", Fault(xids=(xid(79),))),
-    ("xid_fatal", Fault(xids=(xid(149, FATAL_LINK),))),
-    ("xid_action", Fault(xids=(xid(94, RESET_WANTED),))),
+    ("xid_fatal", HealthFault(xids=(xid(79),))),
+    ("xid_fatal", HealthFault(xids=(xid(149, FATAL_LINK),))),
+    ("xid_action", HealthFault(xids=(xid(94, RESET_WANTED),))),
 ]  # fmt: skip
 
-QUIET: list[tuple[str, Fault]] = [
+QUIET: list[tuple[str, HealthFault]] = [
     ("gpu_lost", reading(c.GPU_POWER, Absent.ERROR)),
     ("gpu_lost", all_gone(c.GPU_POWER, c.GPU_PERFORMANCE_STATE)),
     (
         "driver_unresponsive",
-        Fault(absent_sources={"nvlink": Absent.UNSUPPORTED, "kernel": Absent.DENIED}),
+        HealthFault(absent_sources={"nvlink": Absent.UNSUPPORTED, "kernel": Absent.DENIED}),
     ),
     ("recovery_action", reading(h.GPU_RECOVERY_ACTION, Absent.UNSUPPORTED)),
     ("remapped_rows_exhausted", reading(h.GPU_REMAPPED_ROWS, 511, "uncorrectable")),
@@ -157,7 +159,7 @@ QUIET: list[tuple[str, Fault]] = [
     ("thermal_software", throttled("software_thermal", seconds(59.9))),
     ("power_brake", throttled("hardware_thermal", seconds(9))),
     ("temperature_margin", reading(c.GPU_TEMPERATURE_MARGIN, 1)),
-    ("xid_fatal", Fault(xids=(xid(94, RESET_WANTED),))),
-    ("xid_action", Fault(xids=(xid(79),))),
-    ("xid_fatal", Fault(absent_sources={"kernel": Absent.UNSUPPORTED})),
+    ("xid_fatal", HealthFault(xids=(xid(94, RESET_WANTED),))),
+    ("xid_action", HealthFault(xids=(xid(79),))),
+    ("xid_fatal", HealthFault(absent_sources={"kernel": Absent.UNSUPPORTED})),
 ]

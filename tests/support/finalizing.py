@@ -33,7 +33,7 @@ from railscope.timestamps import DAY_NS
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
 
 
-class Site:
+class FinalizingCollector:
     """One collector. `now` is a second of the story."""
 
     def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
@@ -132,4 +132,4 @@ def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
     return found
 
 
-__all__ = ["DAY_NS", "SETTINGS", "Site", "content"]
+__all__ = ["DAY_NS", "SETTINGS", "FinalizingCollector", "content"]

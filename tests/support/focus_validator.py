@@ -24,7 +24,7 @@ _RULE = re.compile(r"^\S+ (\S+): (PASS|FAIL|SKIPPED)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleOutcome:
     """Result of every rule: PASS, FAIL or SKIPPED."""
 
     rules: Mapping[str, str]
@@ -48,7 +48,7 @@ class Outcome:
         return found
 
 
-def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> Outcome:
+def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> RuleOutcome:
     """Run the validator without a network. `rules`: a directory of rules instead of its own."""
     command = [
         str(_python()), "-m", "focus_validator.main", "--data-file", str(file), "--block-download",
@@ -68,7 +68,7 @@ def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> 
     found = dict(_RULE.findall(ran.stdout[: ran.stdout.find("--- Failures ---")]))
     counted = [list(found.values()).count(outcome) for outcome in ("PASS", "FAIL", "SKIPPED")]
     assert [len(found), *counted] == [int(number) for number in total.groups()]
-    return Outcome(found)
+    return RuleOutcome(found)
 
 
 def packages() -> Path:

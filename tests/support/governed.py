@@ -44,7 +44,7 @@ class SimulatedSource:
 
 
 @dataclass
-class Simulation:
+class GovernedSources:
     """Reads every source on its grid, at the governor's period factors."""
 
     sources: list[SimulatedSource]

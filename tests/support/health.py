@@ -31,7 +31,7 @@ def late(amount: int) -> CounterIncrease:
 
 
 @dataclass(frozen=True)
-class Fault:
+class HealthFault:
     """Changes of the facts in case of a fault."""
 
     readings: Mapping[Place, Reading] = field(default_factory=dict)
@@ -46,22 +46,24 @@ class Fault:
         return {*self.readings, *self.changes, *self.absent_sources, *(x.number for x in self.xids)}
 
 
-def reading(metric: Metric, value: Reading, *part: str) -> Fault:
+def reading(metric: Metric, value: Reading, *part: str) -> HealthFault:
     """Return a fault of one other reading."""
-    return Fault({(metric, part): value})
+    return HealthFault({(metric, part): value})
 
 
-def change(metric: Metric, grown: CounterIncrease, *part: str) -> Fault:
+def change(metric: Metric, grown: CounterIncrease, *part: str) -> HealthFault:
     """Return a fault of one counter that has grown."""
-    return Fault(changes={(metric, part): grown})
+    return HealthFault(changes={(metric, part): grown})
 
 
-def links(*states: Reading) -> Fault:
+def links(*states: Reading) -> HealthFault:
     """Return a fault of NVLinks in these states, with the others active."""
-    return Fault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
+    return HealthFault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
 
 
-def with_faults(faults: Iterable[Fault], facts: GpuHealthFacts | None = None) -> GpuHealthFacts:
+def with_faults(
+    faults: Iterable[HealthFault], facts: GpuHealthFacts | None = None
+) -> GpuHealthFacts:
     """Return the facts of a healthy GPU, or others, with faults."""
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}

@@ -79,7 +79,7 @@ def queues(draw: st.DrawFn) -> list[ListedJob]:
     return found
 
 
-def counted(jobs: Sequence[ListedJob]) -> list[ListedJob]:
+def with_unnamed_gpus(jobs: Sequence[ListedJob]) -> list[ListedJob]:
     """Return the same jobs in books that count GPUs without names."""
     return [
         msgspec.structs.replace(job, gpus=(), unplaced=(UnnamedGpus("", len(job.gpus), "counted"),))

@@ -13,7 +13,7 @@ HOUR = 3600 * S
 GPU_1, GPU_2 = "00000000:01:00.0", "00000000:02:00.0"
 
 
-def held(ledger: Ledger) -> dict[str, int]:
+def tenant_hours(ledger: Ledger) -> dict[str, int]:
     """Return the GPU-hours of each tenant."""
     totals = ledger.totals(0, FOREVER_NS).items()
     return {

@@ -29,7 +29,7 @@ HEALTH, ACTION = h.GPU_HEALTH.name, h.GPU_ACTION.name
 REASON = h.GPU_HEALTH_REASON.name
 
 
-class Judging:
+class VerdictSources:
     """The sources of verdicts, read in turn, and the verdicts after them."""
 
     def __init__(self, host: FakeHost) -> None:
@@ -128,20 +128,20 @@ def unplug(host: FakeHost, address: str) -> None:
     host.links.pop(f"{inside}driver")
 
 
-def judging(gpus: int = 1) -> Judging:
+def verdict_sources(gpus: int = 1) -> VerdictSources:
     """Return verdicts on a node with healthy GPUs."""
     host = FakeHost()
     add_gpus(host, gpus)
     for index in range(gpus):
         plug(host, f"0000:{index + 1:02x}:00.0", "nvidia")
-    return Judging(host)
+    return VerdictSources(host)
 
 
-def set_field(run: Judging, field: int | str, value: int, gpu: int = 0) -> None:
+def set_field(run: VerdictSources, field: int | str, value: int, gpu: int = 0) -> None:
     """Set NVML's answer for a field, or for one of a link ("165:0")."""
     run.host.calls[FIELD.format(gpu, field)] = [0, value]
 
 
-def old_driver(run: Judging, gpu: int = 0) -> None:
+def old_driver(run: VerdictSources, gpu: int = 0) -> None:
     """Simulate a driver that does not report a GPU's recovery action."""
     del run.host.calls[FIELD.format(gpu, RECOVERY)]

@@ -13,7 +13,7 @@ Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 @contextlib.contextmanager
-def serving(path: Path, methods: dict[str, Handler]) -> Iterator[str]:
+def run_kubelet(path: Path, methods: dict[str, Handler]) -> Iterator[str]:
     """Run a server with these methods, whose requests and responses are encoded messages."""
     handlers = {name: grpc.unary_unary_rpc_method_handler(run) for name, run in methods.items()}
     server = grpc.server(ThreadPoolExecutor(2))

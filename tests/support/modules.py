@@ -10,7 +10,7 @@ import errno
 from agent.host.module_eeprom.pages import HalfPage
 
 
-class Eeprom:
+class ModuleEeprom:
     """Half pages of 128 registers. An unwritten page cannot be read; reads are recorded."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Eeprom:
 
     def write(
         self, register: int, *values: int, page: int = 0, bank: int = 0, address: int = 0x50
-    ) -> Eeprom:
+    ) -> ModuleEeprom:
         """Set registers from this one on; numbers from 128 on are those of the page."""
         for at, value in enumerate(values, register):
             is_upper = at >= 128
@@ -32,7 +32,7 @@ class Eeprom:
         raw = b"".join((value & 0xFFFF).to_bytes(2) for value in values)
         return self.write(register, *raw, page=page, bank=bank, address=address)
 
-    def text(self, register: int, length: int, text: str) -> Eeprom:
+    def text(self, register: int, length: int, text: str) -> ModuleEeprom:
         """Set registers to ASCII, padded with blanks."""
         return self.write(register, *text.ljust(length).encode("ascii"))
 
@@ -43,9 +43,9 @@ class Eeprom:
         return bytes(self._halves[half])
 
 
-def osfp_dr4() -> Eeprom:
+def osfp_dr4() -> ModuleEeprom:
     """A 400GBASE-DR4 transceiver: CMIS, four lanes of single-mode fibre."""
-    eeprom = Eeprom()
+    eeprom = ModuleEeprom()
     eeprom.write(0, 0x19, 0x50, 0x00, 0x06)  # OSFP, CMIS 5.0, paged, ready
     eeprom.store(14, 41 * 256 + 64, 33_000)  # 41.25 degrees, 3.3 V
     eeprom.write(85, 0x02, 0x50, 0x1C, 0x44, 0x01)  # SMF: 400GAUI-4, 400GBASE-DR4, four lanes each
@@ -65,9 +65,9 @@ def osfp_dr4() -> Eeprom:
     return eeprom
 
 
-def qsfp28_sr4() -> Eeprom:
+def qsfp28_sr4() -> ModuleEeprom:
     """A 100GBASE-SR4 transceiver: SFF-8636, four lanes of multi-mode fibre."""
-    eeprom = Eeprom()
+    eeprom = ModuleEeprom()
     eeprom.write(0, 0x11, 0x08, 0x00)
     eeprom.store(22, -2 * 256 - 128).store(26, 32_987)  # -2.5 degrees, 3.2987 V
     eeprom.store(34, 8_000, 8_001, 8_002, 8_003)
@@ -85,9 +85,9 @@ def qsfp28_sr4() -> Eeprom:
     return eeprom
 
 
-def sfp28_dac() -> Eeprom:
+def sfp28_dac() -> ModuleEeprom:
     """A passive copper cable of 25 Gb/s, 3 m long: SFF-8472, without diagnostics."""
-    eeprom = Eeprom()
+    eeprom = ModuleEeprom()
     eeprom.write(0, 0x03, 0x04, 0x21)  # copper pigtail
     eeprom.write(8, 0x04)  # passive
     eeprom.write(12, 0xFF).write(66, 103)  # 25.75 GBd
@@ -99,9 +99,9 @@ def sfp28_dac() -> Eeprom:
     return eeprom
 
 
-def sfp28_sr() -> Eeprom:
+def sfp28_sr() -> ModuleEeprom:
     """A 25GBASE-SR transceiver with diagnostics: SFF-8472."""
-    eeprom = Eeprom()
+    eeprom = ModuleEeprom()
     eeprom.write(0, 0x03, 0x04, 0x07)  # LC
     eeprom.write(12, 0xFF, 0, 0, 0, 2, 0, 10, 7).write(66, 103)
     eeprom.text(20, 16, "FINISAR CORP.").text(40, 16, "FTLF8536P4BCL").text(56, 4, "A")

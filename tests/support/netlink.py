@@ -22,7 +22,7 @@ CONTROLLER = 0x10
 
 
 @dataclass(frozen=True)
-class Request:
+class NetlinkRequest:
     """A request as received over the socket of a protocol."""
 
     protocol: int
@@ -34,12 +34,12 @@ class Request:
     def message(self, kind: int, body: bytes = b"", flags: int = 0) -> bytes:
         """Return an answer message, padded to the next one."""
         head = struct.pack("=IHHII", 16 + len(body), kind, flags, self.sequence, 4711)
-        return padded(head + body)
+        return pad(head + body)
 
     def refused(self, number: int, text: str = "", *, capped: bool = True) -> bytes:
         """Return an error, with the driver's message if it has one (struct nlmsgerr)."""
         own = struct.pack("=IHHII", 16 + len(self.body), self.kind, self.flags, self.sequence, 0)
-        body = struct.pack("=i", -number) + own + (b"" if capped else padded(self.body))
+        body = struct.pack("=i", -number) + own + (b"" if capped else pad(self.body))
         flags = CAPPED if capped else 0
         if text:
             body += attribute(1, text.encode() + b"\0")
@@ -51,15 +51,15 @@ class Request:
         return self.message(DONE, struct.pack("=i", -number), flags)
 
 
-Answer = Callable[[Request], Iterable[bytes]]
+Answer = Callable[[NetlinkRequest], Iterable[bytes]]
 
 
-def padded(raw: bytes) -> bytes:
+def pad(raw: bytes) -> bytes:
     return raw + bytes(-len(raw) % 4)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    return padded(struct.pack("=HH", 4 + len(value), kind) + value)
+    return pad(struct.pack("=HH", 4 + len(value), kind) + value)
 
 
 def attributes(raw: bytes) -> dict[int, bytes]:
@@ -78,7 +78,7 @@ class FakeKernel:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._threads: list[threading.Thread] = []
-        self.requests: list[Request] = []
+        self.requests: list[NetlinkRequest] = []
         self.opened: list[int] = []
 
     def open(self, protocol: int) -> socket.socket:
@@ -99,7 +99,7 @@ class FakeKernel:
         with answering:
             while raw := answering.recv(1 << 16):
                 length, kind, flags, sequence, _ = struct.unpack_from("=IHHII", raw)
-                request = Request(protocol, kind, flags, sequence, raw[16:length])
+                request = NetlinkRequest(protocol, kind, flags, sequence, raw[16:length])
                 self.requests.append(request)
                 try:
                     for datagram in self._answer(request):
@@ -109,7 +109,7 @@ class FakeKernel:
 
 
 @contextmanager
-def asking(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
+def open_netlink(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
     """Open netlink with a kernel that answers with this function."""
     kernel = FakeKernel(answer)
     netlink = Netlink(kernel.open)
@@ -123,7 +123,7 @@ def asking(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
 def ethtool(command: int, *output: bytes, version: int = 1) -> Answer:
     """Return a kernel with an ethtool family that answers one command, and no other."""
 
-    def answer(request: Request) -> list[bytes]:
+    def answer(request: NetlinkRequest) -> list[bytes]:
         if request.kind == CONTROLLER:
             name = attributes(request.body[4:])[2]
             assert name == b"ethtool\0", name

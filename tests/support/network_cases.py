@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.cases import (
     CASES,
-    Sources,
+    CaseSources,
     capture_of,
     expected_metrics,
     names,
@@ -33,7 +33,7 @@ def gpus_by_case() -> dict[str, int]:
     return {
         name: simulation.gpus
         for name, simulation in simulations.items()
-        if simulation is not None and simulation.sources is Sources.NETWORK
+        if simulation is not None and simulation.sources is CaseSources.NETWORK
     }
 
 
@@ -72,7 +72,7 @@ def value(case: str, name: str, **labels: str) -> float:
     return present
 
 
-def grown(case: str, name: str, **labels: str) -> float:
+def total_growth(case: str, name: str, **labels: str) -> float:
     """Return the total growth of all series with these labels."""
     before, after = (series(shown(case), name, **labels) for shown in (start, end))
     if not METRICS[name].sparse:
@@ -81,6 +81,6 @@ def grown(case: str, name: str, **labels: str) -> float:
     return sum(after.values()) - sum(before.values())
 
 
-def recorded(case: str, section: str, key: str) -> Json:
+def final_content(case: str, section: str, key: str) -> Json:
     """Return the content of the capture at its end."""
     return CaptureTimeline(capture_of(case).moments).result_at(section, key, SECONDS * 10**9)

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from support.nvidia_smi_shares import MigDevice, Process
+from support.nvidia_smi_shares import MigDevice, PrintedProcess
 
 _SECTION = re.compile(r"^#{80}\n# (?P<title>.*?)\n(?:# .*\n)*#{80}\n", re.MULTILINE)
 _LISTED = re.compile(r" +(MIG \S+) +Device +(\d+): \(UUID: (MIG-\S+)\)")
@@ -40,7 +40,9 @@ def query(capture: str, moment: str) -> dict[str, str]:
     return row | ({"cuda_version": cuda[1]} if cuda else {})
 
 
-def compute_processes(capture: str, moment: str, detailed: list[Process]) -> list[Process]:
+def compute_processes(
+    capture: str, moment: str, detailed: list[PrintedProcess]
+) -> list[PrintedProcess]:
     """Return the processes of --query-compute-apps; `detailed` are those of -q, which also has contexts.
 
     -q ran a moment before: memory is that of the row of --query-gpu.

@@ -22,7 +22,7 @@ _SHARED = {
 
 
 @dataclass(frozen=True)
-class Process:
+class PrintedProcess:
     """A process: its contexts by their letters (C, G, M), and its instances if the GPU is MIG-enabled."""
 
     pid: int
@@ -86,7 +86,9 @@ def _instance(printed: str) -> int:
     return _NO_INSTANCE if printed == "N/A" else int(printed)
 
 
-def shares(gpu: int, running: Sequence[Process], devices: Sequence[MigDevice] = ()) -> Answers:
+def shares(
+    gpu: int, running: Sequence[PrintedProcess], devices: Sequence[MigDevice] = ()
+) -> Answers:
     """Return the users of a GPU: the lists of its processes, or those of its MIG devices if MIG-enabled."""
     answers = {f"nvml.nvmlDeviceGetMigDevices({gpu})": [
         {
@@ -106,7 +108,7 @@ def shares(gpu: int, running: Sequence[Process], devices: Sequence[MigDevice] = 
     return answers or _lists(gpu, running)
 
 
-def _lists(device: int | str, running: Sequence[Process]) -> Answers:
+def _lists(device: int | str, running: Sequence[PrintedProcess]) -> Answers:
     return {
         f"nvml.nvmlDeviceGet{name}RunningProcesses({device})": [
             process.answers() for process in running if letter in process.contexts
@@ -115,7 +117,7 @@ def _lists(device: int | str, running: Sequence[Process]) -> Answers:
     }
 
 
-def name_processes(host: FakeHost, running: Sequence[Process]) -> None:
+def name_processes(host: FakeHost, running: Sequence[PrintedProcess]) -> None:
     """Set the names of processes in /proc: the program without its directory, truncated to 15."""
     for process in running:
         program = process.name.partition(" ")[0].rpartition("/")[2]

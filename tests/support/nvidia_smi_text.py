@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from support.nvidia_smi_shares import MigDevice, Process
+from support.nvidia_smi_shares import MigDevice, PrintedProcess
 
 Lines = list[tuple[str, str]]
 """Contents of a section, each with its path: `Temperature/GPU Current Temp`, `36 C`."""
@@ -165,12 +165,12 @@ def row(text: str, lines: Lines) -> dict[str, str]:
     return reported
 
 
-def processes(lines: Lines) -> list[Process]:
+def processes(lines: Lines) -> list[PrintedProcess]:
     """Return the processes of one GPU; each begins with the instance it is on."""
     there = [(p.removeprefix("Processes/"), v) for p, v in lines if p.startswith("Processes/")]
     reported = [dict(process) for process in _split(there, "GPU instance ID")]
     return [
-        Process(
+        PrintedProcess(
             int(process["Process ID"]),
             process["Process ID/Type"],
             process["Process ID/Used GPU Memory"],

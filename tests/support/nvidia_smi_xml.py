@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree.ElementTree import Element, parse
 
-from support.nvidia_smi_shares import MigDevice, Process
+from support.nvidia_smi_shares import MigDevice, PrintedProcess
 
 _REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
@@ -149,10 +149,10 @@ def row(log: Element, gpu: Element) -> dict[str, str]:
     return reported
 
 
-def processes(gpu: Element) -> list[Process]:
+def processes(gpu: Element) -> list[PrintedProcess]:
     """Return the processes of one GPU."""
     return [
-        Process(
+        PrintedProcess(
             int(_text(reported, "pid")),
             _text(reported, "type"),
             _text(reported, "used_memory"),

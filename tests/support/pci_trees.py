@@ -24,7 +24,7 @@ BRIDGES = st.lists(
 
 
 @dataclass
-class Tree:
+class PciTree:
     """Positions of all devices, and the same tree as a graph of host bridges, switches and devices."""
 
     places: list[PciPlace] = field(default_factory=list)
@@ -46,9 +46,9 @@ class Tree:
         return []
 
 
-def plant(bridges: list[tuple[str, list[Any]]]) -> Tree:
+def plant(bridges: list[tuple[str, list[Any]]]) -> PciTree:
     """Return the tree of a drawn shape."""
-    tree, addresses = Tree(), _addresses()
+    tree, addresses = PciTree(), _addresses()
     for number, (numa_node, ports) in enumerate(bridges):
         bridge = f"pci{number:04x}:00"
         tree.numa[bridge] = numa_node
@@ -57,7 +57,7 @@ def plant(bridges: list[tuple[str, list[Any]]]) -> Tree:
     return tree
 
 
-def _grow(tree: Tree, port: PciPlace, above: str, shape: Any, addresses: Iterator[str]) -> None:
+def _grow(tree: PciTree, port: PciPlace, above: str, shape: Any, addresses: Iterator[str]) -> None:
     own = next(addresses)
     chain = (*port.chain, own)
     tree.join(above, own)
@@ -74,7 +74,7 @@ def _addresses() -> Iterator[str]:
         yield f"0000:{number >> 5:02x}:{number & 31:02x}.0"
 
 
-def walked_distance(tree: Tree, one: PciPlace, other: PciPlace) -> PciDistance:
+def walked_distance(tree: PciTree, one: PciPlace, other: PciPlace) -> PciDistance:
     """Return the distance by the devices between: host bridges, or else switches."""
     if one.bridge != other.bridge:
         same = tree.numa[one.bridge] == tree.numa[other.bridge] != ""

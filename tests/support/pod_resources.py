@@ -31,7 +31,7 @@ def text(number: int, value: str) -> bytes:
     return piece(number, value.encode()) if value else b""
 
 
-def listed(sent: KubeletPod) -> bytes:
+def pod_entry(sent: KubeletPod) -> bytes:
     """Encode a pod as an entry of a list."""
     return piece(1, pod(sent))
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from support.shared import captured
+from support.shared import capture_path
 
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 
@@ -26,7 +26,7 @@ _NS_PER_MS = 1_000_000
 
 
 @dataclass
-class Port:
+class CapturedPort:
     """A NIC: its counters so far, and their increments in the rows."""
 
     interface: str
@@ -96,13 +96,13 @@ class Port:
         }  # fmt: skip
 
 
-def ports(server: str) -> list[Port]:
+def ports(server: str) -> list[CapturedPort]:
     """Return the ports of a node, by interface; skips the test if the captures are missing."""
-    files = sorted(captured(f"roce-cluster/{server}").glob("ens*.csv.gz"))
+    files = sorted(capture_path(f"roce-cluster/{server}").glob("ens*.csv.gz"))
     found = []
     for number, file in enumerate(files):
         interface = file.name.partition("__")[0]
-        port = Port(interface, f"mlx5_{number}", f"0000:{number + 1:02x}:00.0")
+        port = CapturedPort(interface, f"mlx5_{number}", f"0000:{number + 1:02x}:00.0")
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
                 port.rows[int(row["SaveTimeUTC"])] = (
@@ -115,9 +115,9 @@ def ports(server: str) -> list[Port]:
     return found
 
 
-def traffic_capture(server: str, nics: list[Port]) -> Capture:
+def traffic_capture(server: str, nics: list[CapturedPort]) -> Capture:
     """Return a capture that begins a second before the first row."""
-    by_time: dict[int, list[Port]] = defaultdict(list)
+    by_time: dict[int, list[CapturedPort]] = defaultdict(list)
     for port in nics:
         for at_ms in port.rows:
             by_time[at_ms].append(port)
@@ -133,7 +133,7 @@ def traffic_capture(server: str, nics: list[Port]) -> Capture:
     return Capture(about, (_first(nics), *_moments(by_time, start_ms)))
 
 
-def _first(nics: list[Port]) -> CaptureMoment:
+def _first(nics: list[CapturedPort]) -> CaptureMoment:
     first = CaptureMoment(0)
     first.names["/sys/class/net"] = [port.interface for port in nics]
     first.names["/sys/class/infiniband"] = [port.rdma_device for port in nics]
@@ -143,7 +143,7 @@ def _first(nics: list[Port]) -> CaptureMoment:
     return first
 
 
-def _moments(by_time: dict[int, list[Port]], start_ms: int) -> Iterator[CaptureMoment]:
+def _moments(by_time: dict[int, list[CapturedPort]], start_ms: int) -> Iterator[CaptureMoment]:
     for at_ms in sorted(by_time):
         moment = CaptureMoment((at_ms - start_ms) * _NS_PER_MS)
         for port in by_time[at_ms]:

@@ -22,7 +22,7 @@ EVERY_SECOND = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.
 
 
 @dataclass
-class Sampling:
+class RunningSampler:
     """A running sampler and its published frames."""
 
     sampler: Sampler
@@ -53,13 +53,13 @@ def families(sources: Iterable[Source]) -> int:
 
 
 @asynccontextmanager
-async def sampling(
+async def run_sampler(
     host: FakeHost,
     sources: Sequence[Source],
     deadline_seconds: float = PATIENCE_SECONDS,
     deadline_periods: float = 0,
     prepare: Callable[[Sampler], None] = lambda _: None,
-) -> AsyncIterator[Sampling]:
+) -> AsyncIterator[RunningSampler]:
     """Run a sampler; the first read of every source is done when the block begins."""
     frames: list[Frame] = []
     limits = ReadLimits(deadline_periods, deadline_seconds)
@@ -68,7 +68,7 @@ async def sampling(
     task = asyncio.create_task(sampler.run())
     try:
         await host.clock.asleep(families(sources))
-        yield Sampling(sampler, host.clock, frames)
+        yield RunningSampler(sampler, host.clock, frames)
     finally:
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_SECONDS)

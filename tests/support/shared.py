@@ -11,7 +11,7 @@ import pytest
 CAPTURES = Path(__file__).parents[3] / "shared" / "captures"
 
 
-def captured(path: str) -> Path:
+def capture_path(path: str) -> Path:
     """Return a file or directory of the captures; skips the test if missing."""
     found = CAPTURES / path
     if not found.exists():
@@ -19,12 +19,12 @@ def captured(path: str) -> Path:
     return found
 
 
-def unpacked(path: str, directory: Path, wanted: str = "") -> Path:
+def unpack_capture(path: str, directory: Path, wanted: str = "") -> Path:
     """Unpack an archive of the captures into a directory; return its only top directory.
 
     `wanted` is a pattern for the names of the needed files, for large archives.
     """
-    with tarfile.open(captured(path)) as archive:
+    with tarfile.open(capture_path(path)) as archive:
         members = [member for member in archive if re.search(wanted, member.name)]
         archive.extractall(directory, members, filter="tar")
     return next(entry for entry in directory.iterdir() if entry.is_dir())

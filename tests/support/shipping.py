@@ -46,7 +46,7 @@ class WatchedStats(ShippingStats):
 
 
 @dataclass
-class Shipping:
+class RunningShipper:
     """A running shipper, with frames of one stream to feed it."""
 
     shipper: Shipper
@@ -89,16 +89,16 @@ class Shipping:
 
 
 @asynccontextmanager
-async def shipping(
+async def run_shipper(
     directory: Path, link: CollectorLink, origin: FrameOrigin = ORIGIN
-) -> AsyncIterator[Shipping]:
+) -> AsyncIterator[RunningShipper]:
     """Run a shipper, and stop it as the agent does."""
     clock, stats, events = ManualClock(), WatchedStats(), list[Event]()
     shipper = Shipper(link, origin, clock, directory, stats, events)
     task = asyncio.create_task(shipper.run())
     await clock.asleep(FLUSHING)
     try:
-        yield Shipping(shipper, clock, stats, events, origin)
+        yield RunningShipper(shipper, clock, stats, events, origin)
     finally:
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_SECONDS)

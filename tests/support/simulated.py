@@ -22,7 +22,7 @@ def modes_of(model: GpuModel) -> list[str]:
 ALL_WAYS = [(name, mode) for name, model in SHORT_NAMES.items() for mode in modes_of(model)]
 
 
-class Nvml:
+class CapturedNvml:
     """NVML's answers at a moment of a capture."""
 
     def __init__(self, capture: Capture, second: int) -> None:
@@ -61,7 +61,7 @@ def node(model: str, mode: str = "whole", seed: int = 0, scenario: str = "traini
     return simulate(spec, SECONDS, STEP)
 
 
-def pairs(capture: Capture) -> Iterator[tuple[Nvml, Nvml]]:
+def pairs(capture: Capture) -> Iterator[tuple[CapturedNvml, CapturedNvml]]:
     """Yield each moment, and the one after it."""
     for second in range(0, SECONDS, STEP):
-        yield Nvml(capture, second), Nvml(capture, second + STEP)
+        yield CapturedNvml(capture, second), CapturedNvml(capture, second + STEP)

@@ -10,7 +10,7 @@ from simulator import NodeSpec, simulate
 SECONDS, ONSET = 120, 60
 
 
-class Seen:
+class CaptureAtOffset:
     """A capture as visible at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:

@@ -63,7 +63,7 @@ def build(directory: Path, hidden: Sequence[str] = (), version: str = "") -> Pat
     return fresh.replace(directory / LIBRARY)  # never into a file that some process has mapped
 
 
-class Standin:
+class NvmlStandin:
     """Control of the library that this process finds first, or of a given file.
 
     nvidia-ml-py also finds that file if it is loaded first: it has the driver's name.
@@ -143,7 +143,7 @@ class StandinHost(FakeHost):
         return super().call(host_interface, function, *arguments)
 
 
-class Readers:
+class NvmlReaders:
     """The agent's NVML sources on a host, read all at once, as at a tick where all are due."""
 
     def __init__(self, host: StandinHost, sources: Sequence[Source]) -> None:
@@ -167,7 +167,7 @@ class Readers:
         return {label: reading for label, reading in found.items() if label[1][0] == f"GPU-{gpu}"}
 
 
-Scenario = Callable[[Standin], Any]
+Scenario = Callable[[NvmlStandin], Any]
 
 
 def scenario(
@@ -257,7 +257,7 @@ def _module(file: str) -> ModuleType:
 def _run(file: str, name: str, *arguments: str) -> None:
     """Run one scenario; this is its own process."""
     function = getattr(_module(file), name)
-    outcome: Json = getattr(function, "scenario", function)(Standin(Path.cwd()), *arguments)
+    outcome: Json = getattr(function, "scenario", function)(NvmlStandin(Path.cwd()), *arguments)
     if inspect.iscoroutine(outcome):
         asyncio.run(outcome)
 

@@ -71,7 +71,7 @@ def cut(name: str, *profiles: str) -> Schema:
     return Schema("mig", tuple(columns[i] for i in Schema.ordered(columns)))
 
 
-def started(
+def claim_started(
     gpu_name: str, claim: str, second: float, *, unclaimed: bool = False, **facts: str
 ) -> Event:
     """A claim begins."""
@@ -82,7 +82,7 @@ def started(
     )
 
 
-def ended(gpu_name: str, claim: str, second: float) -> Event:
+def claim_ended(gpu_name: str, claim: str, second: float) -> Event:
     """A claim ends."""
     facts_of_claim = {"level": "scheduler", "source": "slurm", "end_ns": str(at(second))}
     entity = Entity(CLAIM, (gpu_name, claim))
@@ -102,7 +102,7 @@ def counting(second: int, columns: int) -> list[int]:
 
 
 @dataclass
-class Reporter:
+class NodeReporter:
     """A node's agent. Its boot clock is 0 at `booted_at`; its wall clock is wrong by `skew`."""
 
     node: str = "n1"

@@ -67,7 +67,7 @@ def pod(name: str, *ids: str, namespace: str = "research", **more: Any) -> dict[
     return {"name": name, "namespace": namespace, "containers": [container]}
 
 
-def runs(host: FakeHost, gpu: int | str, pid: int, group: str, **more: Any) -> None:
+def start_process(host: FakeHost, gpu: int | str, pid: int, group: str, **more: Any) -> None:
     """Put a process on a GPU or MIG device, in a control group."""
     key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
     process = {"pid": pid, "usedGpuMemory": 1 << 30, **more.pop("listed", {})}
@@ -79,7 +79,7 @@ def runs(host: FakeHost, gpu: int | str, pid: int, group: str, **more: Any) -> N
     host.files[f"/proc/{pid}/comm"] = more.pop("comm", "python3") + "\n"
 
 
-def ends(host: FakeHost, gpu: int | str, pid: int) -> None:
+def end_process(host: FakeHost, gpu: int | str, pid: int) -> None:
     """Remove a process."""
     key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
     host.calls[key] = [process for process in host.calls[key] if process["pid"] != pid]
@@ -103,7 +103,7 @@ def keeps_pod(host: FakeHost, number: int, name: str, namespace: str = "research
     return group
 
 
-class Looked:
+class PolledTenancy:
     """Tenancy as the agent has it: the driver's sources before it, five seconds between polls."""
 
     def __init__(self, host: FakeHost, settings: TenancySettings | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.shared import unpacked
+from support.shared import unpack_capture
 
 PARTS = (
     "/proc/self$|/proc/26231/(mountstats|net/)|/proc/net/softnet_stat$|/sys/class/(powercap|nvme)"
@@ -20,7 +20,7 @@ def server_tree(factory: pytest.TempPathFactory) -> Path:
     The archive has the directory of a hardware monitor and no link to it in /sys/class: it gets
     one.
     """
-    root = unpacked("sysfs/procfs/tree.tar.gz", factory.mktemp("tree"), PARTS)
+    root = unpack_capture("sysfs/procfs/tree.tar.gz", factory.mktemp("tree"), PARTS)
     link = root / "sys/class/hwmon/hwmon3"
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.is_symlink():

@@ -23,7 +23,7 @@ from railscope.server_connections import (
 PATIENCE_SECONDS = 60
 
 
-class Echo(asyncio.Protocol):
+class EchoProtocol(asyncio.Protocol):
     """Answers each line with the same; a line is a request."""
 
     def __init__(self, connection: ServerConnection) -> None:
@@ -44,7 +44,7 @@ class Echo(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving(connections: ServerConnections) -> AsyncIterator[int]:
-    acceptor = ConnectionAcceptor(connections, Echo)
+    acceptor = ConnectionAcceptor(connections, EchoProtocol)
     sockets = await listening_sockets("127.0.0.1:0")
     acceptor.start(sockets)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.shared import captured
+from support.shared import capture_path
 
 from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.xids import (
@@ -232,7 +232,7 @@ def test_the_text_of_one_xid_has_no_effect_on_another() -> None:
 
 
 def test_every_quoted_line_gets_a_judgement() -> None:
-    head, *rows = captured("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
+    head, *rows = capture_path("kernel-log/xid-sxid-lines.tsv").read_text().splitlines()
     assert head.startswith("kind\tcode\tclass\tline\t")
     found = Counter[tuple[int, str, tuple[str, ...]]]()
     for kind, code, _, line, _ in (row.split("\t") for row in rows):

@@ -16,7 +16,7 @@ from h2.connection import H2Connection
 from h2.events import StreamEnded
 from hypothesis import given, strategies as st
 from support import pod_resources as wire
-from support.kubelet_server import Handler, serving
+from support.kubelet_server import Handler, run_kubelet
 
 from agent.host.kubelet import call_kubelet
 from agent.host.owners import ALLOCATABLE, LIST
@@ -46,14 +46,14 @@ def names(of: KubeletPod) -> bytes:
 def get(request: bytes, context: grpc.ServicerContext) -> bytes:
     for known in MANY:
         if names(known) == request:
-            return wire.listed(known)
+            return wire.pod_entry(known)
     context.abort(grpc.StatusCode.NOT_FOUND, "pod is not here, 100 % sure: ä")
     raise AssertionError
 
 
 GET = "Get"
 METHODS: dict[str, Handler] = {
-    LIST: lambda _request, _context: b"".join(map(wire.listed, MANY)),
+    LIST: lambda _request, _context: b"".join(map(wire.pod_entry, MANY)),
     ALLOCATABLE: lambda _request, _context: wire.piece(1, wire.devices(GPUS)),
     GET: get,
 }
@@ -61,7 +61,7 @@ METHODS: dict[str, Handler] = {
 
 @pytest.fixture(scope="module")
 def kubelet_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("kubelet") / "kubelet.sock", METHODS) as path:
+    with run_kubelet(tmp_path_factory.mktemp("kubelet") / "kubelet.sock", METHODS) as path:
         yield path
 
 
@@ -111,13 +111,13 @@ def test_each_refusal_is_a_reason(tmp_path, code):
         context.abort(code, "no")
         raise AssertionError
 
-    with serving(tmp_path / "s", {LIST: refuse}) as path, pytest.raises(OSError) as refused:  # noqa: PT011
+    with run_kubelet(tmp_path / "s", {LIST: refuse}) as path, pytest.raises(OSError) as refused:  # noqa: PT011
         call_kubelet(path, LIST)
     assert reason_of(refused.value) is CODES[code]
 
 
 def test_an_older_kubelet_has_not_all_methods(tmp_path):
-    with serving(tmp_path / "s", {LIST: METHODS[LIST]}) as path:
+    with run_kubelet(tmp_path / "s", {LIST: METHODS[LIST]}) as path:
         with pytest.raises(OSError, match="status 12") as refused:
             call_kubelet(path, GET)
         assert reason_of(refused.value) is Absent.UNSUPPORTED
@@ -130,7 +130,7 @@ def test_a_server_that_never_answers(tmp_path):
         released.wait()
         return b""
 
-    with serving(tmp_path / "s", {LIST: hang}) as path, contextlib.ExitStack() as last:
+    with run_kubelet(tmp_path / "s", {LIST: hang}) as path, contextlib.ExitStack() as last:
         last.callback(released.set)
         with pytest.raises(OSError) as late:  # noqa: PT011
             call_kubelet(path, LIST, timeout_seconds=SHORT)
@@ -151,7 +151,7 @@ def test_a_server_that_never_speaks(tmp_path):
 def test_an_answer_that_would_fill_the_memory(tmp_path):
     huge: dict[str, Handler] = {LIST: lambda _request, _context: bytes(100_000)}
     with (
-        serving(tmp_path / "s", huge) as path,
+        run_kubelet(tmp_path / "s", huge) as path,
         pytest.raises(OSError, match="at most 50000") as refused,
     ):
         call_kubelet(path, LIST, max_bytes=50_000)

@@ -65,7 +65,7 @@ PODS = st.builds(KubeletPod, NAMES, NAMES, st.lists(CONTAINERS, max_size=2).map(
 
 
 def test_an_answer():
-    assert parse_pods(wire.listed(TRAINING)) == (TRAINING,)
+    assert parse_pods(wire.pod_entry(TRAINING)) == (TRAINING,)
 
 
 def test_no_pods():
@@ -74,7 +74,7 @@ def test_no_pods():
 
 @given(st.lists(PODS, max_size=3).map(tuple))
 def test_pods_come_back(sent):
-    assert parse_pods(b"".join(map(wire.listed, sent))) == sent
+    assert parse_pods(b"".join(map(wire.pod_entry, sent))) == sent
 
 
 @given(st.lists(DEVICES, max_size=3).map(tuple))
@@ -141,7 +141,7 @@ def test_any_bytes_are_an_answer_or_are_none(content):
 
 @given(st.data())
 def test_a_damaged_answer_is_rejected_or_read(data):
-    content = bytearray(wire.listed(TRAINING))
+    content = bytearray(wire.pod_entry(TRAINING))
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(FormatError):
@@ -149,7 +149,7 @@ def test_a_damaged_answer_is_rejected_or_read(data):
 
 
 def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
-    content = wire.listed(TRAINING)
+    content = wire.pod_entry(TRAINING)
     for length in range(1, len(content)):
         with pytest.raises(FormatError):
             parse_pods(content[:length])

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings, strategies as st
-from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
+from support.tenancy import LISTED, NODE, PolledTenancy, node, pod, uuid
 
 from agent.config import TenancySettings
 from agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
@@ -69,7 +69,7 @@ class ClockStepNode:
 
     def agent(self) -> None:
         """Start a new agent in the same boot with the stored state of the previous one."""
-        self.looked = Looked(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
+        self.looked = PolledTenancy(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
         self.looked.tenancy.remember(self.directory, NODE)
         self.endpoint = ClaimsEndpoint(
             TenancySettings(), self.directory, self.looked.tenancy, self.host.clock

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from support.cases import CASES
-from support.tenancy import NODE, Looked, cut, event_summaries, mig_uuid, node, uuid
+from support.tenancy import NODE, PolledTenancy, cut, event_summaries, mig_uuid, node, uuid
 
 from agent.config import TenancySettings
 from agent.endpoint.claims_endpoint import MAX_BODY_BYTES, ClaimsEndpoint
@@ -72,7 +72,7 @@ class ServedEndpoint:
     def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
         self.host = node(3)
         cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
-        self.looked = Looked(self.host)
+        self.looked = PolledTenancy(self.host)
         self.looked.tenancy.remember(directory, NODE)
         self.endpoint = ClaimsEndpoint(
             settings or TenancySettings(), directory, self.looked.tenancy, self.host.clock

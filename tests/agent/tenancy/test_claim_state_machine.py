@@ -10,9 +10,19 @@ from typing import Any
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.machine import DENIED
-from support.tenancy import LISTED, NODE, Looked, ends, keeps_pod, node, pod, runs, uuid
+from support.tenancy import (
+    LISTED,
+    NODE,
+    PolledTenancy,
+    end_process,
+    keeps_pod,
+    node,
+    pod,
+    start_process,
+    uuid,
+)
 
 GPUS = 2
 gpus = st.integers(0, GPUS - 1)
@@ -33,7 +43,7 @@ class NodeStateMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.looked = Looked(self.host)
+        self.looked = PolledTenancy(self.host)
         self.looked.tenancy.remember(self.directory, NODE)
         self.begun: dict[tuple[str, ...], dict[str, str]] = getattr(self, "begun", {})
         self.ended: dict[tuple[str, ...], dict[str, str]] = getattr(self, "ended", {})
@@ -52,14 +62,14 @@ class NodeStateMachine(RuleBasedStateMachine):
         name = f"pod-{self.count}"
         group = keeps_pod(self.host, self.count, name)
         self.pods[name] = gpu
-        runs(self.host, gpu, 1000 + self.count, group)
+        start_process(self.host, gpu, 1000 + self.count, group)
 
     @precondition(lambda self: self.pods)
     @rule()
     def a_pod_ends(self) -> None:
         name, gpu = self.pods.popitem()
         number = int(name.partition("-")[2])
-        ends(self.host, gpu, 1000 + number)
+        end_process(self.host, gpu, 1000 + number)
         for path in [p for p in self.host.files if f"{number:08d}" in p or f"_{name}_" in p]:
             del self.host.files[path]
 
@@ -67,13 +77,15 @@ class NodeStateMachine(RuleBasedStateMachine):
     def an_unclaimed_process_starts(self, gpu: int) -> None:
         self.count += 1
         self.unclaimed_gpus[5000 + self.count] = gpu
-        runs(self.host, gpu, 5000 + self.count, f"/system.slice/unclaimed-{self.count}.service")
+        start_process(
+            self.host, gpu, 5000 + self.count, f"/system.slice/unclaimed-{self.count}.service"
+        )
 
     @precondition(lambda self: self.unclaimed_gpus)
     @rule()
     def an_unclaimed_process_ends(self) -> None:
         pid, gpu = self.unclaimed_gpus.popitem()
-        ends(self.host, gpu, pid)
+        end_process(self.host, gpu, pid)
 
     @rule(error=st.sampled_from([None, DENIED, TimeoutError(errno.ETIMEDOUT, "late")]))
     def the_kubelet_answers_or_not(self, error: Exception | None) -> None:
@@ -125,4 +137,4 @@ class NodeStateMachine(RuleBasedStateMachine):
 
 
 TestNodeStateMachine = NodeStateMachine.TestCase
-TestNodeStateMachine.settings = settings(fewer(40), stateful_step_count=25)
+TestNodeStateMachine.settings = settings(fewer_examples(40), stateful_step_count=25)

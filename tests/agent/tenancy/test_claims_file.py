@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.clock import NS, START
-from support.tenancy import LISTED, Looked, event_summaries, node, pod, uuid
+from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, uuid
 
 from agent.config import TenancySettings
 from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
@@ -27,7 +27,7 @@ def claim(**fields: str) -> str:
 def host_with_claims_file(text, path=PATH):
     host = node()
     host.files[path] = text
-    return host, Looked(host, TenancySettings(claims_file=path))
+    return host, PolledTenancy(host, TenancySettings(claims_file=path))
 
 
 def test_a_line_is_a_claim():

@@ -7,7 +7,18 @@ from typing import Any
 
 from support.clock import NS
 from support.machine import FakeHost
-from support.tenancy import LISTED, Looked, cut, ends, keeps_pod, mig_uuid, node, pod, runs, uuid
+from support.tenancy import (
+    LISTED,
+    PolledTenancy,
+    cut,
+    end_process,
+    keeps_pod,
+    mig_uuid,
+    node,
+    pod,
+    start_process,
+    uuid,
+)
 
 from agent.host.recorded_host import RecordedHost
 from agent.host.recording_host import RecordingHost
@@ -22,7 +33,7 @@ def change_node(host: FakeHost, poll: int) -> None:
     if poll == 0:
         cut(host, 1, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         group = keeps_pod(host, 1, "train")
-        runs(host, 0, 11, group)
+        start_process(host, 0, 11, group)
         host.calls[LISTED] = [pod("train", uuid(0))]
     elif poll == 1:
         host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"] = "50\n"
@@ -31,16 +42,16 @@ def change_node(host: FakeHost, poll: int) -> None:
             "SLURM_JOB_ACCOUNT": "astro",
             "CUDA_VISIBLE_DEVICES": mig_uuid(1, 1),
         }
-        runs(host, 0, 12, "/user.slice/user-1000.slice/session-3.scope")
+        start_process(host, 0, 12, "/user.slice/user-1000.slice/session-3.scope")
     elif poll == 3:
         host.calls[LISTED] = []
-        ends(host, 0, 11)
+        end_process(host, 0, 11)
     elif poll == 4:
         del host.files[f"{SCOPE}/job_9/step_0/user/task_0/cgroup.procs"]
         host.files[f"{SCOPE}/cgroup.procs"] = ""
 
 
-def poll_events(looked: Looked, before: Callable[[int], None] = lambda _: None) -> list[Any]:
+def poll_events(looked: PolledTenancy, before: Callable[[int], None] = lambda _: None) -> list[Any]:
     """Return the class, key and facts of every event of all polls."""
     found = []
     for poll in range(POLLS):
@@ -53,7 +64,7 @@ def test_a_replayed_recording_gives_the_same_claims():
     host = node()
     started = host.clock.now()
     recording = RecordingHost(host)
-    live = poll_events(Looked(recording), lambda poll: change_node(host, poll))
+    live = poll_events(PolledTenancy(recording), lambda poll: change_node(host, poll))
     assert [name for name, _, _ in live] == [
         "claim_start",
         "claim_start",
@@ -70,4 +81,4 @@ def test_a_replayed_recording_gives_the_same_claims():
         return again.now().boot_ns - started.boot_ns
 
     replayed = RecordedHost(Capture(about, tuple(recording.moments)), again, offset_ns)
-    assert poll_events(Looked(replayed)) == live
+    assert poll_events(PolledTenancy(replayed)) == live

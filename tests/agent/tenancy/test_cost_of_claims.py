@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from support.machine import FakeHost
-from support.tenancy import LISTED, Looked, keeps_pod, node, pod, runs, uuid
+from support.tenancy import LISTED, PolledTenancy, keeps_pod, node, pod, start_process, uuid
 
 PODS, GPUS = 50, 8
 
@@ -20,7 +20,7 @@ def fully_used_node() -> FakeHost:
         pods.append(pod(f"pod-{number}", *([uuid(number)] if number < GPUS else [])))
         if number < GPUS:
             for process in range(2):
-                runs(host, number, 1000 + 10 * number + process, group)
+                start_process(host, number, 1000 + 10 * number + process, group)
     host.calls[LISTED] = pods
     for bus in range(200):
         directory = f"/sys/bus/pci/devices/0000:{bus:02x}:00.0"
@@ -45,7 +45,7 @@ def count_calls(host: FakeHost) -> Counter[str]:
 
 
 def test_calls_per_poll():
-    looked = Looked(fully_used_node())
+    looked = PolledTenancy(fully_used_node())
     for _ in range(2):
         looked.poll()
     assert len(looked.tenancy.active_claims) == GPUS

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 from support import pod_resources as wire
-from support.kubelet_server import Handler, serving
-from support.tenancy import SOCKET, Looked, event_summaries, node, uuid
+from support.kubelet_server import Handler, run_kubelet
+from support.tenancy import SOCKET, PolledTenancy, event_summaries, node, uuid
 
 from agent.config import TenancySettings
 from agent.host.live_host import LiveHost
@@ -33,7 +33,7 @@ PODS = (
         (PodContainer("main", (), (PodResourceClaim("c", "research", (ClaimedDevice("gpu.nvidia.com", "gpu-1"),)),)),),
     ),
 )  # fmt: skip
-LISTED = b"".join(wire.listed(pod) for pod in PODS)
+LISTED = b"".join(wire.pod_entry(pod) for pod in PODS)
 
 
 class LiveKubeletNode:
@@ -42,7 +42,7 @@ class LiveKubeletNode:
     def __init__(self, socket: str) -> None:
         self.host = node()
         self.real = LiveHost()
-        self.looked = Looked(self.host, TenancySettings(kubelet_socket=socket))
+        self.looked = PolledTenancy(self.host, TenancySettings(kubelet_socket=socket))
         ask = self.host.call
 
         def call(host_interface: str, function: str, *arguments: int | str) -> Any:
@@ -66,7 +66,7 @@ class LiveKubeletNode:
 def test_a_real_server_goes_away_and_comes_back(tmp_path):
     answers: dict[str, Handler] = {"List": lambda _request, _context: LISTED}
     live_node = LiveKubeletNode(str(tmp_path / "s"))
-    with serving(tmp_path / "s", answers):
+    with run_kubelet(tmp_path / "s", answers):
         assert live_node.poll() == [
             ("claim_start", "kubernetes", "research/train-0", uuid(0)),
             ("claim_start", "kubernetes", "research/claimed", uuid(1)),
@@ -74,9 +74,9 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
     for _ in range(2):
         assert live_node.poll() == []
     assert live_node.finding.verdict == "broken"
-    with serving(tmp_path / "s", {"List": lambda _request, _context: wire.listed(PODS[0])}):
+    with run_kubelet(tmp_path / "s", {"List": lambda _request, _context: wire.pod_entry(PODS[0])}):
         assert live_node.poll() == [("claim_end", "kubernetes", "research/claimed", uuid(1))]
-    with serving(tmp_path / "s", {}):
+    with run_kubelet(tmp_path / "s", {}):
         assert live_node.poll() == []
         assert "status 12" in live_node.finding.detail
 
@@ -87,9 +87,9 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
 )
 def test_an_answer_that_is_none(tmp_path, content, detail):
     live_node = LiveKubeletNode(str(tmp_path / "s"))
-    with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
+    with run_kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
         assert len(live_node.poll()) == 2
-    with serving(tmp_path / "s", {"List": lambda _request, _context: content}):
+    with run_kubelet(tmp_path / "s", {"List": lambda _request, _context: content}):
         assert live_node.poll() == []
         assert live_node.finding.verdict == "broken"
         assert detail in live_node.finding.detail
@@ -101,7 +101,7 @@ def test_a_server_that_refuses(tmp_path):
         raise AssertionError
 
     live_node = LiveKubeletNode(str(tmp_path / "s"))
-    with serving(tmp_path / "s", {"List": refuse}):
+    with run_kubelet(tmp_path / "s", {"List": refuse}):
         live_node.poll()
     assert live_node.finding.verdict == "denied"
     assert "tenancy.conf" in live_node.finding.remedy
@@ -111,7 +111,7 @@ def test_a_server_that_refuses(tmp_path):
 def test_recorded_kubelet_calls_are_replayed(tmp_path, hidden):
     redactor = Redactor() if hidden else None
     host = RecordingHost(LiveHost(), redactor)
-    with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
+    with run_kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
         answer = host.call("kubelet", "List", socket)
         with pytest.raises(OSError, match="status 12"):
             host.call("kubelet", "GetAllocatableResources", socket)

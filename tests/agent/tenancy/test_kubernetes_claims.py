@@ -11,7 +11,7 @@ from support.tenancy import (
     ALLOCATABLE,
     LISTED,
     NODE,
-    Looked,
+    PolledTenancy,
     cut,
     event_summaries,
     keeps_pod,
@@ -31,7 +31,7 @@ def facts(events, workload="research/train"):
 def test_a_pod_begins_and_ends():
     host = node()
     host.calls[LISTED] = []
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert looked.poll() == []
     host.calls[LISTED] = [pod("train", uuid(0), uuid(1))]
     began = looked.poll()
@@ -73,7 +73,7 @@ def test_devices_by_each_of_their_names():
         pod("google-mig", "nvidia3/gi1"),
         pod("rail", "0000:3b:00.2", resource="nvidia.com/hostdev"),
     ]
-    events = Looked(host).poll()
+    events = PolledTenancy(host).poll()
     assert event_summaries(events) == [
         (START, "kubernetes", "research/index", uuid(0)),
         (START, "kubernetes", "research/google", uuid(1)),
@@ -94,7 +94,7 @@ def test_an_entry_for_each_device_and_container_is_one_claim_each():
     ]
     several["containers"].append(pod("train", uuid(0))["containers"][0] | {"name": "side"})
     host.calls[LISTED] = [several]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert [event.entity.key[0] for event in looked.poll()] == [uuid(0), uuid(1)]
     assert looked.poll() == []
 
@@ -107,7 +107,7 @@ def test_shares_of_a_gpu():
     ]
     one = pod("one", shares[1], shares[3], resource="nvidia.com/gpu.shared")
     host.calls[LISTED] = [one, pod("two", shares[0], resource="nvidia.com/gpu.shared")]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     events = looked.poll()
     shown = [(e.facts["workload"], e.facts["share"], e.facts["exclusive"]) for e in events]
     assert shown == [("research/one", "1/2", "false"), ("research/two", "1/4", "false")]
@@ -122,7 +122,7 @@ def test_a_share_of_an_unknown_number_is_not_exclusive():
     host = node(1)
     host.calls[LISTED] = [pod("one", f"{uuid(0)}::1")]
     host.calls[ALLOCATABLE] = OSError(errno.EOPNOTSUPP, "gRPC status 12")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     (event,) = looked.poll()
     assert (event.facts["compute"], event.facts["exclusive"]) == ("0-840", "false")
     assert "share" not in event.facts
@@ -155,7 +155,7 @@ def test_resource_claims():
         pod("odd", claims=[resource_claim("f", "gpu-77")]),
         pod("both-1", claims=[resource_claim("g", "gpu-0", share="s1")]),
     ]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     devices = {e.facts["workload"]: e.facts["device"] for e in looked.poll()}
     assert devices == {
         "research/whole": uuid(1),
@@ -174,7 +174,7 @@ def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():
     host = node(1)
     both = resource_claim("a", "gpu-0")
     host.calls[LISTED] = [pod("one", claims=[both]), pod("two", claims=[both])]
-    assert [event.facts["exclusive"] for event in Looked(host).poll()] == ["false", "false"]
+    assert [event.facts["exclusive"] for event in PolledTenancy(host).poll()] == ["false", "false"]
 
 
 def test_a_pod_that_has_ended_and_is_still_listed():
@@ -182,7 +182,7 @@ def test_a_pod_that_has_ended_and_is_still_listed():
     keeps_pod(host, 1, "done")
     keeps_pod(host, 2, "going")
     host.calls[LISTED] = [pod("done", uuid(0)), pod("going", uuid(1)), pod("new", uuid(0))]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert len(looked.poll()) == 3
     for path in [p for p in host.files if p.startswith("/sys/fs/cgroup") and "pod00000001" in p]:
         del host.files[path]
@@ -195,7 +195,7 @@ def test_without_control_groups_all_that_are_listed_count():
     for path in [path for path in host.files if path.startswith("/sys/fs/cgroup")]:
         del host.files[path]
     host.calls[LISTED] = [pod("done", uuid(0))]
-    assert len(Looked(host).poll()) == 1
+    assert len(PolledTenancy(host).poll()) == 1
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_without_control_groups_all_that_are_listed_count():
 def test_a_kubelet_that_cannot_be_asked_ends_nothing(error):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert len(looked.poll()) == 1
     host.calls[LISTED] = error
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_a_kubelet_that_cannot_be_asked_ends_nothing(error):
 
 def test_a_node_without_kubelet():
     host = node()
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert looked.poll() == []
     assert looked.value("gpu_claims", uuid(0)) == 0
     (finding,) = looked.findings_about("Kubernetes")
@@ -237,7 +237,7 @@ def test_a_kubelet_that_is_away_when_the_agent_comes():
     """The pods still exist: a missing report does not mean that their devices are free."""
     host = node()
     keeps_pod(host, 1, "train")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
     assert looked.value("gpu_claims", uuid(0)) == "gone"
 
@@ -245,7 +245,7 @@ def test_a_kubelet_that_is_away_when_the_agent_comes():
 def test_a_gpu_that_is_lost_ends_nothing():
     host = node()
     host.calls[LISTED] = [pod("train", "1")]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert event_summaries(looked.poll()) == [(START, "kubernetes", "research/train", uuid(1))]
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_changed_facts_of_the_same_pod_make_another_claim():
     host.calls[ALLOCATABLE] = [
         {"resource": "nvidia.com/gpu", "ids": [f"{uuid(0)}::0", f"{uuid(0)}::1"], "numa_nodes": []}
     ]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     (began,) = looked.poll()
     assert began.facts["share"] == "1/2"
     host.calls[ALLOCATABLE][0]["ids"] += [f"{uuid(0)}::2", f"{uuid(0)}::3"]

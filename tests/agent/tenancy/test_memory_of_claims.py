@@ -5,20 +5,30 @@ from __future__ import annotations
 import errno
 import os
 
-from support.tenancy import LISTED, NODE, Looked, ends, event_summaries, node, pod, runs, uuid
+from support.tenancy import (
+    LISTED,
+    NODE,
+    PolledTenancy,
+    end_process,
+    event_summaries,
+    node,
+    pod,
+    start_process,
+    uuid,
+)
 
 from agent.tenancy.tenancy_state_file import STATE_FILE
 
 
 def after_restart(looked, directory):
     """Another agent on the same machine, with the same state directory."""
-    fresh = Looked(looked.host)
+    fresh = PolledTenancy(looked.host)
     fresh.tenancy.remember(directory, NODE)
     return fresh
 
 
 def remembering(host, directory):
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.tenancy.remember(directory, NODE)
     return looked
 
@@ -77,7 +87,7 @@ def test_a_lost_end_is_reported_again(tmp_path):
 def test_all_claims_are_reported_again_every_hour():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     (began,) = looked.poll()
     assert sum(len(looked.poll(600)) for _ in range(5)) == 0
     (again,) = looked.poll(600)
@@ -86,7 +96,7 @@ def test_all_claims_are_reported_again_every_hour():
 
 def test_unclaimed_use_goes_on_over_a_restart(tmp_path):
     host = node()
-    runs(host, 0, 11, "/system.slice/miner.service")
+    start_process(host, 0, 11, "/system.slice/miner.service")
     looked = remembering(host, tmp_path)
     looked.poll()
     (began,) = looked.poll()
@@ -94,7 +104,7 @@ def test_unclaimed_use_goes_on_over_a_restart(tmp_path):
     (again,) = fresh.poll()
     assert again.entity == began.entity
     assert fresh.poll() == []
-    ends(host, 0, 11)
+    end_process(host, 0, 11)
     (ended,) = fresh.poll()
     assert ended.entity == began.entity
 

@@ -6,16 +6,16 @@ import pytest
 from support.machine import DENIED
 from support.tenancy import (
     LISTED,
-    Looked,
+    PolledTenancy,
     cut,
-    ends,
+    end_process,
     event_summaries,
     keeps_pod,
     mig_uuid,
     node,
     pod,
     pod_group,
-    runs,
+    start_process,
     uuid,
 )
 
@@ -29,9 +29,9 @@ HEX = "ab" * 32
 
 def test_unclaimed_use_is_reported_at_the_second_poll():
     host = node()
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
-    runs(host, 0, 4711, "/user.slice/user-1000.slice/session-3.scope", ticks=99_999_999)
+    start_process(host, 0, 4711, "/user.slice/user-1000.slice/session-3.scope", ticks=99_999_999)
     assert looked.poll() == []
     first_ns = host.clock.now().wall_ns
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
@@ -43,7 +43,7 @@ def test_unclaimed_use_is_reported_at_the_second_poll():
     assert began.facts["start_ns"] == str(first_ns)
     assert began.facts["uncertainty_ns"] == str(5 * 10**9)
     assert looked.poll() == []
-    ends(host, 0, 4711)
+    end_process(host, 0, 4711)
     (ended,) = looked.poll()
     assert (ended.event_class.name, ended.entity) == (ENDED, began.entity)
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
@@ -51,9 +51,9 @@ def test_unclaimed_use_is_reported_at_the_second_poll():
 
 def test_use_is_no_older_than_its_process():
     host = node()
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     now_ticks = host.clock.now().boot_ns // 10_000_000
-    runs(host, 0, 1, "/system.slice/miner.service", ticks=now_ticks + 400)
+    start_process(host, 0, 1, "/system.slice/miner.service", ticks=now_ticks + 400)
     looked.poll()
     (began,) = looked.poll()
     assert began.facts["uncertainty_ns"] == str(10**9), "it was started one second before"
@@ -61,10 +61,10 @@ def test_use_is_no_older_than_its_process():
 
 def test_unclaimed_use_of_one_poll_is_counted_and_not_reported():
     host = node()
-    looked = Looked(host)
-    runs(host, 0, 4711, "/system.slice/cron.service")
+    looked = PolledTenancy(host)
+    start_process(host, 0, 4711, "/system.slice/cron.service")
     looked.poll()
-    ends(host, 0, 4711)
+    end_process(host, 0, 4711)
     assert looked.poll() == []
     assert looked.poll() == []
 
@@ -74,9 +74,9 @@ def test_a_pods_processes_are_its_own_and_no_other_pods():
     group = keeps_pod(host, 1, "train")
     other = keeps_pod(host, 2, "thief")
     host.calls[LISTED] = [pod("train", uuid(0))]
-    runs(host, 0, 11, group)
-    runs(host, 0, 12, other)
-    looked = Looked(host)
+    start_process(host, 0, 11, group)
+    start_process(host, 0, 12, other)
+    looked = PolledTenancy(host)
     looked.poll()
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 1
     assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", "research/thief", uuid(0))]
@@ -85,9 +85,9 @@ def test_a_pods_processes_are_its_own_and_no_other_pods():
 def test_a_pod_without_a_known_name_is_the_holder_of_the_gpu():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
-    runs(host, 0, 11, pod_group(1)[1])
-    runs(host, 1, 12, pod_group(2)[1])
-    looked = Looked(host)
+    start_process(host, 0, 11, pod_group(1)[1])
+    start_process(host, 1, 12, pod_group(2)[1])
+    looked = PolledTenancy(host)
     looked.poll()
     assert event_summaries(looked.poll()) == [(BEGAN, "kubernetes", pod_group(2)[0], uuid(1))]
 
@@ -96,12 +96,12 @@ def test_while_the_kubelet_is_unavailable_no_pod_is_reported():
     host = node()
     group = keeps_pod(host, 1, "train")
     host.calls[LISTED] = [pod("train", uuid(0))]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
     host.calls[LISTED] = DENIED
-    runs(host, 1, 12, keeps_pod(host, 2, "late"))
-    runs(host, 0, 13, group)
-    runs(host, 1, 14, "/system.slice/miner.service")
+    start_process(host, 1, 12, keeps_pod(host, 2, "late"))
+    start_process(host, 0, 13, group)
+    start_process(host, 1, 14, "/system.slice/miner.service")
     looked.poll()
     assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
 
@@ -113,8 +113,8 @@ def test_processes_of_a_mig_device():
     host.calls[LISTED] = [pod("train", mig_uuid(0, 0), resource="nvidia.com/mig-3g.40gb")]
     for place, pid in ((0, 11), (1, 12)):
         instance = {"gpuInstanceId": place + 1, "computeInstanceId": 0}
-        runs(host, mig_uuid(0, place), pid, group, listed=instance)
-    looked = Looked(host)
+        start_process(host, mig_uuid(0, place), pid, group, listed=instance)
+    looked = PolledTenancy(host)
     looked.poll()
     (began,) = looked.poll()
     assert began.facts["device"] == mig_uuid(0, 1)
@@ -124,19 +124,19 @@ def test_processes_of_a_mig_device():
 def test_a_trusted_owner_holds_the_gpus_of_its_processes():
     host = node()
     host.calls[f"owner.container({HEX},team)"] = {"name": "jupyter", "label": "vision"}
-    runs(host, 0, 11, f"/system.slice/docker-{HEX}.scope")
-    runs(host, 0, 12, f"/system.slice/docker-{HEX}.scope")
-    runs(host, 1, 13, "/system.slice/miner.service")
-    looked = Looked(host, TenancySettings(trusted_owners="docker", owner_label="team"))
+    start_process(host, 0, 11, f"/system.slice/docker-{HEX}.scope")
+    start_process(host, 0, 12, f"/system.slice/docker-{HEX}.scope")
+    start_process(host, 1, 13, "/system.slice/miner.service")
+    looked = PolledTenancy(host, TenancySettings(trusted_owners="docker", owner_label="team"))
     (began,) = looked.poll()
     assert event_summaries([began]) == [("claim_start", "docker", "jupyter", uuid(0))]
     assert began.facts["owner"] == "vision"
     assert began.facts["level"] == "node_plugin"
     assert (began.facts["pids"], began.facts["exclusive"]) == ("11 12", "false")
     assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "miner.service", uuid(1))]
-    ends(host, 0, 11)
+    end_process(host, 0, 11)
     assert looked.poll() == []
-    ends(host, 0, 12)
+    end_process(host, 0, 12)
     assert event_summaries(looked.poll()) == [("claim_end", "docker", "jupyter", uuid(0))]
 
 
@@ -144,7 +144,7 @@ def test_an_owner_that_is_not_known_is_no_setting():
     with pytest.raises(
         SettingsError, match=r"invalid tenancy\.trusted_owners: lxc: expected owners"
     ):
-        Looked(node(), TenancySettings(trusted_owners="docker lxc"))
+        PolledTenancy(node(), TenancySettings(trusted_owners="docker lxc"))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_an_owner_that_is_not_known_is_no_setting():
 )
 def test_each_kind_of_owner(group, source, workload):
     host = node()
-    runs(host, 1, 11, group)
-    looked = Looked(host)
+    start_process(host, 1, 11, group)
+    looked = PolledTenancy(host)
     first, second = looked.poll(), looked.poll()
     if source == "slurm":  # Slurm let it in: that is what is known of the job
         assert event_summaries(first) == [("claim_start", source, workload, uuid(1))]
@@ -177,7 +177,7 @@ def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
     for gpu in (0, 1):
         key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
         host.calls[key] = [{"pid": 50 + gpu, "usedGpuMemory": 1}]
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     for _ in range(2):
         looked.poll()
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
@@ -189,17 +189,17 @@ def test_a_process_that_cannot_be_seen_may_be_that_of_any_claim():
 def test_a_shared_service_on_a_claimed_gpu_is_not_unclaimed_use():
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
-    runs(host, 0, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
-    runs(host, 1, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
-    looked = Looked(host)
+    start_process(host, 0, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
+    start_process(host, 1, 11, "/system.slice/nvidia-mps.service", comm="nvidia-cuda-mps")
+    looked = PolledTenancy(host)
     looked.poll()
     assert [(e.entity.key[0]) for e in looked.poll()] == [uuid(1)]
 
 
 def test_the_administrators_own_use():
     host = node()
-    runs(host, 1, 11, "/system.slice/dcgm-check.service")
-    looked = Looked(host, TenancySettings(system_owners="dcgm-check.service"))
+    start_process(host, 1, 11, "/system.slice/dcgm-check.service")
+    looked = PolledTenancy(host, TenancySettings(system_owners="dcgm-check.service"))
     looked.poll()
     (began,) = looked.poll()
     assert began.facts["system"] == "true"
@@ -207,20 +207,20 @@ def test_the_administrators_own_use():
 
 def test_a_pid_that_is_used_again_is_another_process():
     host = node()
-    runs(host, 0, 11, "/system.slice/one.service", ticks=5)
-    looked = Looked(host)
+    start_process(host, 0, 11, "/system.slice/one.service", ticks=5)
+    looked = PolledTenancy(host)
     looked.poll()
     assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "one.service", uuid(0))]
-    ends(host, 0, 11)
-    runs(host, 0, 11, "/system.slice/two.service", ticks=6)
+    end_process(host, 0, 11)
+    start_process(host, 0, 11, "/system.slice/two.service", ticks=6)
     assert event_summaries(looked.poll()) == [(ENDED, "systemd", "one.service", uuid(0))]
     assert event_summaries(looked.poll()) == [(BEGAN, "systemd", "two.service", uuid(0))]
 
 
 def test_a_driver_that_does_not_answer_ends_no_use():
     host = node()
-    runs(host, 0, 11, "/system.slice/one.service")
-    looked = Looked(host)
+    start_process(host, 0, 11, "/system.slice/one.service")
+    looked = PolledTenancy(host)
     looked.poll()
     assert len(looked.poll()) == 1
     key = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
@@ -238,8 +238,8 @@ def test_a_claim_that_comes_later_ends_use_without_one():
     host = node()
     group = keeps_pod(host, 1, "train")
     host.calls[LISTED] = []
-    runs(host, 0, 11, group)
-    looked = Looked(host)
+    start_process(host, 0, 11, group)
+    looked = PolledTenancy(host)
     looked.poll()
     assert len(looked.poll()) == 1
     host.calls[LISTED] = [pod("train", uuid(0))]
@@ -249,9 +249,9 @@ def test_a_claim_that_comes_later_ends_use_without_one():
 def test_control_groups_are_read_once():
     host = node()
     reads: list[str] = []
-    runs(host, 0, 11, "/system.slice/one.service")
+    start_process(host, 0, 11, "/system.slice/one.service")
     host.files["/proc/11/cgroup"] = lambda: reads.append("group") or "0::/system.slice/one.service"
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     for _ in range(5):
         looked.poll()
     assert len(reads) == 1
@@ -259,8 +259,8 @@ def test_control_groups_are_read_once():
 
 def test_use_of_a_gpu_that_is_lost_goes_on():
     host = node()
-    runs(host, 1, 11, "/system.slice/one.service")
-    looked = Looked(host)
+    start_process(host, 1, 11, "/system.slice/one.service")
+    looked = PolledTenancy(host)
     looked.poll()
     (began,) = looked.poll()
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
@@ -268,6 +268,6 @@ def test_use_of_a_gpu_that_is_lost_goes_on():
         assert looked.poll() == []
     host.calls["nvml.nvmlDeviceGetCount()"] = 2
     assert looked.poll() == []
-    ends(host, 1, 11)
+    end_process(host, 1, 11)
     (ended,) = looked.poll()
     assert ended.entity == began.entity

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.tenancy import ALLOCATABLE, LISTED, Looked, cut, mig_uuid, node, pod, uuid
+from support.tenancy import ALLOCATABLE, LISTED, PolledTenancy, cut, mig_uuid, node, pod, uuid
 
 from agent.config import TenancySettings
 from agent.sampling.source import ProbeVerdict
@@ -19,7 +19,7 @@ from agent.sampling.source import ProbeVerdict
 CASES = Path(__file__).parent / "shares"
 
 
-def load_case(case: Path) -> tuple[Looked, dict[str, object]]:
+def load_case(case: Path) -> tuple[PolledTenancy, dict[str, object]]:
     expected = json.loads((case / "case.json").read_text())
     host = node(expected["gpus"])
     for path in sorted((case / "tree").rglob("*")):
@@ -27,7 +27,7 @@ def load_case(case: Path) -> tuple[Looked, dict[str, object]]:
             host.files["/" + str(path.relative_to(case / "tree"))] = path.read_text()
     calls = case / "calls.json"
     host.calls.update(json.loads(calls.read_text()) if calls.exists() else {})
-    looked = Looked(host, msgspec.convert(expected["settings"], TenancySettings))
+    looked = PolledTenancy(host, msgspec.convert(expected["settings"], TenancySettings))
     looked.poll()
     return looked, expected
 
@@ -54,7 +54,7 @@ def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
     host.calls[LISTED] = [pod("one", f"{device}::0", f"{device}::2"), pod("two", f"{device}::1")]
     ids = [f"{device}::{replica}" for replica in range(7)]
     host.calls[ALLOCATABLE] = [{"resource": "nvidia.com/gpu", "ids": ids, "numa_nodes": []}]
-    events = Looked(host).poll()
+    events = PolledTenancy(host).poll()
     assert [(e.facts["share"], e.facts["compute"], e.facts["device"]) for e in events] == [
         ("2/7", "480-840", device),
         ("1/7", "480-840", device),

@@ -7,8 +7,18 @@ import re
 
 import pytest
 from support.machine import DENIED, FakeHost
-from support.shared import captured
-from support.tenancy import NODE, Looked, cut, ends, event_summaries, mig_uuid, node, runs, uuid
+from support.shared import capture_path
+from support.tenancy import (
+    NODE,
+    PolledTenancy,
+    cut,
+    end_process,
+    event_summaries,
+    mig_uuid,
+    node,
+    start_process,
+    uuid,
+)
 
 from agent.config import TenancySettings
 
@@ -42,7 +52,7 @@ def test_a_job_by_its_environment():
         JOB_ACCOUNT="astro",
         JOB_USER="eva",
     )
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     began = looked.poll()
     assert event_summaries(began) == [
         ("claim_start", "slurm", "211", uuid(0)),
@@ -61,8 +71,8 @@ def test_a_job_named_by_its_sluid():
     host = node()
     job(host, f"{SCOPE}/{SLUID}", 50, daemon=49)
     host.files["/proc/49/cmdline"] = "slurmstepd: [3385.0]\0"
-    runs(host, 1, 50, f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0")
-    looked = Looked(host)
+    start_process(host, 1, 50, f"/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0")
+    looked = PolledTenancy(host)
     looked.poll()
     assert looked.value("gpu_claims", uuid(1)) == 1
     assert looked.value("gpu_unclaimed_processes", uuid(1)) == 0
@@ -75,7 +85,7 @@ def test_the_first_hierarchy_of_version_1_that_has_jobs():
     host.files[f"{directory}/step_batch/task_0/cgroup.procs"] = "70\n"
     host.files["/sys/fs/cgroup/cpuset/slurm/uid_1000/job_7/cgroup.procs"] = ""
     host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
-    assert event_summaries(Looked(host).poll()) == [("claim_start", "slurm", "7", uuid(1))]
+    assert event_summaries(PolledTenancy(host).poll()) == [("claim_start", "slurm", "7", uuid(1))]
 
 
 def test_mig_devices_by_their_uuid():
@@ -83,7 +93,7 @@ def test_mig_devices_by_their_uuid():
     cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
     job(host, f"{SCOPE}/job_8", 50, JOB_ID="8", JOB_GPUS="0")
     host.calls["owner.environ(50)"]["CUDA_VISIBLE_DEVICES"] = mig_uuid(0, 1)
-    (began,) = Looked(host).poll()
+    (began,) = PolledTenancy(host).poll()
     assert (began.facts["device"], began.facts["compute"]) == (mig_uuid(0, 1), "480-840")
 
 
@@ -92,12 +102,12 @@ def test_a_job_without_a_device_list_holds_the_gpus_of_its_processes_until_it_en
     directory = f"{SCOPE}/job_9"
     job(host, directory, 50)
     host.calls["owner.environ(50)"] = DENIED
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert looked.poll() == []
     assert looked.findings_about("Slurm")[-1][0] == "denied"
-    runs(host, 1, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
+    start_process(host, 1, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
     assert event_summaries(looked.poll()) == [("claim_start", "slurm", "9", uuid(1))]
-    ends(host, 1, 50)
+    end_process(host, 1, 50)
     for _ in range(3):
         assert looked.poll() == []
     remove_job(host, directory)
@@ -108,8 +118,8 @@ def test_a_process_on_a_gpu_that_its_job_does_not_have():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0")
     for gpu in (0, 1):
-        runs(host, gpu, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
-    looked = Looked(host)
+        start_process(host, gpu, 50, "/system.slice/slurmstepd.scope/job_9/step_0/user/task_0")
+    looked = PolledTenancy(host)
     looked.poll()
     assert event_summaries(looked.poll()) == [("unclaimed_use_start", "slurm", "9", uuid(1))]
 
@@ -117,7 +127,7 @@ def test_a_process_on_a_gpu_that_its_job_does_not_have():
 def test_a_job_that_claims_to_be_another_is_not_trusted():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="8", JOB_GPUS="0", JOB_ACCOUNT="victim")
-    assert Looked(host).poll() == []
+    assert PolledTenancy(host).poll() == []
 
 
 def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
@@ -125,16 +135,16 @@ def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", STEP_GPUS="0")
     host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
     host.calls["owner.environ(51)"] = {"SLURM_JOB_ID": "9", "SLURM_STEP_GPUS": "1"}
-    assert len(Looked(host).poll()) == 2
+    assert len(PolledTenancy(host).poll()) == 2
     host.files[f"{SCOPE}/job_9/step_batch/user/task_0/cgroup.procs"] = "52\n"
     host.calls["owner.environ(52)"] = {"SLURM_JOB_ID": "9", "SLURM_JOB_GPUS": "0,1,2"}
-    assert len(Looked(host).poll()) == 3
+    assert len(PolledTenancy(host).poll()) == 3
 
 
 def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     for _ in range(3):
         assert looked.poll() == []
     assert host.asked["owner.environ(50)"] == 1
@@ -146,14 +156,14 @@ def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
 def test_shares_are_nobodys_own():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0", SHARDS_ON_NODE="2")
-    (began,) = Looked(host).poll()
+    (began,) = PolledTenancy(host).poll()
     assert began.facts["exclusive"] == "false"
 
 
 def test_control_groups_that_cannot_be_read_end_nothing():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="0")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert len(looked.poll()) == 1
     readable = host.names
 
@@ -177,7 +187,7 @@ def test_files_by_gpu():
         f"{directory}/0": "123\n", f"{directory}/1": "", f"{directory}/2.2": "124\n125\n",
         f"{directory}/notes": "hello",
     }  # fmt: skip
-    looked = Looked(host, TenancySettings(slurm_gpu_directory=directory))
+    looked = PolledTenancy(host, TenancySettings(slurm_gpu_directory=directory))
     began = looked.poll()
     assert event_summaries(began) == [
         ("claim_start", "slurm", "123", uuid(0)),
@@ -211,7 +221,7 @@ def test_files_of_jobs():
     host.files["/etc/slurm/gres.conf"] = GRES_CONF
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:h100:1(IDX:0)")
     settings = TenancySettings(slurm_job_directory="/run/jobs")
-    looked = Looked(host, settings)
+    looked = PolledTenancy(host, settings)
     (began,) = looked.poll()
     assert event_summaries([began]) == [("claim_start", "slurm", "211", uuid(1))]
     assert began.facts["start_ns"] == str(1_789_999_000 * 10**9)
@@ -226,7 +236,7 @@ def test_scontrol_takes_precedence_over_the_job():
     host = node()
     host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="1", JOB_ACCOUNT="else")
-    (began,) = Looked(host, TenancySettings(slurm_job_directory="/run/jobs")).poll()
+    (began,) = PolledTenancy(host, TenancySettings(slurm_job_directory="/run/jobs")).poll()
     assert (began.entity.key[0], began.facts["owner"]) == (uuid(0), "astro")
 
 
@@ -235,14 +245,14 @@ def test_scontrol_takes_precedence_over_the_job():
     ["scontrol_out_all_gpus.txt", "scontrol_out_main_array_job.txt", "scontrol_out_multi_node.txt"],
 )
 def test_jobs_of_a_real_cluster(name):
-    text = captured(f"jobs/slurm/{name}").read_text()
+    text = capture_path(f"jobs/slurm/{name}").read_text()
     lines = [line.split() for line in text.splitlines() if "IDX:" in line]
     first = lines[0][0].removeprefix("Nodes=")
     name = re.sub(r"\[(\d+).*", r"\1", first)  # of several nodes, the first
     host = node(8)
     host.files["/proc/sys/kernel/hostname"] = name
     host.files["/run/jobs/1"] = text
-    looked = Looked(host, TenancySettings(slurm_job_directory="/run/jobs"))
+    looked = PolledTenancy(host, TenancySettings(slurm_job_directory="/run/jobs"))
     looked.poll()
     assert not looked.findings_about("jobs by scontrol")
     indices = set()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.machine import DENIED
-from support.tenancy import LISTED, Looked, event_summaries, node, pod, pod_group, uuid
+from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, pod_group, uuid
 
 from agent.owners import FormatError
 from agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
@@ -100,7 +100,7 @@ def test_command_lines():
 
 def test_a_machine_has_its_gpu_while_it_runs():
     host = handed_over()
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
     host.files[f"{RUNNING}/web.xml"] = ""
     host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(project_id=PROJECT)
@@ -117,7 +117,7 @@ def test_a_machine_has_its_gpu_while_it_runs():
 def test_a_gpu_that_the_driver_had_keeps_its_name():
     host = handed_over(2)
     host.calls["nvml.nvmlDeviceGetPciInfo(1)"] = {"busId": "00000000:3B:00.0"}
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
     host.calls["nvml.nvmlDeviceGetCount()"] = 1
     host.files[f"{RUNNING}/web.xml"] = ""
@@ -130,7 +130,7 @@ def test_metadata_may_be_in_the_definition_only():
     host.files[f"{RUNNING}/web.xml"] = ""
     host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer()
     host.calls["owner.domain(/etc/libvirt/qemu/web.xml)"] = answer(project_id=PROJECT)
-    (began,) = Looked(host).poll()
+    (began,) = PolledTenancy(host).poll()
     assert began.facts["owner"] == PROJECT
 
 
@@ -138,7 +138,7 @@ def test_a_machine_without_libvirt():
     host = handed_over()
     host.files |= {"/proc/77/comm": "qemu-system-x86\n", "/proc/78/comm": "bash\n"}
     host.calls["owner.machine(77)"] = answer(name="bare")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     assert event_summaries(looked.poll()) == [("claim_start", "libvirt", "bare", f"pci:{ADDRESS}")]
     assert looked.poll() == []
     assert host.asked["owner.machine(77)"] == 1
@@ -150,7 +150,7 @@ def test_a_machine_that_cannot_be_read_yet_is_looked_at_again():
     host = handed_over()
     host.files["/proc/77/comm"] = "qemu-system-x86\n"
     host.calls["owner.machine(77)"] = answer(name="bare")
-    looked = Looked(host)
+    looked = PolledTenancy(host)
     looked.poll()
     host.files["/proc/78/comm"] = "qemu-system-x86\n"
     host.calls["owner.machine(78)"] = DENIED
@@ -172,7 +172,7 @@ def test_a_virtual_machine_in_a_pod_is_reported_as_the_pod(name):
         "/proc/77/cgroup": f"0::{pod_group(1)[1]}\n",
     }
     host.calls["owner.machine(77)"] = answer(name="research_vm")
-    assert event_summaries(Looked(host).poll()) == [
+    assert event_summaries(PolledTenancy(host).poll()) == [
         ("claim_start", "kubernetes", "research/virt-launcher-vm", f"pci:{ADDRESS}"),
     ]
 
@@ -186,6 +186,6 @@ def test_a_virtual_gpu():
     host.files[f"{there}/mdev_type/name"] = "GRID"
     host.files[f"{RUNNING}/web.xml"] = ""
     host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(pci_addresses=[], mediated=[identity])
-    (began,) = Looked(host).poll()
+    (began,) = PolledTenancy(host).poll()
     assert event_summaries([began]) == [("claim_start", "libvirt", "web", uuid(0))]
     assert (began.facts["device"], began.facts["exclusive"]) == (identity, "false")

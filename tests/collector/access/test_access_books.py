@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from running_collector import running, settings_in, write_audit_log
+from running_collector import run_collector, settings_in, write_audit_log
 from support.audit import verified_records
-from support.books import ONE, TWO, after, claim, gpu, opened, world
+from support.books import ONE, TWO, books_with, claim, evidence_of, gpu, manager_after
 
 from collector.access.credentials import Credential, Role, digest_token, quote_key, section_name
 from collector.config import LedgerSettings
@@ -35,9 +35,9 @@ PERIOD = period_name(ONE)
 def fill(directory: Path) -> None:
     """A ledger with a closed period, in which each tenant has had a GPU of its own."""
     (directory / "state").mkdir()
-    known = world(*(gpu(GPUS[tenant], claim(tenant, 3, 30)) for tenant in TENANTS))
+    known = evidence_of(*(gpu(GPUS[tenant], claim(tenant, 3, 30)) for tenant in TENANTS))
     ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
-    opened(ledger, known).close(ONE, after(ONE))
+    books_with(ledger, known).close(ONE, manager_after(ONE))
     ledger.close()
 
 
@@ -139,11 +139,11 @@ async def test_each_tenant_exports_its_own_rows_and_finance_all(tmp_path: Path) 
 
 async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    known = world(gpu(GPUS["imaging"], claim("imaging", 3, 30)), gpu(GPUS["speech"]))
+    known = evidence_of(gpu(GPUS["imaging"], claim("imaging", 3, 30)), gpu(GPUS["speech"]))
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}", metadata)
-    books = opened(ledger, known)
-    late = world(*known.known.values(), gpu("GPU-speech-1"))
-    type(books)(books.ledger, books.store, late).close(ONE, after(ONE), provisional=True)
+    books = books_with(ledger, known)
+    late = evidence_of(*known.known.values(), gpu("GPU-speech-1"))
+    type(books)(books.ledger, books.store, late).close(ONE, manager_after(ONE), provisional=True)
     ledger.close()
     async with served(tmp_path, ledger=False) as ask:
         holder = Credential("x", Role.TENANT, "imaging")
@@ -166,7 +166,7 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     await asyncio.to_thread(fill, tmp_path)
     settings = settings_in(tmp_path)
     (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest_token("token-v")}"\n')
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert (await one.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
     (found,) = [
         r for r in verified_records(tmp_path / "state" / "audit") if r.type == "billing.export"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from support import examples
-from support.certificates import Authority
+from support.certificates import ClientAuthority
 
 from collector.access import credentials as certificate
 from collector.access.credentials import (
@@ -216,14 +216,14 @@ def test_a_uri_names_a_credential_in_one_spelling_only(text: str) -> None:
 def test_a_certificate_names_one_holder_or_none(
     uris: tuple[str, ...], label: str | None, tmp_path: Path
 ) -> None:
-    shown = Authority(tmp_path).client("n9", *uris)
+    shown = ClientAuthority(tmp_path).client("n9", *uris)
     found = authenticate(Credentials(), [], shown.der, NOON_NS - 10**18)
     assert (found.credential and found.credential.label) == label
     assert found.reason == ("" if label else "unknown certificate")
 
 
 def test_the_file_overrides_the_names_in_a_certificate(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = ClientAuthority(tmp_path)
     named, common = authority.client("n1", "railscope:node/n1"), authority.client("board.example")
     listed = f'certificate = "{digest_bytes(named.der)}"'
 
@@ -247,7 +247,7 @@ def test_the_file_overrides_the_names_in_a_certificate(tmp_path: Path) -> None:
 
 
 def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
-    der = Authority(tmp_path).client("n1", "railscope:node/n1").der
+    der = ClientAuthority(tmp_path).client("n1", "railscope:node/n1").der
     assert authenticate(Credentials(), ["Bearer x"], der, 0).reason == "unknown token"
     assert certificate.read_certificate(der).fingerprint == digest_bytes(der)
 

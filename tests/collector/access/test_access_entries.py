@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from running_collector import settings_in
-from support.agent_events import Teller
-from support.audit import KEY, NOON_NS, audit_log, running
-from support.examples import fewer
+from support.agent_events import AgentEvents
+from support.audit import KEY, NOON_NS, audit_log, running_log
+from support.examples import fewer_examples
 
 from collector.access.credentials import Credential, Role
 from collector.audit.event_records import ClaimsInForce, make_drafts
@@ -76,7 +76,7 @@ def log_of(directory: Path, *groups: list[RecordDraft]) -> list[TreeHead]:
 
     async def write() -> list[TreeHead]:
         signed = []
-        async with running(audit_log(directory)) as log:
+        async with running_log(audit_log(directory)) as log:
             for group in groups:
                 await asyncio.gather(*(log.append(one) for one in group))
                 await log.sign()
@@ -107,7 +107,7 @@ def check(page: dict[str, Any]) -> list[Any]:
     return numbers
 
 
-@fewer(25)
+@fewer_examples(25)
 @given(
     st.lists(st.lists(st.sampled_from(["vision", "speech", ""]), max_size=300), max_size=3),
     st.integers(1, 120),
@@ -234,7 +234,7 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
     collector = Collector(settings)
     collector.files.refresh()
-    teller, tenant_of = Teller(), collector.audit.observed.tenant_of
+    teller, tenant_of = AgentEvents(), collector.audit.observed.tenant_of
     commitments = "commitment of {}".format
     found = {}
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):

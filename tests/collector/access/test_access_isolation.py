@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from running_collector import settings_in, write_audit_log
 from support import examples
 from support.billing_port import BookedRows
-from support.examples import fewer
+from support.examples import fewer_examples
 
 from collector.access.credentials import (
     Credential,
@@ -55,7 +55,7 @@ A_CLUSTER = next(d.metric for d in rollups().values() if d.metric.about.labels =
 
 
 @dataclass(frozen=True)
-class Fact:
+class TenantFact:
     """A number that is unique in the cluster, of one tenant, of several, or of none."""
 
     number: int
@@ -63,7 +63,7 @@ class Fact:
     of: frozenset[str] = frozenset()
 
 
-def visible(fact: Fact, holder: Credential) -> bool:
+def visible(fact: TenantFact, holder: Credential) -> bool:
     """The model."""
     if holder.role is Role.TENANT:
         return fact.of == {holder.tenant}
@@ -75,13 +75,13 @@ def visible(fact: Fact, holder: Credential) -> bool:
 
 
 @dataclass
-class Cluster:
+class RandomCluster:
     """A cluster of random facts, each in all the places where such a fact shows."""
 
     tenants: list[str]
     nodes: list[str]
     draw: st.DrawFn
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[TenantFact] = field(default_factory=list)
     cells: dict[str, list[ViewCell]] = field(default_factory=lambda: {"tenant": [], "node": []})
     booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
     drafts: list[RecordDraft] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Cluster:
             self._record()
 
     def _fact(self, kind: str, *of: str) -> int:
-        fact = Fact(next(self._numbers), kind, frozenset(of))
+        fact = TenantFact(next(self._numbers), kind, frozenset(of))
         self.facts.append(fact)
         return fact.number
 
@@ -186,18 +186,18 @@ tenant_names = st.sampled_from(
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def clusters(draw: st.DrawFn) -> RandomCluster:
     tenants = draw(st.lists(tenant_names, min_size=2, max_size=4, unique=True))
     nodes = draw(st.lists(st.sampled_from(["node-1", "node-2", "n/3"]), max_size=2, unique=True))
-    return Cluster(tenants, nodes, draw)
+    return RandomCluster(tenants, nodes, draw)
 
 
-def holders(cluster: Cluster) -> list[Credential]:
+def holders(cluster: RandomCluster) -> list[Credential]:
     plain = [Credential("x", role) for role in Role if role is not Role.TENANT]
     return [*plain, *(Credential("x", Role.TENANT, tenant) for tenant in cluster.tenants)]
 
 
-def paths(cluster: Cluster, size: int) -> Iterator[str]:
+def paths(cluster: RandomCluster, size: int) -> Iterator[str]:
     """All there is to ask for, and what could be tried on it."""
     named = [*cluster.tenants, "nobody-at-all"]
     yield from (
@@ -227,7 +227,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
 
 
 async def obtained(
-    cluster: Cluster, directory: Path
+    cluster: RandomCluster, directory: Path
 ) -> dict[Credential, list[tuple[str, int, str]]]:
     """For each credential all paths, with what was answered."""
     settings_ = settings_in(directory)
@@ -294,9 +294,9 @@ def names_in(path: str, text: str) -> set[str]:
     return {cell for line in text.splitlines() for cell in line.split(",")}
 
 
-@fewer(40)
+@fewer_examples(40)
 @given(clusters())
-def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster) -> None:
+def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: RandomCluster) -> None:
     with tempfile.TemporaryDirectory() as directory:
         found = asyncio.run(obtained(cluster, Path(directory)))
     everything = {fact.number for fact in cluster.facts}

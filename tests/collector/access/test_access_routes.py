@@ -14,11 +14,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from makers import Sender, gpu_schema
-from running_collector import Running, running, settings_in
+from makers import FrameSender, gpu_schema
+from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
 from support.billing_port import BookedRows
-from support.certificates import Authority, self_signed
+from support.certificates import ClientAuthority, self_signed
 
 from collector.access.credentials import Role, digest_bytes, digest_token
 from collector.config import CollectorTlsSettings
@@ -96,8 +96,8 @@ _addresses = (f"127.0.{high}.{low}" for high in itertools.count(1) for low in ra
 class RoutesCollector:
     """A collector with TLS, and the certificates of its clients."""
 
-    one: Running
-    authority: Authority
+    one: RunningCollector
+    authority: ClientAuthority
     ca_file: Path
     certificates: dict[str, Any]
 
@@ -142,7 +142,7 @@ def tokens_text(revoked: str) -> str:
 async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
     """A collector that knows a node, two tenants and their invoices."""
     server, key = self_signed(directory / "server")
-    authority = Authority(directory / "authority")
+    authority = ClientAuthority(directory / "authority")
     names = {role: f"railscope:{role}/n1" for role in Role} | {
         Role.TENANT: "railscope:tenant/vision/board"
     }
@@ -150,7 +150,7 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
         "revoked": authority.client("revoked", "railscope:auditor/old"),
         "unlisted": authority.client("unlisted"),
         "ended": authority.client("ended", "railscope:auditor/ended", days=-1),
-        "foreign": Authority(directory / "foreign").client("foreign", "railscope:auditor/x"),
+        "foreign": ClientAuthority(directory / "foreign").client("foreign", "railscope:auditor/x"),
     }
     tls = CollectorTlsSettings(
         certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file)
@@ -158,9 +158,9 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
     (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
     settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
     (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
-    async with running(settings, ready=lambda one: booked(one.collector)) as one:
+    async with run_collector(settings, ready=lambda one: booked(one.collector)) as one:
         found = RoutesCollector(one, authority, server, made)
-        sender = Sender()
+        sender = FrameSender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         body = sender.body(frames, schemas=True)
         client = made["node"].context(server)
@@ -265,7 +265,7 @@ async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> Non
 
 async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
     async with site(tmp_path) as one:
-        sender = Sender("n2")
+        sender = FrameSender("n2")
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         connector = aiohttp.TCPConnector(ssl=one.certificates["node"].context(one.ca_file))
         async with (
@@ -284,7 +284,7 @@ async def test_with_open_reading_an_anonymous_request_is_an_operator_and_no_more
     tmp_path: Path,
 ) -> None:
     settings = settings_in(tmp_path, allow_anonymous_read=True)
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         async with aiohttp.ClientSession() as session:
             for (method, path), (roles, _) in EVERYTHING.items():
                 url = aiohttp.client.URL(one.url + path, encoded=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from running_collector import Running, running, settings_in
+from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 
 from collector.access.access_trail import (
@@ -165,7 +165,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def loaded(one: Running, name: str) -> Callable[[], bool]:
+def loaded(one: RunningCollector, name: str) -> Callable[[], bool]:
     return lambda: any(
         entry.credential.name == name for entry in one.collector.tokens.credentials.entries.values()
     )
@@ -175,7 +175,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     settings = settings_in(tmp_path)
     file = tmp_path / "tokens.toml"
     kept = file.read_text()
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         assert (await one.get("/metrics"))[0] == 200
         added = f'[tenants.vision]\nboard = "{digest_token("token-board")}"\n'
         file.write_text(
@@ -193,7 +193,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
         assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
     ended = f'[tenants.vision]\nboard = {{ token = "{digest_token("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
     file.write_text(ended)
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         for _ in range(3):
             assert (await one.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
     found = list(verified_records(tmp_path / "state" / "audit"))
@@ -248,7 +248,7 @@ async def test_a_file_that_is_being_written_revokes_no_credential(tmp_path: Path
 async def test_an_address_with_many_failures_is_throttled_and_others_are_not(
     tmp_path: Path,
 ) -> None:
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_FAILURES + 9)]  # noqa: S106 - a test's
         assert found[:MAX_FAILURES] == [401] * MAX_FAILURES
         assert set(found[MAX_FAILURES:]) <= {401, 429}

@@ -7,7 +7,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from support.story import SECOND, Reporter, accept, at, core_in, gpus_of, no_turns, started
+from support.story import (
+    SECOND,
+    NodeReporter,
+    accept,
+    at,
+    claim_started,
+    core_in,
+    gpus_of,
+    no_turns,
+)
 
 from collector.account.live_account import MAX_CLAIMS_ON_LOOP, LiveAccount
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -20,10 +29,10 @@ GPU = "GPU-0"
 async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> None:
     core = core_in(tmp_path)
     events = [
-        started(GPU, f"c{n}", 10 + n / 10, tenant=f"t{n % 3}", exclusive="false")
+        claim_started(GPU, f"c{n}", 10 + n / 10, tenant=f"t{n % 3}", exclusive="false")
         for n in range(count)
     ]
-    accept(core, Reporter("n1").envelopes_of(gpus_of(GPU), range(10, 41), events={40: events}))
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of(GPU), range(10, 41), events={40: events}))
     account = LiveAccount(core.evidence, AdministratorInputs)
     found = await account.refresh(at(40), no_turns)
     assert found.balances

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from support.audit import KEY, NOON_NS, audit_log, record, running
+from support.audit import KEY, NOON_NS, append_drafts, audit_log, running_log
 
 from collector.audit.collector_records import AuditTrail
 from collector.audit.directory_check import VerifyError, VerifyOutcome
@@ -35,7 +35,7 @@ async def written(directory: Path, copies: Path) -> None:
         trail = AuditTrail(audit_log(directory, boot=f"b{number}"), "1.0", lambda: NOON_NS)
         trail.open()
         task = asyncio.create_task(trail.log.run())
-        await record(trail.log, range(count))
+        await append_drafts(trail.log, range(count))
         if number < len(RUNS):
             await trail.log.sign()
         if number == 0:
@@ -288,8 +288,8 @@ def test_damage_that_agents_or_the_key_repair_is_recorded(
 
 async def swapped(directory: Path, change: Callable[[], object]) -> str:
     """Return the reason why a running writer does not sign after a change."""
-    async with running(audit_log(directory)) as log:
-        await record(log, range(3))
+    async with running_log(audit_log(directory)) as log:
+        await append_drafts(log, range(3))
         kept = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
         change()
         with pytest.raises((AuditError, ValueError)) as caught:

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from support.agent_events import Teller
-from support.audit import KEY, NOON_NS, audit_log, draft, running
-from support.books import ONE, after, claim, gpu, opened, world
-from support.event_recording import observing, recorded
+from support.agent_events import AgentEvents
+from support.audit import KEY, NOON_NS, audit_log, draft, running_log
+from support.books import ONE, books_with, claim, evidence_of, gpu, manager_after
+from support.event_recording import recorded_events, run_observers
 
 from collector.audit.collector_records import OutboxDrain
 from collector.audit.log_secrets import PersonalSalts
@@ -44,7 +44,7 @@ def reported(
 
 def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
     async def write() -> None:
-        async with running(audit_log(directory)) as log:
+        async with running_log(audit_log(directory)) as log:
             for one in drafts:
                 await log.append(one)
 
@@ -93,11 +93,11 @@ def test_impossible_times_are_found(tmp_path: Path) -> None:
 
 
 async def test_a_late_record_of_an_agent_closes_its_gap(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     events = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
-    async with observing(tmp_path) as observed:
-        await recorded(observed, [events[0], events[4], events[2]])
-        await recorded(observed, [events[1]])
+    async with run_observers(tmp_path) as observed:
+        await recorded_events(observed, [events[0], events[4], events[2]])
+        await recorded_events(observed, [events[1]])
     (finding,) = verify_log(tmp_path / "log", KEY.public).findings
     assert "its records 3 to 3 are missing" in finding
 
@@ -106,9 +106,9 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
     """T9."""
 
     async def write() -> None:
-        teller = Teller()
-        async with observing(tmp_path) as observed:
-            await recorded(
+        teller = AgentEvents()
+        async with run_observers(tmp_path) as observed:
+            await recorded_events(
                 observed,
                 [teller.claimed("a", owner="zoe"), teller.claimed("b", "GPU-2", owner="max")],
             )
@@ -136,8 +136,10 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
 
 def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Database) -> None:
     ledger = Ledger(database)
-    books = opened(ledger, world(gpu("GPU-0", claim("red", 5, 60)), gpu("GPU-1", claim("blue", 1))))
-    closed = books.close(ONE, after(ONE))
+    books = books_with(
+        ledger, evidence_of(gpu("GPU-0", claim("red", 5, 60)), gpu("GPU-1", claim("blue", 1)))
+    )
+    closed = books.close(ONE, manager_after(ONE))
     assert len(closed.invoices) == 2
     key = tmp_path / "key.pub"
     key.write_text(str(KEY.public))
@@ -147,7 +149,7 @@ def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Datab
         return CliRunner().invoke(root, command)
 
     async def write(directory: str, boot: str, *, drained: bool = False, wrong: str = "") -> None:
-        async with running(audit_log(tmp_path / directory, boot=boot)) as log:
+        async with running_log(audit_log(tmp_path / directory, boot=boot)) as log:
             if log.size == 0:
                 await log.append(draft(0, kind="log.genesis"))
             if wrong:

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
-from support.agent_events import Teller
+from support.agent_events import AgentEvents
 from support.audit import KEY
-from support.event_recording import observing, recorded
-from support.examples import fewer
+from support.event_recording import recorded_events, run_observers
+from support.examples import fewer_examples
 
 from collector.audit.event_recorder import EventRecorder
 from collector.audit.event_records import is_numbered, normalize_text
@@ -61,12 +61,12 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
     return SeenEvent("mallory", draw(TEXTS), event, position)
 
 
-@fewer(50)
+@fewer_examples(50)
 @given(events=st.lists(hostile_events(), min_size=1, max_size=8))
 def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
     async def listened(directory: Path) -> None:
-        async with observing(directory) as observed:
-            await recorded(observed, [*events, Teller().claimed("a")])
+        async with run_observers(directory) as observed:
+            await recorded_events(observed, [*events, AgentEvents().claimed("a")])
             kept = observed.snapshot()
             assert kept is not None
             observed.file.write_bytes(kept)
@@ -86,11 +86,11 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
 
 
 def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:
-    seen = Teller().claimed("a", compute="0-" + "9" * 60)
+    seen = AgentEvents().claimed("a", compute="0-" + "9" * 60)
 
     async def listened() -> bytes | None:
-        async with observing(tmp_path) as observed:
-            await recorded(observed, [seen])
+        async with run_observers(tmp_path) as observed:
+            await recorded_events(observed, [seen])
             return observed.snapshot()
 
     assert asyncio.run(listened())
@@ -98,30 +98,32 @@ def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, (1 << 53) + 1, 1 << 62])
 def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, number: int) -> None:
-    reported = Teller("mallory").claimed("a")
+    reported = AgentEvents("mallory").claimed("a")
     wrong = replace(reported, event=msgspec.structs.replace(reported.event, number=number))
 
     async def listened() -> tuple[list[AuditRecord], int]:
-        async with observing(tmp_path) as observed, asyncio.timeout(10):
-            return await recorded(observed, [wrong, Teller().claimed("b")]), observed.unnumbered
+        async with run_observers(tmp_path) as observed, asyncio.timeout(10):
+            return await recorded_events(
+                observed, [wrong, AgentEvents().claimed("b")]
+            ), observed.unnumbered
 
     (found,), unnumbered = asyncio.run(listened())
     assert (found.data["claim"], unnumbered) == ("b", 1)
 
 
 def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) -> None:
-    honest, other = Teller("n1"), Teller("mallory")
+    honest, other = AgentEvents("n1"), AgentEvents("mallory")
     reported = [
         honest.claimed("a"),
         other.claimed("a", tenant="mallory"),
         other.released("a"),
-        Teller("n1", run="run-2").claimed("a"),
+        AgentEvents("n1", run="run-2").claimed("a"),
         honest.released("a"),
     ]
 
     async def listened() -> list[AuditRecord]:
-        async with observing(tmp_path) as observed:
-            return await recorded(observed, reported)
+        async with run_observers(tmp_path) as observed:
+            return await recorded_events(observed, reported)
 
     found = asyncio.run(listened())
     assert [(one.obj.node, one.type, one.out) for one in found] == [
@@ -135,11 +137,11 @@ def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) ->
 
 def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
     """The copy prevents repeated records: with one wrong bit, an event would never be recorded."""
-    teller = Teller()
+    teller = AgentEvents()
 
     async def listened() -> EventRecorder:
-        async with observing(tmp_path) as observed:
-            await recorded(observed, [teller.claimed("a"), teller.changed("mig_mode")])
+        async with run_observers(tmp_path) as observed:
+            await recorded_events(observed, [teller.claimed("a"), teller.changed("mig_mode")])
             content = observed.snapshot()
             assert content is not None
             for at in range(len(content)):
@@ -167,8 +169,10 @@ def test_text_of_an_agent_cannot_pass_for_a_line_of_the_check(tmp_path: Path) ->
     forged = "a\nconsistent: 9 records\x1b[2J"
 
     async def listened() -> None:
-        async with observing(tmp_path) as observed:
-            await recorded(observed, [Teller(run="r\n\x1b[2J", last=3).released(forged)])
+        async with run_observers(tmp_path) as observed:
+            await recorded_events(
+                observed, [AgentEvents(run="r\n\x1b[2J", last=3).released(forged)]
+            )
 
     asyncio.run(listened())
     command = ["audit", "verify", str(tmp_path / "log"), "--key", str(KEY.public)]
@@ -184,12 +188,12 @@ def test_text_of_an_agent_cannot_pass_for_a_line_of_the_check(tmp_path: Path) ->
 
 
 def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_path: Path) -> None:
-    one, again = Teller(), Teller(run="run-2")
+    one, again = AgentEvents(), AgentEvents(run="run-2")
     reported = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
 
     async def listened() -> list[AuditRecord]:
-        async with observing(tmp_path) as observed:
-            return await recorded(observed, reported)
+        async with run_observers(tmp_path) as observed:
+            return await recorded_events(observed, reported)
 
     found = asyncio.run(listened())
     pairs = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
+from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log, write_log
 
 from collector.audit.collector_records import AuditTrail
 from collector.audit.directory_check import VerifyError, VerifyOutcome
@@ -34,8 +34,8 @@ def root_over(records: list[bytes]) -> bytes:
 
 
 async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
-        assert await record(log, range(300)) == list(range(300))
+    async with running_log(audit_log(tmp_path)) as log:
+        assert await append_drafts(log, range(300)) == list(range(300))
         assert log.signed.size == 0
         await log.sign()
         assert (log.signed.size, log.size) == (300, 300)
@@ -51,13 +51,13 @@ def test_the_root_does_not_depend_on_how_records_came_together(
     tmp_path_factory: pytest.TempPathFactory, groups: list[int]
 ) -> None:
     total = sum(groups)
-    in_groups = write(tmp_path_factory.mktemp("groups"), groups)
-    at_once = write(tmp_path_factory.mktemp("once"), [total])
+    in_groups = write_log(tmp_path_factory.mktemp("groups"), groups)
+    at_once = write_log(tmp_path_factory.mktemp("once"), [total])
     assert in_groups == at_once
 
 
 async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         wrong = draft(1, kind="tenancy.unheard_of")
         answers = await asyncio.gather(
             log.append(draft(0)), log.append(wrong), log.append(draft(2)), return_exceptions=True
@@ -68,7 +68,7 @@ async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
 
 
 async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         await log.append(draft(0, kind="billing.issue"))
         while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
@@ -76,8 +76,8 @@ async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
 
 
 async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
-        await record(log, range(300))
+    async with running_log(audit_log(tmp_path)) as log:
+        await append_drafts(log, range(300))
         await asyncio.gather(log.sign(), log.sign(), log.append(draft(300)))
         await log.sign()
         assert log.signed.size == 301
@@ -88,7 +88,7 @@ async def test_signing_that_is_cancelled_leaves_the_journal_whole(tmp_path: Path
     """A thread that has begun a file of the journal ends before the next record is written."""
     for steps in range(40):
         directory = tmp_path / str(steps)
-        async with running(audit_log(directory)) as log:
+        async with running_log(audit_log(directory)) as log:
             await log.append(draft(1))
             signing = asyncio.ensure_future(log.sign())
             for _ in range(steps % 8):
@@ -103,14 +103,14 @@ async def test_signing_that_is_cancelled_leaves_the_journal_whole(tmp_path: Path
 
 
 async def test_signing_comes_by_itself_in_time(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
+    async with running_log(audit_log(tmp_path, every_seconds=0.01)) as log:
         await log.append(draft(0))
         while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
 
 
 async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)):
+    async with running_log(audit_log(tmp_path)):
         with pytest.raises(AuditError, match="another collector writes"):
             audit_log(tmp_path).open()
 
@@ -120,11 +120,11 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
     log = audit_log(tmp_path / "log")
     ends: list[tuple[int, int]] = [(0, 0)]
     stated: dict[int, bytes] = {}
-    async with running(log):
+    async with running_log(log):
         (journal,) = (tmp_path / "log" / "journal").iterdir()
         stated[0] = (tmp_path / "log" / "acknowledged").read_bytes()
         for count in (1, 3, 2):
-            await record(log, range(log.size, log.size + count))
+            await append_drafts(log, range(log.size, log.size + count))
             ends.append((journal.stat().st_size, log.size))
             stated[log.size] = (tmp_path / "log" / "acknowledged").read_bytes()
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
@@ -147,11 +147,11 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
 
 async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Path) -> None:
     log = audit_log(tmp_path / "log")
-    async with running(log):
+    async with running_log(log):
         await log.append(draft(0, kind="log.genesis"))
         await log.sign()
         for count in (3, 2):
-            await record(log, range(log.size, log.size + count))
+            await append_drafts(log, range(log.size, log.size + count))
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
     path = journal_of(tmp_path / "copy")
     content = bytearray(path.read_bytes())
@@ -189,19 +189,19 @@ async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
         shutil.copytree(tmp_path / "log", tmp_path / "crashed")
         raise power_is_gone
 
-    async with running(audit_log(tmp_path / "log")) as log:
-        await record(log, range(250))
+    async with running_log(audit_log(tmp_path / "log")) as log:
+        await append_drafts(log, range(250))
         await log.sign()
-        await record(log, range(250, 600))
+        await append_drafts(log, range(250, 600))
         log.publisher.before_signing = crash
         with pytest.raises(AuditError):
             await log.sign()
         assert (log.signed.size, log.size) == (250, 600)
         log.publisher.before_signing = None
     assert verify_log(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
-    async with running(audit_log(tmp_path / "crashed", boot="b1")) as log:
+    async with running_log(audit_log(tmp_path / "crashed", boot="b1")) as log:
         assert (log.signed.size, log.size) == (250, 600)
-        assert await record(log, [600]) == [600]
+        assert await append_drafts(log, [600]) == [600]
     found = verify_log(tmp_path / "crashed", KEY.public)
     assert (found.checkpoint.tree.size, found.unsigned, found.findings) == (601, 0, ())
     assert stored(tmp_path / "crashed", 600) == stored(tmp_path / "log", 600)
@@ -211,25 +211,25 @@ async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_pat
     def keep_the_journal(_: TreeHead) -> None:
         shutil.copytree(tmp_path / "log" / "journal", tmp_path / "journal")
 
-    async with running(audit_log(tmp_path / "log")) as log:
+    async with running_log(audit_log(tmp_path / "log")) as log:
         log.publisher.before_signing = keep_the_journal
-        await record(log, range(100))
+        await append_drafts(log, range(100))
         await log.sign()
     forgotten = {path.name for path in (tmp_path / "journal").iterdir()}
     forgotten -= {path.name for path in (tmp_path / "log" / "journal").iterdir()}
     assert forgotten
     for name in forgotten:
         shutil.copy(tmp_path / "journal" / name, tmp_path / "log" / "journal")
-    async with running(audit_log(tmp_path / "log", boot="b1")) as log:
+    async with running_log(audit_log(tmp_path / "log", boot="b1")) as log:
         assert (log.signed.size, log.size) == (100, 100)
-        await record(log, [100])
+        await append_drafts(log, [100])
     found = verify_log(tmp_path / "log", KEY.public)
     assert (found.checkpoint.tree.size, found.findings) == (101, ())
 
 
 async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
-        await record(log, range(10))
+    async with running_log(audit_log(tmp_path)) as log:
+        await append_drafts(log, range(10))
         await log.sign()
         tile = tmp_path / tile_name(0, 0, 10)
         good = tile.read_bytes()
@@ -244,7 +244,7 @@ async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path
 
 
 async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         await log.append(draft(0))
         good = (tmp_path / "epoch").read_bytes()
         LogOwnership(tmp_path, KEY, epoch=98).write_epoch()
@@ -258,7 +258,7 @@ async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
 
     async def write_on() -> None:
         for _ in range(30):
-            await record(log, range(log.size, log.size + 37))
+            await append_drafts(log, range(log.size, log.size + 37))
             await log.sign()
         written.set()
 
@@ -270,15 +270,15 @@ async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
             assert found.findings == ()
         assert len(set(sizes)) > 1
 
-    async with running(audit_log(tmp_path)) as log:
-        await record(log, [0])
+    async with running_log(audit_log(tmp_path)) as log:
+        await append_drafts(log, [0])
         await log.sign()
         await asyncio.gather(write_on(), check_on())
 
 
 @pytest.mark.parametrize("gone", ["checkpoint", "tile"])
 def test_a_log_that_is_not_as_it_was_left_is_not_continued(tmp_path: Path, gone: str) -> None:
-    write(tmp_path, [20])
+    write_log(tmp_path, [20])
     path = tmp_path / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(AuditError, match="was altered"):
@@ -286,7 +286,7 @@ def test_a_log_that_is_not_as_it_was_left_is_not_continued(tmp_path: Path, gone:
 
 
 async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         assert await log.append(draft(0)) == 0
         log._journal.close()  # noqa: SLF001 - a descriptor that the system no longer writes to
         with pytest.raises(AuditError, match="no record was written"):
@@ -295,7 +295,7 @@ async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) 
 
 
 async def test_records_of_other_sources_keep_their_own_counters(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         for number in (0, 1, 3):
             await log.append(draft(number, source=RecordSource("agent", "node-1", "boot", number)))
         await log.append(draft(9))

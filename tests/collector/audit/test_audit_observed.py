@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.agent_events import Teller
+from support.agent_events import AgentEvents
 from support.audit import KEY
-from support.event_recording import observing, record_events, recorded, wait_for_records
-from support.examples import fewer
+from support.event_recording import record_events, recorded_events, run_observers, wait_for_records
+from support.examples import fewer_examples
 
 from collector.audit.event_recorder import MAX_BATCH_EVENTS
 from collector.audit.event_records import MAX_TEXT
@@ -24,9 +24,11 @@ from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 
 
 async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
-    teller = Teller()
-    async with observing(tmp_path) as observed:
-        assign, release = await recorded(observed, [teller.claimed("a"), teller.released("a")])
+    teller = AgentEvents()
+    async with run_observers(tmp_path) as observed:
+        assign, release = await recorded_events(
+            observed, [teller.claimed("a"), teller.released("a")]
+        )
     assert (assign.type, assign.out, release.type) == ("tenancy.assign", "done", "tenancy.release")
     assert (assign.actor.kind, assign.actor.id) == ("scheduler", "slurm")
     assert (assign.obj.node, assign.obj.gpu, assign.data["claim"]) == ("n1", "GPU-1", "a")
@@ -43,9 +45,9 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
 
 
 async def test_a_restarted_agent_repeats_claims_in_force(tmp_path: Path) -> None:
-    one, other = Teller(), Teller(run="run-2")
-    async with observing(tmp_path) as observed:
-        found = await recorded(
+    one, other = AgentEvents(), AgentEvents(run="run-2")
+    async with run_observers(tmp_path) as observed:
+        found = await recorded_events(
             observed, [one.claimed("a"), other.claimed("a"), other.released("a")]
         )
     assert [(record.type, record.out) for record in found] == [
@@ -56,14 +58,14 @@ async def test_a_restarted_agent_repeats_claims_in_force(tmp_path: Path) -> None
 
 
 async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [
         teller.claimed("a"), teller.claimed("a", tenant="blue"),
         teller.claimed("b", compute="400-840"), teller.claimed("c", compute="0-100", level="admin"),
         teller.claimed("d", exclusive="false"),
     ]  # fmt: skip
-    async with observing(tmp_path) as observed:
-        found = await recorded(observed, reported)
+    async with run_observers(tmp_path) as observed:
+        found = await recorded_events(observed, reported)
     kinds = ["assign", "transfer", "conflict", "assign", "assign", "assign"]
     assert [record.type for record in found] == [f"tenancy.{kind}" for kind in kinds]
     assert (found[2].data["claim_before"], found[2].data["claim"]) == ("a", "b")
@@ -87,8 +89,8 @@ async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: P
 async def test_changes_of_gpus_have_their_types(
     tmp_path: Path, facts: dict[str, str], kind: str
 ) -> None:
-    async with observing(tmp_path) as observed:
-        (record,) = await recorded(observed, [Teller().changed(**facts)])
+    async with run_observers(tmp_path) as observed:
+        (record,) = await recorded_events(observed, [AgentEvents().changed(**facts)])
     assert (record.type, record.obj.gpu, record.data["change"]) == (kind, "GPU-1", facts["change"])
 
 
@@ -102,41 +104,41 @@ async def test_changes_of_gpus_have_their_types(
     ],
 )  # fmt: skip
 async def test_settings_of_nics_have_their_types(tmp_path: Path, setting: str, kind: str) -> None:
-    async with observing(tmp_path) as observed:
-        (record,) = await recorded(observed, [Teller().set(setting)])
+    async with run_observers(tmp_path) as observed:
+        (record,) = await recorded_events(observed, [AgentEvents().set(setting)])
     assert (record.type, record.data["interface"]) == (f"network.{kind}", "eth0")
 
 
 async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [
         teller.event(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
         teller.event(SUPPRESSED_EVENT, changes="90"),
         teller.event(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
         teller.event(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
     ]
-    async with observing(tmp_path) as observed:
-        found = await recorded(observed, reported)
+    async with run_observers(tmp_path) as observed:
+        found = await recorded_events(observed, reported)
     kinds = ["evidence.gap", "evidence.gap", *["tenancy.unclaimed_use"] * 2]
     assert [record.type for record in found] == kinds
     assert found[0].data["frames"] == "7"
 
 
 async def test_what_is_not_audited_takes_no_number(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     other = teller.event(SOURCE_EVENT, "nic", before="ok", after="failed")
-    async with observing(tmp_path) as observed:
-        assert await recorded(observed, [other]) == []
+    async with run_observers(tmp_path) as observed:
+        assert await recorded_events(observed, [other]) == []
 
 
 async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
-    one, booted = Teller(), Teller(boot_id="boot-2", run="run-2")
+    one, booted = AgentEvents(), AgentEvents(boot_id="boot-2", run="run-2")
     came = [
         one.envelope(1), one.envelope(2), booted.envelope(3), booted.envelope(4, "2.0"),
         one.envelope(5), booted.envelope(6, "2.0"),
     ]  # fmt: skip
     for boot in ("b0", "b1"):
-        async with observing(tmp_path, boot) as observed:
+        async with run_observers(tmp_path, boot) as observed:
             for record, envelope in came:
                 observed.check_envelope(record, envelope)
             found = await wait_for_records(observed)
@@ -149,22 +151,22 @@ async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
     tmp_path: Path,
 ) -> None:
     """The collector stops between a record and the answer that it is one."""
-    teller = Teller()
-    async with observing(tmp_path) as observed:
+    teller = AgentEvents()
+    async with run_observers(tmp_path) as observed:
         observed.check_envelope(*teller.envelope(1))
         content = observed.snapshot()
         assert content is not None
         assert len(await wait_for_records(observed)) == 1
     observed.file.write_bytes(content)
-    async with observing(tmp_path, "b1") as observed:
+    async with run_observers(tmp_path, "b1") as observed:
         observed.check_envelope(*teller.envelope(1))
         (joined,) = await wait_for_records(observed)
     assert joined.type == "node.join"
 
 
 async def test_a_clock_that_is_set_is_evidence_once_an_hour(tmp_path: Path) -> None:
-    teller = Teller()
-    async with observing(tmp_path) as observed:
+    teller = AgentEvents()
+    async with run_observers(tmp_path) as observed:
         for at, step_ns in ((1, 0), (2, 10**9), (3, 10**10), (4, 10**11), (7200, 0)):
             record, envelope = teller.envelope(at)
             sent = type(record.sent)(record.sent.wall_ns + step_ns, *_rest(record.sent))
@@ -182,21 +184,21 @@ def _rest(sent: object) -> tuple[int, str]:
 
 async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> None:
     """T8."""
-    teller = Teller()
+    teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
-    async with observing(tmp_path) as observed:
-        await recorded(observed, [reported[0], *reported[3:]])
+    async with run_observers(tmp_path) as observed:
+        await recorded_events(observed, [reported[0], *reported[3:]])
     (finding,) = verify_log(tmp_path / "log", KEY.public).findings
     assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
 
 
-@fewer(10)
+@fewer_examples(10)
 @given(data=st.data())
 def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("observed")
-    tellers = [Teller("n1"), Teller("n1", "run-2"), Teller("n2")]
+    tellers = [AgentEvents("n1"), AgentEvents("n1", "run-2"), AgentEvents("n2")]
     reported = [
         teller.claimed(f"{teller.node}/{teller.run}/{number}", f"GPU-{number}")
         for teller in tellers
@@ -204,7 +206,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     ]
 
     async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
-        async with observing(directory, boot) as observed:
+        async with run_observers(directory, boot) as observed:
             record_events(observed, tellers)
             for at, seen in enumerate(events):
                 if at == kept:
@@ -238,9 +240,9 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
         asyncio.run(live(boot, events, kept))
 
     async def last() -> list[AuditRecord]:
-        async with observing(directory, "b2") as observed:
+        async with run_observers(directory, "b2") as observed:
             left = [seen for seen in reported_so_far if (seen.node, seen.position) not in forgotten]
-            return await recorded(observed, left)
+            return await recorded_events(observed, left)
 
     found = asyncio.run(last())
     of_agents = [record.src for record in found if record.src.kind == "agent"]
@@ -254,9 +256,9 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
 
 
 async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
-    async with observing(tmp_path, again=reported, max_waiting=100) as observed:
+    async with run_observers(tmp_path, again=reported, max_waiting=100) as observed:
         for seen in reported:
             observed.queue_event(seen)
         assert (observed.waiting_items, observed.overflowed) == (100, 2900)
@@ -266,9 +268,9 @@ async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> Non
 
 
 async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(10_000)]
-    async with observing(tmp_path) as observed:
+    async with run_observers(tmp_path) as observed:
         for seen in reported:
             observed.queue_event(seen)
         turns = 0
@@ -280,11 +282,11 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
 
 
 async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     large = teller.claimed("a", **{f"fact{n}": "x" * MAX_TEXT for n in range(100)})
     odd = teller.claimed("e\N{COMBINING ACUTE ACCENT}", workload="x" * 10_000)
-    async with observing(tmp_path) as observed:
-        found = await recorded(observed, [large, odd])
+    async with run_observers(tmp_path) as observed:
+        found = await recorded_events(observed, [large, odd])
     assert [(record.type, record.src.n) for record in found] == [
         ("evidence.quarantine", 0),
         ("tenancy.assign", 1),
@@ -294,14 +296,14 @@ async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path)
 
 
 async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [
         teller.claimed("a", owner="zoe"),
         teller.claimed("b", owner="team-ns", source="kubernetes", compute="0-0"),
         teller.claimed("c", gpu="GPU-2", owner="zoe"),
     ]
-    async with observing(tmp_path) as observed:
-        user, namespace, again = await recorded(observed, reported)
+    async with run_observers(tmp_path) as observed:
+        user, namespace, again = await recorded_events(observed, reported)
         raws = b"".join(observed.audit.records(0))
     assert b"zoe" not in raws
     assert "owner" not in user.data
@@ -314,13 +316,13 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
 
 
 async def test_a_copy_that_is_damaged_or_of_another_log_is_not_believed(tmp_path: Path) -> None:
-    teller = Teller()
+    teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
-    async with observing(tmp_path) as observed:
-        await recorded(observed, reported)
+    async with run_observers(tmp_path) as observed:
+        await recorded_events(observed, reported)
         content = observed.snapshot()
         assert content is not None
     for wrong in (b"nonsense", content.replace(observed.recorded.genesis.encode(), b"0" * 64)):
         (tmp_path / "observed").write_bytes(wrong)
-        async with observing(tmp_path, "b1") as observed:
-            assert len(await recorded(observed, reported)) == 5
+        async with run_observers(tmp_path, "b1") as observed:
+            assert len(await recorded_events(observed, reported)) == 5

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from support.audit import KEY, audit_log, draft, record, running
+from support.audit import KEY, append_drafts, audit_log, draft, running_log
 from support.metered import record_number
 
 from collector.audit.collector_records import OutboxDrain
@@ -47,7 +47,7 @@ def numbers(log: AuditLog) -> list[object]:
 @contextlib.asynccontextmanager
 async def begun(directory: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
     """A running log that has begun."""
-    async with running(audit_log(directory, boot=boot)) as log:
+    async with running_log(audit_log(directory, boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         yield log
@@ -128,7 +128,7 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     put_all(database, range(300, 310))
     refused: list[str] = []
     async with begun(directory, boot="b1") as log:
-        await record(log, range(regrown))
+        await append_drafts(log, range(regrown))
         with pytest.raises(AuditError, match="older copy"):
             await OutboxDrain(lambda: database, log, stop_signing=refused.append).drain_batch()
         assert numbers(log) == [0, 1, 2]
@@ -265,7 +265,7 @@ async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Da
             break
     log = audit_log(tmp_path / "log", boot="b" * 16)
     log.source = type(log.source)("collector", "o" * 200, "b" * 16, 0)
-    async with running(log):
+    async with running_log(log):
         await log.append(draft(0, kind="log.genesis"))
         await drained(OutboxDrain(lambda: database, log))
         assert len(facts(log)) == 1

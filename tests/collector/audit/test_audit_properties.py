@@ -12,10 +12,10 @@ from pathlib import Path
 from unicodedata import normalize
 
 from hypothesis import given, strategies as st
-from support.agent_events import Teller
-from support.audit import KEY, NOON_NS, audit_log, draft, record, running
-from support.event_recording import observing, recorded
-from support.examples import fewer
+from support.agent_events import AgentEvents
+from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log
+from support.event_recording import recorded_events, run_observers
+from support.examples import fewer_examples
 
 from collector.audit.log_secrets import PersonalSalts
 from collector.audit.log_writer import AuditError
@@ -44,7 +44,7 @@ class WitnessedLog:
 
     async def live(self, todo: list[str]) -> None:
         """One run of the collector. The agent shows what it holds, and sees all that is signed."""
-        async with running(audit_log(self.directory, boot=f"b{next(self.boots)}")) as log:
+        async with running_log(audit_log(self.directory, boot=f"b{next(self.boots)}")) as log:
             guard = SigningGuard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
             guard.open()
             asking = asyncio.create_task(guard.run())
@@ -56,7 +56,7 @@ class WitnessedLog:
                 asking.cancel()
             for step in todo:
                 if step == "append":
-                    await record(log, [next(self.numbers) for _ in range(3)])
+                    await append_drafts(log, [next(self.numbers) for _ in range(3)])
                 else:
                     with contextlib.suppress(AuditError):
                         await log.sign()
@@ -80,7 +80,7 @@ class WitnessedLog:
             shutil.copytree(self.copies, self.directory)
 
 
-@fewer(25)
+@fewer_examples(25)
 @given(steps)
 def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -154,19 +154,19 @@ names_ = st.text(st.characters(categories=["L"]), min_size=1).map(partial(normal
 persons = st.lists(names_, min_size=1, max_size=4)
 
 
-@fewer(25)
+@fewer_examples(25)
 @given(persons, st.data())
 def test_t9_erasing_salts_changes_nothing_but_the_confirmable_names(
     names: list[str], data: st.DataObject
 ) -> None:
     erased = set(data.draw(st.lists(st.sampled_from(names))))
     with tempfile.TemporaryDirectory() as directory:
-        teller, salts = Teller(), PersonalSalts(Path(directory) / "personal")
+        teller, salts = AgentEvents(), PersonalSalts(Path(directory) / "personal")
         reported = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
 
         async def listened() -> None:
-            async with observing(Path(directory)) as observed:
-                await recorded(observed, reported)
+            async with run_observers(Path(directory)) as observed:
+                await recorded_events(observed, reported)
 
         asyncio.run(listened())
         before = verify_log(Path(directory) / "log", KEY.public)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.audit import KEY, write
+from support.audit import KEY, write_log
 
 from collector.audit.verification import PeriodicVerification
 
@@ -26,7 +26,7 @@ class VerificationClock:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write(tmp_path / "log", [10])
+    write_log(tmp_path / "log", [10])
     return tmp_path / "log"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.audit import KEY, audit_log, draft, record, running, write
+from support.audit import KEY, append_drafts, audit_log, draft, running_log, write_log
 from support.audit_keys import load_or_create_key
 from support.disk import enlarge, small_file_system
 
@@ -81,7 +81,7 @@ def stored(directory: Path) -> dict[int, object]:
 
 def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
     acknowledged: dict[int, str] = {}
-    write(tmp_path / "log", [1], boot="genesis")
+    write_log(tmp_path / "log", [1], boot="genesis")
     for number, lines in enumerate((50, 333, 1000, 2000)):
         newly_acknowledged = killed_after(tmp_path / "log", f"b{number}", lines)
         assert not acknowledged.keys() & newly_acknowledged.keys()
@@ -92,7 +92,7 @@ def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
 
 
 def test_records_are_shown_without_a_gap_while_more_are_written(tmp_path: Path) -> None:
-    write(tmp_path / "log", [1], boot="genesis")
+    write_log(tmp_path / "log", [1], boot="genesis")
     command = [sys.executable, "-c", WRITER, str(tmp_path / "log"), "b1", KEY.secret_text()]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as writer:
         try:
@@ -111,8 +111,8 @@ async def test_a_full_disk_loses_rejected_records_only_and_signs_with_free_space
     tmp_path: Path,
 ) -> None:
     with small_file_system(tmp_path / "disk", 512) as disk:
-        async with running(audit_log(disk / "log")) as log:
-            await record(log, range(20))
+        async with running_log(audit_log(disk / "log")) as log:
+            await append_drafts(log, range(20))
             await log.sign()
             refused = 0
             while not refused:
@@ -126,7 +126,7 @@ async def test_a_full_disk_loses_rejected_records_only_and_signs_with_free_space
                     await log.sign()
             assert not list(disk.rglob("*.partial"))
             enlarge(disk, 8 << 10)
-            assert await record(log, [0, 1]) == [size, size + 1]
+            assert await append_drafts(log, [0, 1]) == [size, size + 1]
         found = verify_log(disk / "log", KEY.public)
         assert (found.checkpoint.tree.size, found.findings) == (size + 2, ())
 
@@ -175,11 +175,11 @@ def test_a_journal_that_cannot_go_on_in_a_new_file_can_be_opened_again(tmp_path:
 async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_signing(
     tmp_path: Path,
 ) -> None:
-    async with running(audit_log(tmp_path)) as log:
-        await record(log, range(300))
+    async with running_log(audit_log(tmp_path)) as log:
+        await append_drafts(log, range(300))
         # What a failure behind the rename leaves: the log believes that nothing was signed.
         log.publisher.publish(list(log._unsigned))  # noqa: SLF001
-        await record(log, range(300, 310))
+        await append_drafts(log, range(300, 310))
         await log.sign()
         assert (log.signed.size, log.size) == (310, 310)
     assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 310
@@ -189,7 +189,7 @@ async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_sig
 async def test_a_number_that_no_record_holds_fails_alone(
     tmp_path: Path, data: dict[str, int]
 ) -> None:
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         wrong = draft(0)
         wrong.data.clear()
         wrong.data.update(data)
@@ -207,7 +207,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_log_with_an_odd_file_is_not_continued(tmp_path: Path, name: str) -> None:
-    write(tmp_path, [20])
+    write_log(tmp_path, [20])
     (tmp_path / name).write_bytes(ODD[name])
     with pytest.raises(AuditError, match="was altered"):
         audit_log(tmp_path).open()
@@ -215,13 +215,13 @@ def test_a_log_with_an_odd_file_is_not_continued(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("name", ODD)
 async def test_an_odd_file_does_not_end_the_writer(tmp_path: Path, name: str) -> None:
-    async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
-        await record(log, [0])
+    async with running_log(audit_log(tmp_path, every_seconds=0.01)) as log:
+        await append_drafts(log, [0])
         while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
         good = (tmp_path / name).read_bytes() if (tmp_path / name).exists() else None
         (tmp_path / name).write_bytes(ODD[name])
-        await record(log, [1])
+        await append_drafts(log, [1])
         while not log.signing_problem:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
         assert await asyncio.wait_for(log.append(draft(2)), 5) == 2
@@ -233,7 +233,7 @@ async def test_an_odd_file_does_not_end_the_writer(tmp_path: Path, name: str) ->
 
 
 def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) -> None:
-    write(tmp_path, [20])
+    write_log(tmp_path, [20])
     (journal,) = (tmp_path / "journal").iterdir()
     journal.unlink()
     journal.symlink_to("nowhere")
@@ -243,7 +243,7 @@ def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) ->
 
 
 def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Path) -> None:
-    write(tmp_path, [20])
+    write_log(tmp_path, [20])
     (journal,) = (tmp_path / "journal").iterdir()
     journal.rename(journal.with_name(journal.name.replace("20-", "10-", 1)))
     with pytest.raises(AuditError, match="ends at record 10: expected the 20 signed"):
@@ -253,13 +253,13 @@ def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Pa
 
 
 async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: Path) -> None:
-    async with running(audit_log(tmp_path)) as log:
-        await record(log, range(10))
+    async with running_log(audit_log(tmp_path)) as log:
+        await append_drafts(log, range(10))
         await log.sign()
         tile = tmp_path / "tile/entries/000.p/10"
         good = tile.read_bytes()
         tile.write_bytes(good + encode_bundle([b"hidden"]))
-        await record(log, [10])
+        await append_drafts(log, [10])
         with pytest.raises(AuditError, match="its records do not match the signed ones"):
             await log.sign()
         tile.write_bytes(good)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
-from support.audit import KEY, audit_log, record, running, write
+from support.audit import KEY, append_drafts, audit_log, running_log, write_log
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
@@ -30,11 +30,11 @@ UNSIGNED = 5
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with full and partial tiles, two checkpoints behind it, and a tail not signed yet."""
     directory = tmp_path_factory.mktemp("good") / "log"
-    write(directory, [300, 300])
+    write_log(directory, [300, 300])
 
     async def crash_with_a_tail() -> None:
-        async with running(audit_log(directory, boot="b1")) as log:
-            await record(log, range(SIZE, SIZE + UNSIGNED))
+        async with running_log(audit_log(directory, boot="b1")) as log:
+            await append_drafts(log, range(SIZE, SIZE + UNSIGNED))
             shutil.copytree(directory, directory.with_name("with-tail"))
 
     asyncio.run(crash_with_a_tail())
@@ -106,9 +106,9 @@ def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path:
 
 
 def test_an_older_copy_is_a_rollback_if_a_checkpoint_was_kept_elsewhere(tmp_path: Path) -> None:
-    write(tmp_path / "log", [300])
+    write_log(tmp_path / "log", [300])
     shutil.copytree(tmp_path / "log", tmp_path / "older")
-    write(tmp_path / "log", [300], boot="b1")
+    write_log(tmp_path / "log", [300], boot="b1")
     anchor = (tmp_path / "log" / "checkpoint").read_text()
     assert outcome(tmp_path / "older") == (VerifyOutcome.CONSISTENT, "")
     found, message = outcome(tmp_path / "older", anchor)
@@ -143,7 +143,7 @@ def test_a_rewritten_log_is_a_fork_if_a_checkpoint_was_kept_elsewhere(
     )
     assert outcome(directory, (good / "checkpoint").read_text())[0] == VerifyOutcome.FORKED
     longer = tmp_path / "longer"
-    write(longer, [SIZE + 100], boot="b9")
+    write_log(longer, [SIZE + 100], boot="b9")
     assert outcome(longer)[0] == VerifyOutcome.CONSISTENT
     assert outcome(longer, (good / "checkpoint").read_text())[0] == VerifyOutcome.FORKED
 
@@ -343,7 +343,7 @@ def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> N
 
 async def test_a_record_shown_is_one_line_for_any_content(tmp_path: Path) -> None:
     actor = RecordActor("operator", "eve\n     9  forged\x1b[2J\u202e")
-    async with running(audit_log(tmp_path)) as log:
+    async with running_log(audit_log(tmp_path)) as log:
         await log.append(RecordDraft("access.login", actor, 10**25, "done"))
     code, output, _ = railscope("show", tmp_path)
     assert (code, output) == (

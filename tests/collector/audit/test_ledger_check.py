@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 from sqlalchemy import Connection, delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
-from support.audit import KEY, audit_log, draft, running, without_triggers
+from support.audit import KEY, audit_log, draft, running_log, without_triggers
 from support.books import (
     ALL,
     BOSS,
@@ -23,12 +23,12 @@ from support.books import (
     RED,
     START,
     THREE,
-    after,
+    books_with,
     claim,
+    evidence_of,
     gpu,
     hours,
-    opened,
-    world,
+    manager_after,
 )
 
 from collector.audit.collector_records import OutboxDrain
@@ -52,7 +52,7 @@ from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 
-EVERYTHING = world(
+EVERYTHING = evidence_of(
     gpu(
         "GPU-0",
         RED,
@@ -68,18 +68,18 @@ SELLER = Seller("Hall", {name: PayerAccount(name) for name in ("red", "green")})
 
 def billed(ledger: Ledger) -> BillingBooks:
     """Books with everything in them: price book, closing, invoices, a void one, a credit."""
-    books = opened(ledger, EVERYTHING)
-    closed = books.close(ONE, after(ONE))
-    administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
+    books = books_with(ledger, EVERYTHING)
+    closed = books.close(ONE, manager_after(ONE))
+    administration.void(books, closed.invoices[0].invoice_id, "wrong", manager_after(ONE))
     given = credit_charge("red", Fraction(5), ONE, "sorry")
-    administration.record(books, given, after(ONE))
-    administration.set_opening(books, START, "the first day", after(ONE))
+    administration.record(books, given, manager_after(ONE))
+    administration.set_opening(books, START, "the first day", manager_after(ONE))
     return books
 
 
 async def log_of(directory: Path, database: Database) -> None:
     """An audit log that has taken everything of a database."""
-    async with running(audit_log(directory)) as log:
+    async with running_log(audit_log(directory)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         drain = OutboxDrain(lambda: database, log)
@@ -148,7 +148,7 @@ async def test_any_change_of_a_row_is_found(
 ) -> None:
     books = billed(ledger)
     listed = imported_lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
-    import_list(ledger, listed, TimedActor(BOSS, after(ONE).now_ns))
+    import_list(ledger, listed, TimedActor(BOSS, manager_after(ONE).now_ns))
     assert _rows(ledger.database, name)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
@@ -252,9 +252,9 @@ async def test_a_rewritten_head_contradicts_its_record(
 async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     url, older = f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path / "older.db"
     ledger = Ledger.open(url, metadata)
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     shutil.copy(tmp_path / "ledger.db", older)
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     ledger.close()
     assert checked(tmp_path / "log", url)[0] == VerifyOutcome.CONSISTENT
@@ -275,9 +275,9 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
 async def test_a_row_that_waits_for_its_record_is_no_damage(
     url: str, ledger: Ledger, tmp_path: Path
 ) -> None:
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     await log_of(tmp_path / "log", ledger.database)
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     status, output = checked(tmp_path / "log", url)
     assert (status, "to explain: closing 1 is not recorded yet" in output) == (0, True)
 
@@ -294,11 +294,11 @@ def watch_of(directory: Path, database: Callable[[], Database]) -> LedgerWatch:
 def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, how: str) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     watch = watch_of(tmp_path / "log", lambda: ledger.database)
     watch.check()
     shutil.copy(path, older)
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     watch.check()
     if how == "moved":
         older.rename(path)
@@ -318,18 +318,18 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
     if how in {"moved", "copied"}:
         again = Ledger.open(f"sqlite:///{path}", metadata)
         with pytest.raises(LedgerError, match="accept-copy"):
-            BillingBooks.for_ledger(again, ALL).close(ONE, after(ONE))
+            BillingBooks.for_ledger(again, ALL).close(ONE, manager_after(ONE))
         with pytest.raises(LedgerError, match="is an older copy"):
-            opened(again, world(gpu("GPU-9")))
+            books_with(again, evidence_of(gpu("GPU-9")))
         again.close()
 
 
 def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     shutil.copy(path, older)
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     with ledger.database.transaction() as connection:
         newest = head_chain.newest_head(connection)
     ledger.close()
@@ -359,10 +359,10 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     url = f"sqlite:///{older}"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     await log_of(tmp_path / "log", ledger.database)
     shutil.copy(path, older)
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
         newest = head_chain.newest_head(connection)
@@ -376,7 +376,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
         BillingBooks.for_ledger(copy, ALL), "the disk is gone", TimedActor(BOSS, START)
     )
     watch.check()
-    BillingBooks.for_ledger(copy, ALL).close(ONE, TimedActor(BOSS, after(THREE).now_ns))
+    BillingBooks.for_ledger(copy, ALL).close(ONE, TimedActor(BOSS, manager_after(THREE).now_ns))
     await log_of(tmp_path / "log", copy.database)
     status, output = checked(tmp_path / "log", url)
     copy.close()
@@ -385,7 +385,7 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
 
 
 def test_ledger_days_are_covered_row_by_row(ledger: Ledger) -> None:
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     with ledger.database.transaction(writes=True) as connection:
         without_triggers(connection)
         connection.execute(update(schema.shares).values(tenant_id="mallory"))
@@ -395,14 +395,14 @@ def test_ledger_days_are_covered_row_by_row(ledger: Ledger) -> None:
 
 def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
     """Heads of transactions that run at once follow one another without a gap."""
-    opened(ledger, ALL)
+    books_with(ledger, ALL)
 
     def record_credits(name: str) -> None:
         own = Ledger.open(url, metadata)
         try:
             for number in range(8):
                 given = adjustment_charge("green", Fraction(1), ONE, f"{name} {number}")
-                administration.record(BillingBooks.for_ledger(own, ALL), given, after(ONE))
+                administration.record(BillingBooks.for_ledger(own, ALL), given, manager_after(ONE))
         finally:
             own.close()
 

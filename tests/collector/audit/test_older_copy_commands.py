@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.audit import audit_log, draft, running
-from support.books import ALL, ONE, after, opened
+from support.audit import audit_log, draft, running_log
+from support.books import ALL, ONE, books_with, manager_after
 
 from collector.audit import ledger_watch
 from collector.audit.collector_records import OutboxDrain
@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     state, older = tmp_path / "state", tmp_path / "older"
     state.mkdir()
     ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     watch = LedgerWatch(
         lambda: ledger.database,
         audit_log(tmp_path / "log"),
@@ -49,7 +49,7 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     watch.check()
     shutil.copy(state / FILE, older)
     given = adjustment_charge("red", Fraction(1), ONE, "after the copy")
-    administration.record(books, given, after(ONE))
+    administration.record(books, given, manager_after(ONE))
     watch.check()
     ledger.close()
     return state, older
@@ -94,7 +94,7 @@ def test_another_database_in_its_place_is_written_only_where_it_is_named(tmp_pat
     (state / FILE).unlink()
     for file in (state / FILE, state / "practice.sqlite"):
         ledger = Ledger.open(f"sqlite:///{file}", metadata)
-        opened(ledger, ALL)
+        books_with(ledger, ALL)
         ledger.close()
     result = run(state, *WRITING["adjust"])
     assert result.exit_code == 1, result.output
@@ -146,17 +146,17 @@ def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], 
 
 async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}", metadata)
-    books: BillingBooks = opened(ledger, ALL)
+    books: BillingBooks = books_with(ledger, ALL)
     (tmp_path / "state").mkdir()
     watch, known = watched(ledger, tmp_path / "state")
     log = audit_log(tmp_path / "log")
-    async with running(log):
+    async with running_log(log):
         await log.append(draft(0, kind="log.genesis"))
         drain = OutboxDrain(lambda: ledger.database, log, on_heads_recorded=watch.check)
         while await drain.drain_batch():
             pass
         first = known()
-        await asyncio.to_thread(books.close, ONE, after(ONE))
+        await asyncio.to_thread(books.close, ONE, manager_after(ONE))
         await drain.drain_batch()
         second = known()
     ledger.close()

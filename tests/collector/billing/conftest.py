@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.demo_months import build_demo_months
-from support.finalizing import Site
+from support.finalizing import FinalizingCollector
 
 
 @pytest.fixture
-def site(url: str, tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, url)
+def site(url: str, tmp_path: Path) -> Iterator[FinalizingCollector]:
+    made = FinalizingCollector(tmp_path, url)
     yield made
     made.finalizer.close()
 

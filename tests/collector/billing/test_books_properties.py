@@ -16,14 +16,14 @@ from support.books import (
     ONE,
     START,
     TWO,
-    after,
     as_toml,
+    evidence_of,
     gpu,
     hours,
+    manager_after,
     meter,
-    world,
 )
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.exports import parse_csv, write_csv
 from support.metered import replica
 from support.statement_readers import from_csv, from_json, total_amount
@@ -57,7 +57,7 @@ from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 
 SELLER = Seller("Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
 few = settings(
-    fewer(25),
+    fewer_examples(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
@@ -109,7 +109,7 @@ def gpus(draw: st.DrawFn, name: str) -> AssembledGpu:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> SimulatedEvidence:
-    return world(*(draw(gpus(f"GPU-{number}")) for number in range(draw(st.integers(1, 2)))))
+    return evidence_of(*(draw(gpus(f"GPU-{number}")) for number in range(draw(st.integers(1, 2)))))
 
 
 @st.composite
@@ -127,7 +127,7 @@ def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
                 evidence, claims=(*evidence.claims[1:], draw(claims(9)))
             )
         found.append(AssembledGpu(evidence, one.counted, one.sku))
-    return world(*found)
+    return evidence_of(*found)
 
 
 @st.composite
@@ -170,14 +170,14 @@ def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
     known: SimulatedEvidence, book: PriceBook
 ) -> None:
     with opened(known, book) as books:
-        closed = books.close(ONE, after(ONE))
+        closed = books.close(ONE, manager_after(ONE))
         for invoice in closed.invoices:
             units = 10 ** currency_exponent(invoice.currency)
             assert invoice.total_minor == round(invoice.exact * units)
             for line in invoice.lines:
                 assert abs(line.minor - line.charge.amount * units) < 1
         assert tuple(books.store.invoices()) == closed.invoices
-        assert books.close(ONE, after(TWO)).closing == closed.closing
+        assert books.close(ONE, manager_after(TWO)).closing == closed.closing
         again = recompute_closing(books, closed.closing, closed.invoices)
         assert again.manifest_root == closed.closing.manifest_root
         for check in reconcile_period(books, ONE, SELLER):
@@ -190,11 +190,11 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
     known: SimulatedEvidence, book: PriceBook, data: st.DataObject
 ) -> None:
     with opened(known, book) as books:
-        books.close(ONE, after(ONE))
+        books.close(ONE, manager_after(ONE))
         news = data.draw(later(known))
         meter(books.ledger, news)
         informed = BillingBooks.for_ledger(books.ledger, news)
-        informed.close(TWO, after(TWO))
+        informed.close(TWO, manager_after(TWO))
         owed = _exact(informed)
         published = informed.store.book()
         assert published is not None
@@ -220,7 +220,7 @@ def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook)
         book.version, book.published_ns, book.currency, tuple(without_minimum(book.prices))
     )
     with opened(known, book) as books, opened(known, plain) as others:
-        expensive, cheap = (each.close(ONE, after(ONE)) for each in (books, others))
+        expensive, cheap = (each.close(ONE, manager_after(ONE)) for each in (books, others))
         assert _charges(expensive, topups=False) == _charges(cheap, topups=True)
 
 
@@ -228,7 +228,7 @@ def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook)
 @given(worlds(), expensive_books())
 def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: PriceBook) -> None:
     with opened(known, book) as books:
-        for invoice in books.close(ONE, after(ONE)).invoices:
+        for invoice in books.close(ONE, manager_after(ONE)).invoices:
             made = read_statement(books, invoice.tenant, ONE)
             rows = from_csv(statement_formats.as_csv(made))
             document = from_json(statement_formats.as_json(made))
@@ -247,7 +247,7 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
 @given(expensive_books())
 def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -> None:
     text = as_toml(book, START)
-    with opened(world(), book) as books:
+    with opened(evidence_of(), book) as books:
         published = books.store.book()
         assert published is not None
         assert (published.text, published.book) == (text, parse_book(text, "drawn"))

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 from msgspec.structs import replace
-from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, reported, world
+from support.books import (
+    ALL,
+    FIRST_DAY,
+    ONE,
+    START,
+    books_after,
+    books_with,
+    evidence_of,
+    exact_amounts,
+    manager_after,
+)
 from support.metered import revision_of
 from support.statement_readers import from_csv, from_json
 
@@ -30,14 +40,14 @@ def doubted(*doubts: ClockDoubt):
     """The same two GPUs; GPU-0 has evidence of a suspect time on its second day."""
     start_ns = START + DAY_NS + HOUR_NS
     pieces = [TimePiece(start_ns, start_ns + HOUR_NS, one) for one in doubts]
-    return world(replace(ALL.known["GPU-0"], doubts=pieces), ALL.known["GPU-1"])
+    return evidence_of(replace(ALL.known["GPU-0"], doubts=pieces), ALL.known["GPU-1"])
 
 
 def test_a_statement_names_marked_days_and_why(ledger):
     known = doubted(DOUBT, RETURNED)
-    books = opened(ledger, known)
+    books = books_with(ledger, known)
     early = preview_statement(books.bill(ONE), "red")
-    closed = books.close(ONE, after(ONE))
+    closed = books.close(ONE, manager_after(ONE))
     issued = read_statement(books, "red", ONE)
     for one in (early, issued):
         assert dict(one.facts)["Clock suspect"].startswith(f"1 GPU-day: {TERMS}; since 2024")
@@ -57,14 +67,14 @@ def test_a_statement_names_marked_days_and_why(ledger):
 
 def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     """Evidence of a suspect time comes for a closed period: a revision, and no correction."""
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
-    before = exact(books.store.invoices())
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
+    before = exact_amounts(books.store.invoices())
     number = revision_of(ledger, "GPU-0", FIRST_DAY + 1).number
-    books = reported(books, doubted(DOUBT))
+    books = books_after(books, doubted(DOUBT))
     assert revision_of(ledger, "GPU-0", FIRST_DAY + 1).number == number + 1
     assert [charge for _, some in books.find_pending().corrections for charge in some] == []
-    assert exact(books.store.invoices()) == before
+    assert exact_amounts(books.store.invoices()) == before
     assert "Clock suspect" not in dict(read_statement(books, "red", ONE).facts), (
         "it rests on the first"
     )
@@ -72,13 +82,13 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
 
 def test_a_mark_that_evidence_does_not_have_is_found(ledger):
     """R7 compares the mark with the rest."""
-    opened(ledger, doubted(DOUBT))
+    books_with(ledger, doubted(DOUBT))
     wrong = [one for one in evidence_checks(ledger, ALL, ONE) if one.difference]
     assert [one.rule for one in wrong] == ["R7"]
 
 
 def test_statements_of_earlier_releases_have_no_mark(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     found = json.loads(as_json(preview_statement(books.bill(ONE), "red")))
     for line in found["lines"]:
         del line["clock_suspect"]

@@ -21,15 +21,15 @@ from support.books import (
     START,
     THREE,
     TWO,
-    after,
-    exact,
+    books_after,
+    books_with,
+    evidence_of,
+    exact_amounts,
     gpu,
     in_outbox,
+    manager_after,
     meter,
-    opened,
-    released,
-    reported,
-    world,
+    released_gpu,
 )
 
 from collector.billing import administration, tables
@@ -48,16 +48,19 @@ from railscope.timestamps import DAY_NS
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     assert closed.added
     assert [(one.tenant, one.status, one.period) for one in closed.invoices] == [
         ("green", InvoiceStatus.ISSUED, ONE),
         ("red", InvoiceStatus.ISSUED, ONE),
     ]
     price, energy = Fraction("2.49"), Fraction("0.31") / 2
-    assert exact(closed.invoices) == {"red": 55 * (price + energy), "green": 60 * (price + energy)}
-    again = books.close(ONE, after(THREE))
+    assert exact_amounts(closed.invoices) == {
+        "red": 55 * (price + energy),
+        "green": 60 * (price + energy),
+    }
+    again = books.close(ONE, manager_after(THREE))
     assert (again.closing, again.invoices, again.added) == (closed.closing, closed.invoices, False)
     assert tuple(books.store.invoices()) == closed.invoices
     assert in_outbox(ledger.database) == [
@@ -68,8 +71,8 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
 
 
 def test_each_charge_leads_back_to_one_revision(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     numbers = books.store.revisions(closed.closing.number)
     for invoice in closed.invoices:
         for line in invoice.lines:
@@ -80,11 +83,13 @@ def test_each_charge_leads_back_to_one_revision(ledger):
 
 
 def test_computing_again_gives_the_same_whatever_came_since(ledger):
-    books = opened(ledger, ALL)
-    closed = [books.close(ONE, after(ONE))]
-    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
-    closed.append(books.close(TWO, after(TWO)))
-    books = reported(books, world(gpu("GPU-0"), gpu("GPU-1")))
+    books = books_with(ledger, ALL)
+    closed = [books.close(ONE, manager_after(ONE))]
+    books = books_after(
+        books, evidence_of(released_gpu(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN))
+    )
+    closed.append(books.close(TWO, manager_after(TWO)))
+    books = books_after(books, evidence_of(gpu("GPU-0"), gpu("GPU-1")))
     for one in closed:
         again = recompute_closing(books, one.closing, one.invoices)
         assert again.manifest_root == one.closing.manifest_root
@@ -97,75 +102,75 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
 
 
 def test_a_period_that_is_not_over_is_refused(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     with pytest.raises(ClosingError, match="yet: expected 2024-10-10T00:00:00Z or later"):
-        books.close(ONE, TimedActor(BOSS, after(ONE).now_ns - 1))
+        books.close(ONE, TimedActor(BOSS, manager_after(ONE).now_ns - 1))
     assert books.store.closings() == []
 
 
 def test_periods_follow_one_another(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
     with pytest.raises(ClosingError, match="expected the start 2024-10-07T00"):
-        books.close(THREE, after(THREE))
+        books.close(THREE, manager_after(THREE))
     overlapping = Period(ONE.end_ns - DAY_NS, TWO.end_ns)
     with pytest.raises(ClosingError, match=r"overlaps the closed period 2024-10-04\.\.2024-10-06"):
-        books.close(overlapping, after(TWO))
+        books.close(overlapping, manager_after(TWO))
 
 
 def test_without_prices_nothing_is_closed(ledger):
     meter(ledger, ALL)
     with pytest.raises(ClosingError, match="no price book is published"):
-        BillingBooks.for_ledger(ledger).close(ONE, after(ONE))
+        BillingBooks.for_ledger(ledger).close(ONE, manager_after(ONE))
 
 
 def test_days_that_lack_are_named_and_can_be_left_out(ledger):
-    meter(ledger, world(ALL.known["GPU-0"]))
-    meter(ledger, world(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
+    meter(ledger, evidence_of(ALL.known["GPU-0"]))
+    meter(ledger, evidence_of(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
     books = BillingBooks.for_ledger(ledger, ALL)
-    administration.publish(books, PRICES, "p", after(ONE))
+    administration.publish(books, PRICES, "p", manager_after(ONE))
     lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for them, or close with --prov"
     with pytest.raises(ClosingError, match=lacking):
-        books.close(ONE, after(ONE))
+        books.close(ONE, manager_after(ONE))
     assert books.store.closings() == []
-    closed = books.close(ONE, after(ONE), provisional=True)
+    closed = books.close(ONE, manager_after(ONE), provisional=True)
     assert closed.closing.missing == (("GPU-1", START // DAY_NS + 2),)
     marks = read_statement(books, "green", ONE).marks
     assert "PROVISIONAL" in marks[0]
     assert "GPU-1" not in marks[0], "a tenant reads it, and the GPU may be of another"
-    books = reported(books, ALL)
-    books.close(TWO, after(TWO))
+    books = books_after(books, ALL)
+    books.close(TWO, manager_after(TWO))
     rate = Fraction("2.49") + Fraction("0.31") / 2
-    assert exact(books.store.invoices())["green"] == (60 + 72) * rate
+    assert exact_amounts(books.store.invoices())["green"] == (60 + 72) * rate
 
 
 def test_a_gpu_that_the_ledger_does_not_know_at_all_lacks_too(ledger):
-    meter(ledger, world(ALL.known["GPU-0"]))
+    meter(ledger, evidence_of(ALL.known["GPU-0"]))
     books = BillingBooks.for_ledger(ledger, ALL)
-    administration.publish(books, PRICES, "p", after(ONE))
+    administration.publish(books, PRICES, "p", manager_after(ONE))
     with pytest.raises(ClosingError, match=r"GPU-1 from 2024-10-04 to 2024-10-06"):
-        books.close(ONE, after(ONE))
+        books.close(ONE, manager_after(ONE))
 
 
 def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
     gone = gpu("GPU-1", stays=(NodeStay(START, "node-1", START + DAY_NS),))
-    meter(ledger, world(ALL.known["GPU-0"]))
-    meter(ledger, world(gone), Period(START, START + 1))
-    books = BillingBooks.for_ledger(ledger, world(ALL.known["GPU-0"], gone))
-    administration.publish(books, PRICES, "p", after(ONE))
-    assert books.close(ONE, after(ONE)).closing.missing == ()
+    meter(ledger, evidence_of(ALL.known["GPU-0"]))
+    meter(ledger, evidence_of(gone), Period(START, START + 1))
+    books = BillingBooks.for_ledger(ledger, evidence_of(ALL.known["GPU-0"], gone))
+    administration.publish(books, PRICES, "p", manager_after(ONE))
+    assert books.close(ONE, manager_after(ONE)).closing.missing == ()
 
 
 def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
     from collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
 
-    books = opened(ledger, ALL)
-    known = released(ALL.known["GPU-0"], RED.id, 59)
+    books = books_with(ledger, ALL)
+    known = released_gpu(ALL.known["GPU-0"], RED.id, 59)
     early = MeteredGpu.compute(known.evidence, known.counted, known.sku)
     day = START // DAY_NS + 2
     ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))
     with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):
-        books.close(ONE, after(ONE))
+        books.close(ONE, manager_after(ONE))
 
 
 # Several at once, and death ----------------------------------------------------------------------
@@ -174,7 +179,7 @@ SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from sqlalchemy import event
-from support.books import ONE, after
+from support.books import ONE, manager_after
 from collector.billing.period_closing import BillingBooks
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
@@ -187,7 +192,7 @@ if {dies!r}:
     event.listen(ledger.database.engine, "after_cursor_execute", die)
 print("ready", flush=True)
 sys.stdin.readline()
-print(BillingBooks.for_ledger(ledger).close(ONE, after(ONE)).closing.manifest_root)
+print(BillingBooks.for_ledger(ledger).close(ONE, manager_after(ONE)).closing.manifest_root)
 """
 
 
@@ -200,7 +205,7 @@ def started(request, url: str, dies: str = "") -> subprocess.Popen[str]:
 
 
 def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, request):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     closers = [started(request, url) for _ in range(4)]
     for one in closers:
         assert one.stdout.readline() == "ready\n"
@@ -216,7 +221,7 @@ def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, req
 
 
 @dataclass(frozen=True)
-class Overtaken(BillingStore):
+class OvertakenStore(BillingStore):
     """After each read of the closings, another process does the next of these."""
 
     others: list[Callable[[], object]] = field(default_factory=list)
@@ -230,21 +235,23 @@ class Overtaken(BillingStore):
 
 @pytest.mark.parametrize("polls", [0, 1])
 def test_a_slower_closing_finds_the_period_closed(ledger, polls):
-    books = opened(ledger, ALL)
-    others = [*[object] * polls, lambda: books.close(ONE, after(ONE))]
-    found = BillingBooks(ledger, Overtaken(ledger.database, others)).close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    others = [*[object] * polls, lambda: books.close(ONE, manager_after(ONE))]
+    found = BillingBooks(ledger, OvertakenStore(ledger.database, others)).close(
+        ONE, manager_after(ONE)
+    )
     assert not others
     assert not found.added
     assert books.store.closings() == [found.closing]
 
 
 def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
-    books = opened(ledger, ALL)
-    (green, _) = books.close(ONE, after(ONE)).invoices
-    others = [lambda: books.close(TWO, after(TWO))]
-    overtaken = BillingBooks(ledger, Overtaken(ledger.database, others))
+    books = books_with(ledger, ALL)
+    (green, _) = books.close(ONE, manager_after(ONE)).invoices
+    others = [lambda: books.close(TWO, manager_after(TWO))]
+    overtaken = BillingBooks(ledger, OvertakenStore(ledger.database, others))
     with pytest.raises(ClosingError, match="another process billed at the same time"):
-        administration.replace(overtaken, green.invoice_id, "wrong", after(TWO))
+        administration.replace(overtaken, green.invoice_id, "wrong", manager_after(TWO))
     assert [one.period for one in books.store.closings()] == [ONE, TWO]
 
 
@@ -259,7 +266,7 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
     ],
 )
 def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     closer = started(request, url, dies)
     assert closer.stdout.readline() == "ready\n"
     _, errors = closer.communicate("\n", timeout=60)
@@ -272,7 +279,7 @@ def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
         }
     assert not any(rows.values())
     assert [name.partition("/")[0] for name in in_outbox(ledger.database)] == ["billing.price"]
-    closed = books.close(ONE, after(ONE))
+    closed = books.close(ONE, manager_after(ONE))
     assert closed.added
     assert recompute_closing(books, closed.closing, closed.invoices).manifest_root == (
         closed.closing.manifest_root

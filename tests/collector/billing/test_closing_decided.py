@@ -18,16 +18,16 @@ from support.books import (
     START,
     THREE,
     TWO,
-    after,
+    books_after,
+    books_with,
     claim,
-    exact,
+    evidence_of,
+    exact_amounts,
     gpu,
     hours,
     in_outbox,
-    opened,
-    released,
-    reported,
-    world,
+    manager_after,
+    released_gpu,
 )
 
 from collector.billing import administration, tables
@@ -44,15 +44,15 @@ from railscope.timestamps import DAY_NS
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     # Both news are of the first period; one of them moves time from a tenant to another.
-    news = world(
-        released(gpu("GPU-0", RED), RED.id, 50),
+    news = evidence_of(
+        released_gpu(gpu("GPU-0", RED), RED.id, 50),
         gpu("GPU-1", GREEN, claim("blue", 24, 30)),
     )
-    books = reported(books, news)
-    later = books.close(TWO, after(TWO))
+    books = books_after(books, news)
+    later = books.close(TWO, manager_after(TWO))
     assert later.closing.corrected == (ONE,)
     corrections = [
         line.charge for one in later.invoices for line in one.lines if line.charge.corrects
@@ -62,7 +62,7 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
     }
     assert all(ONE.start_ns <= one.service_t0_ns < ONE.end_ns for one in corrections)
     rate = Fraction("2.49") + Fraction("0.31") / 2
-    owed = exact(books.store.invoices())
+    owed = exact_amounts(books.store.invoices())
     assert owed["red"] == 45 * rate
     # Where the counter ran over a handover, nobody pays for what it counted.
     assert owed["blue"] == 6 * rate
@@ -72,11 +72,13 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
 
 
 def test_what_was_corrected_is_not_corrected_again(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
-    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
-    books.close(TWO, after(TWO))
-    last = books.close(THREE, after(THREE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
+    books = books_after(
+        books, evidence_of(released_gpu(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN))
+    )
+    books.close(TWO, manager_after(TWO))
+    last = books.close(THREE, manager_after(THREE))
     assert last.closing.corrected == ()
     assert not [line for one in last.invoices for line in one.lines if line.charge.corrects]
 
@@ -87,13 +89,15 @@ def test_what_was_corrected_is_not_corrected_again(ledger):
 @pytest.mark.parametrize("table", tables.BILLING_TABLES, ids=lambda table: table.name)
 @pytest.mark.parametrize("change", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
 def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
-    books = opened(ledger, world(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False))))
-    administration.record(
-        books, credit_charge("red", Fraction(1), ONE, "why"), after(ONE), force=True
+    books = books_with(
+        ledger, evidence_of(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False)))
     )
-    closed = books.close(ONE, after(ONE))
-    administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
-    administration.set_opening(books, ONE.start_ns, "start of the contract", after(ONE))
+    administration.record(
+        books, credit_charge("red", Fraction(1), ONE, "why"), manager_after(ONE), force=True
+    )
+    closed = books.close(ONE, manager_after(ONE))
+    administration.void(books, closed.invoices[0].invoice_id, "wrong", manager_after(ONE))
+    administration.set_opening(books, ONE.start_ns, "start of the contract", manager_after(ONE))
     column = table.primary_key.columns.keys()[0]
     review = "INSERT INTO billing_review VALUES (1, 0, 't', 'r', 's', 'c', 'x', 1, 0, 1, 'w', NULL)"
     with ledger.database.transaction(writes=True) as connection:
@@ -109,8 +113,8 @@ def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
 
 
 def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
     drop = {
         "sqlite": "DROP TRIGGER billing_charge_no_update",
         "postgresql": "DROP TRIGGER billing_charge_append_only ON billing_charge",
@@ -123,8 +127,8 @@ def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
 
 
 def test_a_line_that_was_added_to_an_invoice_is_noticed(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
     copy = "INSERT INTO billing_charge SELECT invoice_id, 'f00'"
     rest = ", ".join(column.name for column in list(tables.charges.columns)[2:])
     with ledger.database.transaction(writes=True) as connection:
@@ -137,21 +141,21 @@ def test_a_line_that_was_added_to_an_invoice_is_noticed(ledger):
 
 
 def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
-    before = exact(closed.invoices)
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
+    before = exact_amounts(closed.invoices)
     red = next(one for one in closed.invoices if one.tenant == "red")
-    administration.void(books, red.invoice_id, "sent to the wrong person", after(ONE))
-    assert exact(books.store.invoices()) == {"green": before["green"]}
+    administration.void(books, red.invoice_id, "sent to the wrong person", manager_after(ONE))
+    assert exact_amounts(books.store.invoices()) == {"green": before["green"]}
     assert "VOID: sent to the wrong person" in read_statement(books, "red", ONE).marks[0]
     with pytest.raises(ClosingError, match="status void: expected an issued invoice"):
-        administration.void(books, red.invoice_id, "again", after(ONE))
+        administration.void(books, red.invoice_id, "again", manager_after(ONE))
     with pytest.raises(ClosingError, match="unknown invoice inv-0"):
-        administration.void(books, "inv-0", "again", after(ONE))
-    later = books.close(TWO, after(TWO))
+        administration.void(books, "inv-0", "again", manager_after(ONE))
+    later = books.close(TWO, manager_after(TWO))
     assert later.closing.corrected == (ONE,)
-    assert exact(books.store.invoices())["red"] == before["red"]
-    last = books.close(THREE, after(THREE))
+    assert exact_amounts(books.store.invoices())["red"] == before["red"]
+    last = books.close(THREE, manager_after(THREE))
     assert [one.tenant for one in last.invoices] == ["green"]
     for one in (closed, later, last):
         again = recompute_closing(books, one.closing, books.store.of_closing(one.closing.number))
@@ -159,17 +163,19 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
 
 
 def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     administration.record(
-        books, credit_charge("red", Fraction(5), ONE, "sorry"), after(ONE), force=True
+        books, credit_charge("red", Fraction(5), ONE, "sorry"), manager_after(ONE), force=True
     )
-    closed = books.close(ONE, after(ONE))
+    closed = books.close(ONE, manager_after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
-    news = world(
-        released(gpu("GPU-0", RED), RED.id, 50), released(gpu("GPU-1", GREEN), GREEN.id, 70)
+    news = evidence_of(
+        released_gpu(gpu("GPU-0", RED), RED.id, 50), released_gpu(gpu("GPU-1", GREEN), GREEN.id, 70)
     )
-    books = reported(books, news)
-    replaced = administration.replace(books, red.invoice_id, "the job had ended", after(ONE))
+    books = books_after(books, news)
+    replaced = administration.replace(
+        books, red.invoice_id, "the job had ended", manager_after(ONE)
+    )
     (fresh,) = replaced.invoices
     rate = Fraction("2.49") + Fraction("0.31") / 2
     assert (fresh.replaces, fresh.exact) == (red.invoice_id, 45 * rate - 5)
@@ -177,23 +183,27 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     again = recompute_closing(books, replaced.closing, replaced.invoices)
     assert again.manifest_root == replaced.closing.manifest_root
     # What was found late about the other tenant is not lost by that.
-    books.close(TWO, after(TWO))
-    owed = exact(books.store.invoices())
+    books.close(TWO, manager_after(TWO))
+    owed = exact_amounts(books.store.invoices())
     assert owed == {"red": 45 * rate - 5, "green": 58 * rate}
     with pytest.raises(ClosingError, match="was closed after it"):
-        administration.replace(books, fresh.invoice_id, "again", after(TWO))
+        administration.replace(books, fresh.invoice_id, "again", manager_after(TWO))
 
 
 def test_credits_and_adjustments_are_billed_once(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     given = credit_charge("red", Fraction("12.5"), ONE, "power cut")
-    assert administration.record(books, given, after(ONE), force=True) == (True, "EUR")
-    assert administration.record(books, given, after(TWO)) == (False, "EUR")
+    assert administration.record(books, given, manager_after(ONE), force=True) == (True, "EUR")
+    assert administration.record(books, given, manager_after(TWO)) == (False, "EUR")
     with pytest.raises(ClosingError, match="unknown tenant 'nobody'"):
-        administration.record(books, adjustment_charge("nobody", Fraction(1), ONE, "x"), after(ONE))
-    closed = books.close(ONE, after(ONE))
-    administration.record(books, adjustment_charge("red", Fraction(3), ONE, "phone"), after(ONE))
-    later = books.close(TWO, after(TWO))
+        administration.record(
+            books, adjustment_charge("nobody", Fraction(1), ONE, "x"), manager_after(ONE)
+        )
+    closed = books.close(ONE, manager_after(ONE))
+    administration.record(
+        books, adjustment_charge("red", Fraction(3), ONE, "phone"), manager_after(ONE)
+    )
+    later = books.close(TWO, manager_after(TWO))
     decided = [
         (line.charge.kind.value, line.charge.amount, line.charge.note)
         for one in (*closed.invoices, *later.invoices)
@@ -209,7 +219,7 @@ def test_credits_and_adjustments_are_billed_once(ledger):
 
 
 @dataclass
-class Meddling(SimulatedEvidence):
+class InterruptedEvidence(SimulatedEvidence):
     """Evidence that is read in the middle of a closing, when a person records a credit."""
 
     meddle: list[Callable[[], None]] = field(default_factory=list)
@@ -221,64 +231,64 @@ class Meddling(SimulatedEvidence):
 
 
 def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     given = credit_charge("red", Fraction(7), ONE, "just in time")
-    meddling = Meddling(
-        ALL.known, [lambda: administration.record(books, given, after(ONE), force=True)]
+    meddling = InterruptedEvidence(
+        ALL.known, [lambda: administration.record(books, given, manager_after(ONE), force=True)]
     )
-    closed = BillingBooks.for_ledger(ledger, meddling).close(ONE, after(ONE))
+    closed = BillingBooks.for_ledger(ledger, meddling).close(ONE, manager_after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
 
 
 def test_constant_changes_keep_a_period_open(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     credits_ = [credit_charge("red", Fraction(n), ONE, "again") for n in range(1, 9)]
 
     class Always(SimulatedEvidence):
         """A person records a credit whenever it is read."""
 
         def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-            administration.record(books, credits_.pop(), after(ONE), force=True)
+            administration.record(books, credits_.pop(), manager_after(ONE), force=True)
             return super().gpus(start_ns, end_ns)
 
     with pytest.raises(ClosingError, match="prices, invoices or closings keep changing"):
-        BillingBooks.for_ledger(ledger, Always(ALL.known)).close(ONE, after(ONE))
+        BillingBooks.for_ledger(ledger, Always(ALL.known)).close(ONE, manager_after(ONE))
     assert books.store.closings() == []
 
 
 def test_prices_change_only_what_is_not_closed(ledger):
-    books = opened(ledger, ALL)
-    _, added = administration.publish(books, PRICES, "p", after(ONE))
+    books = books_with(ledger, ALL)
+    _, added = administration.publish(books, PRICES, "p", manager_after(ONE))
     assert not added
-    books.close(ONE, after(ONE))
+    books.close(ONE, manager_after(ONE))
     dearer = PRICES.replace("version = 1", "version = 2", 1)
     dearer = dearer.replace("published = 2024-01-01", "published = 2024-10-06")
     with pytest.raises(PriceBookError, match="expected at least 2024-10-07T00:00:00Z"):
-        administration.publish(books, dearer, "p", after(ONE))
+        administration.publish(books, dearer, "p", manager_after(ONE))
     changed = PRICES.replace("2_490", "2_500")
     with pytest.raises(PriceBookError, match="version 1: expected a later version and publication"):
-        administration.publish(books, changed, "p", after(ONE))
+        administration.publish(books, changed, "p", manager_after(ONE))
     fine = dearer.replace("published = 2024-10-06", "published = 2024-10-07")
-    assert administration.publish(books, fine, "p", after(ONE))[1]
+    assert administration.publish(books, fine, "p", manager_after(ONE))[1]
     assert books.store.book().book.version == 2
     assert books.store.book(1).book.version == 1
 
 
 def test_prices_that_are_dated_after_now_are_not_billed_by(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     later = PRICES.replace("version = 1", "version = 2", 1).replace("2024-01-01", "2024-10-12", 1)
     with pytest.raises(PriceBookError, match=r"price book version 2: 2024-10-12T.*expected a time"):
-        administration.publish(books, later, "p", after(ONE))
-    administration.publish(books, later, "p", after(THREE))
+        administration.publish(books, later, "p", manager_after(ONE))
+    administration.publish(books, later, "p", manager_after(THREE))
     with pytest.raises(PriceBookError, match="expected a time up to now"):
-        books.close(ONE, after(ONE))
+        books.close(ONE, manager_after(ONE))
     assert books.store.closings() == []
 
 
 def test_a_statement_names_its_record_in_the_audit_log(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     name = f"billing.issue/{closed.invoices[0].invoice_id}"
     with ledger.database.transaction(writes=True) as connection:
         take_rows(connection, "log", 100)
@@ -291,9 +301,9 @@ def test_a_statement_names_its_record_in_the_audit_log(ledger):
 def test_reservations_and_unobserved_time(ledger):
     kept = SlotReservation(hours(0), "kept-1", "blue", hours(24))
     silent = gpu("GPU-1", GREEN, stretches=(), reservations=(kept,))
-    books = opened(ledger, world(gpu("GPU-0", RED), silent))
-    closed = books.close(ONE, after(ONE))
-    assert exact(closed.invoices)["blue"] == 12 * Fraction("0.9")
+    books = books_with(ledger, evidence_of(gpu("GPU-0", RED), silent))
+    closed = books.close(ONE, manager_after(ONE))
+    assert exact_amounts(closed.invoices)["blue"] == 12 * Fraction("0.9")
     reviews = books.store.reviews(closed.closing.number)
     (time,) = [one for one in reviews if one.tenant == "green"]
     assert (time.start_ns, time.end_ns) == (GREEN.start_ns, ONE.end_ns)
@@ -307,8 +317,8 @@ def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(
     )
     kept = SlotReservation(hours(10.5), "kept-1", "blue", hours(30))
     silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
-    books = opened(ledger, world(silent))
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, evidence_of(silent))
+    closed = books.close(ONE, manager_after(ONE))
     times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]
     assert [(one.start_ns, one.end_ns) for one in times] == [(hours(10), hours(10.5))]
     assert times[0].reason == "inferred over a gap of more than 1 h"

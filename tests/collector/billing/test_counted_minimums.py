@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hypothesis import assume, given, settings, strategies as st
 from support.billing import book, price
-from support.examples import fewer
+from support.examples import fewer_examples
 
 from collector.billing.charges import Charge, ChargeKind
 from collector.billing.period_rating import newest_revisions, rate_period
@@ -211,7 +211,7 @@ spans = st.tuples(instants, st.integers(1, 120)).map(
 others = st.lists(spans, max_size=4)
 
 
-@settings(fewer(25))
+@settings(fewer_examples(25))
 @given(
     st.lists(others, min_size=1, max_size=3),
     st.integers(1, 3),

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, books, timelines
 from support.demo_months import copy_demo_months
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
 from collector.billing.charges import format_amount
@@ -333,7 +333,7 @@ def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency
     assert format_amount(Fraction(value), currency) == text
 
 
-@fewer(25)
+@fewer_examples(25)
 @given(timelines(), books())
 def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages, prices):
     invoices: list[Invoice] = [

@@ -8,17 +8,17 @@ from fractions import Fraction
 
 from click.testing import CliRunner
 from support.books import BOSS, PRICES
-from support.finalizing import Site
+from support.finalizing import FinalizingCollector
 from support.story import (
     DAY_SECONDS,
     SECOND,
     Envelopes,
-    Reporter,
+    NodeReporter,
     accept,
     at,
-    ended,
+    claim_ended,
+    claim_started,
     gpus_of,
-    started,
 )
 
 from collector.billing import administration
@@ -49,16 +49,16 @@ def invented() -> Envelopes:
     each = -(-len(rows) // REQUESTS)
     for number in range(REQUESTS):
         some = rows[number * each : (number + 1) * each]
-        node = Reporter("new", f"boot-{number}", f"run-{number}", booted_at=-9_000_000)
-        claims = [started(name, f"job-{name}", 0, tenant="red") for name in NAMES]
-        ends = [ended(name, f"job-{name}", NOW) for name in NAMES]
+        node = NodeReporter("new", f"boot-{number}", f"run-{number}", booted_at=-9_000_000)
+        claims = [claim_started(name, f"job-{name}", 0, tenant="red") for name in NAMES]
+        ends = [claim_ended(name, f"job-{name}", NOW) for name in NAMES]
         events = {some[0]: claims, some[-1]: ends if number == REQUESTS - 1 else []}
         frames = node.frames(schema, some, values=lambda _s, n: [7] * n, events=events)
         found.append(node.record(frames, sent=NOW + number))
     return found
 
 
-def billable_seconds(site: Site) -> Counter[tuple[str, str]]:
+def billable_seconds(site: FinalizingCollector) -> Counter[tuple[str, str]]:
     """GPU-seconds of the ledger by GPU and state, of what is or may be billed."""
     found: Counter[tuple[str, str]] = Counter()
     for name in NAMES:
@@ -68,7 +68,9 @@ def billable_seconds(site: Site) -> Counter[tuple[str, str]]:
     return found
 
 
-async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) -> None:
+async def test_invented_usage_of_a_new_node_is_not_billed(
+    site: FinalizingCollector, url: str
+) -> None:
     envelopes = invented()
     assert len(envelopes) == REQUESTS
     accept(site.core, envelopes)

@@ -14,7 +14,17 @@ from click.testing import CliRunner
 from sqlalchemy import Connection, delete, insert, select, update
 from support.audit import without_triggers
 from support.books import BOSS, PRICES
-from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended, gpus_of, started
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    NodeReporter,
+    accept,
+    at,
+    claim_ended,
+    claim_started,
+    core_in,
+    gpus_of,
+)
 
 from collector.billing import administration
 from collector.billing.focus_rows import PayerAccount, Seller
@@ -48,11 +58,14 @@ def kept(url: str, directory: Path) -> Ledger:
     """Two GPUs of a node over two days and a bit, stored and finalized as a collector does."""
     core = core_in(directory)
     events = {
-        3600: [started("GPU-0", "c1", 3600, tenant="red", node="n1")],
-        90_000: [ended("GPU-0", "c1", 90_000), started("GPU-1", "c2", 90_000, tenant="red")],
+        3600: [claim_started("GPU-0", "c1", 3600, tenant="red", node="n1")],
+        90_000: [
+            claim_ended("GPU-0", "c1", 90_000),
+            claim_started("GPU-1", "c2", 90_000, tenant="red"),
+        ],
     }
     seen = [s for s in range(-60, 2 * DAY_SECONDS + 7200, 30) if not 50_000 < s < 51_000]
-    reporter = Reporter("n1")
+    reporter = NodeReporter("n1")
     accept(
         core,
         reporter.envelopes_of(

@@ -17,16 +17,16 @@ from support.books import (
     SKU,
     START,
     TWO,
-    after,
+    books_after,
+    books_with,
     claim,
+    evidence_of,
     gpu,
     hours,
+    manager_after,
     meter,
-    opened,
-    released,
-    reported,
+    released_gpu,
     without_counter,
-    world,
 )
 
 from collector.billing import administration
@@ -65,8 +65,8 @@ def rules(checks: list[ReconciliationCheck]) -> set[str]:
 
 
 def closed(ledger: Ledger, known: SimulatedEvidence = ALL) -> BillingBooks:
-    books = opened(ledger, known)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, known)
+    books.close(ONE, manager_after(ONE))
     return books
 
 
@@ -80,7 +80,7 @@ def test_all_is_equal(ledger: Ledger) -> None:
 
 
 def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     checks = reconcile_period(books, ONE, SELLER)
     assert rules(checks) == set()
     assert [check.what for check in checks if check.rule == "R7"] == [
@@ -94,10 +94,10 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
         RED,
         stays=(NodeStay(hours(1), "a", hours(30)), NodeStay(hours(20), "b", hours(50))),
     )
-    books = closed(ledger, world(here))
+    books = closed(ledger, evidence_of(here))
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
     longer = gpu("GPU-0", RED, stays=(NodeStay(hours(1), "a", hours(50) + 1),))
-    checks = reconcile_period(BillingBooks.for_ledger(ledger, world(longer)), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.for_ledger(ledger, evidence_of(longer)), ONE, SELLER)
     (per_day,) = [check for check in checks if check.rule == "R1"]
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
@@ -144,12 +144,12 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
 
 def test_different_evidence_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
-    known = world(released(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
+    known = evidence_of(released_gpu(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
     checks = reconcile_period(BillingBooks.for_ledger(ledger, known), ONE, SELLER)
     assert rules(checks) == {"R7"}
     assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
     # Once the ledger has it, all is equal again; the closed period stays what it was.
-    informed = reported(books, known)
+    informed = books_after(books, known)
     assert rules(reconcile_period(informed, ONE, SELLER)) == set()
 
 
@@ -188,14 +188,14 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
 def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
     half = (SampleStretch("boot", START, hours(36)),)
     seen = (NodeSighting(NodeWitness.SCHEDULER, START, TWO.end_ns),)
-    books = closed(ledger, world(gpu("GPU-0", RED, stretches=half, sightings=seen)))
+    books = closed(ledger, evidence_of(gpu("GPU-0", RED, stretches=half, sightings=seen)))
     checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
     assert [(check.passes, check.within) for check in checks] == [(True, False)] * 2
 
 
 def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
-    books = closed(ledger, world(without_counter(gpu("GPU-0", RED))))
+    books = closed(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
     assert {one.reason for one in books.store.reviews(1)} == {"its energy is unknown: unsupported"}
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
@@ -218,9 +218,9 @@ def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
     part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
     small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
     whole = gpu("GPU-0", small, layouts=(PartitionLayout(START, "l1", (part,)),))
-    known = world(AssembledGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
-    books = opened(ledger, known, MIG_PRICES)
-    (invoice,) = books.close(ONE, after(ONE)).invoices
+    known = evidence_of(AssembledGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
+    books = books_with(ledger, known, MIG_PRICES)
+    (invoice,) = books.close(ONE, manager_after(ONE)).invoices
     time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
     assert sum(charge.amount for charge in time) == 12
     assert {charge.mig_profile for charge in time} == {"3g.40gb"}
@@ -238,12 +238,12 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
     ]
     whole = gpu("GPU-0", *shared, layouts=(PartitionLayout(START, "l1", (part,)),))
     profiles = {one.id: "3g.40gb" for one in shared}
-    books = opened(
+    books = books_with(
         ledger,
-        world(AssembledGpu(whole.evidence, whole.counted, SKU, profiles)),
+        evidence_of(AssembledGpu(whole.evidence, whole.counted, SKU, profiles)),
         MIG_PRICES,
     )
-    invoices = books.close(ONE, after(ONE)).invoices
+    invoices = books.close(ONE, manager_after(ONE)).invoices
     time = [line.charge for one in invoices for line in one.lines if line.charge.kind == "usage"]
     paid = {c.tenant: sum(d.amount for d in time if d.tenant == c.tenant) for c in time}
     assert paid == {"blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)}
@@ -254,12 +254,12 @@ def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     prices = PRICES.replace(
         'tariff = "allocated"', 'tariff = "allocated"\nminimum_seconds = 360000', 1
     )
-    known = world(gpu("GPU-0", claim("red", 1, 74)))
+    known = evidence_of(gpu("GPU-0", claim("red", 1, 74)))
     meter(ledger, known)
     books = BillingBooks.for_ledger(ledger, known)
-    administration.publish(books, prices, "p", after(ONE))
-    first = books.close(ONE, after(ONE)).invoices
-    (second,) = books.close(TWO, after(TWO)).invoices
+    administration.publish(books, prices, "p", manager_after(ONE))
+    first = books.close(ONE, manager_after(ONE)).invoices
+    (second,) = books.close(TWO, manager_after(TWO)).invoices
     assert not [line for one in first for line in one.lines if line.charge.kind == "minimum_topup"]
     (topup,) = [one.charge for one in second.lines if one.charge.kind == "minimum_topup"]
     # 100 hours at least, of which 73 were used, 71 of them before.

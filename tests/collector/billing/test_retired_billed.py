@@ -5,8 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from support.books import BOSS, PRICES
-from support.finalizing import Site
-from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
+from support.finalizing import FinalizingCollector
+from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of
 
 from collector.billing import administration
 from collector.billing.charges import PriceUnit
@@ -39,13 +39,15 @@ def amounts(closed: ClosedPeriod) -> dict[str, Fraction]:
     return found
 
 
-async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site: Site):
+async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(
+    site: FinalizingCollector,
+):
     """Red has a GPU for two days; that it was sent back at noon of the first is known after both."""
-    claim = {0: [started("GPU-0", "c1", 0, tenant="red")]}
+    claim = {0: [claim_started("GPU-0", "c1", 0, tenant="red")]}
     seconds = range(0, LATER, 30)
     accept(
         site.core,
-        Reporter().envelopes_of(
+        NodeReporter().envelopes_of(
             gpus_of("GPU-0", "GPU-1", model=MODEL), seconds, each=200, events=claim
         ),
     )

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 from support.books import BOSS, PRICES
-from support.finalizing import Site
-from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
+from support.finalizing import FinalizingCollector
+from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of
 
 from collector.billing import administration
 from collector.billing.focus_rows import PayerAccount, Seller
@@ -35,7 +35,7 @@ NAMES = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
 LATER = DAY_SECONDS + 2 * HOUR
 
 
-def checked(site: Site) -> dict[str, ReconciliationCheck]:
+def checked(site: FinalizingCollector) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
     books = BillingBooks.for_ledger(site.stores.ledger, read_evidence(site.stores.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
@@ -47,18 +47,18 @@ def checked(site: Site) -> dict[str, ReconciliationCheck]:
 
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
-    site: Site, *, accepted: bool
+    site: FinalizingCollector, *, accepted: bool
 ) -> None:
     site.texts["inventory"] = "node,gpus,rdma_ports,from,to\nn1,2,,2026-01-01T00:00:00Z,\n"
     events = {
         6 * HOUR: [
-            started("GPU-0", "a", 6 * HOUR, tenant="red"),
-            started("GPU-2", "b", 6 * HOUR, tenant="red"),
+            claim_started("GPU-0", "a", 6 * HOUR, tenant="red"),
+            claim_started("GPU-2", "b", 6 * HOUR, tenant="red"),
         ]
     }
     seconds = range(0, LATER, 30)
     schema = gpus_of(*NAMES, model=MODEL)
-    accept(site.core, Reporter().envelopes_of(schema, seconds, each=200, events=events))
+    accept(site.core, NodeReporter().envelopes_of(schema, seconds, each=200, events=events))
     await site.round(LATER, everything=True)
     (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
     assert cluster.found == cluster.expected == TILINGS * 2 * GPU_CAPACITY * DAY_NS

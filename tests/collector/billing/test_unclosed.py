@@ -20,17 +20,17 @@ from support.books import (
     START,
     THREE,
     TWO,
-    after,
+    books_after,
+    books_with,
     claim,
-    exact,
+    evidence_of,
+    exact_amounts,
     gpu,
     hours,
     in_outbox,
-    opened,
-    released,
-    reported,
+    manager_after,
+    released_gpu,
     without_counter,
-    world,
 )
 
 from collector.billing import administration
@@ -66,9 +66,9 @@ RATE = Fraction("2.49") + Fraction("0.31") / 2
 
 
 def test_a_later_period_is_refused_while_earlier_time_is_not_closed(ledger):
-    books = opened(ledger, ALL)
+    books = books_with(ledger, ALL)
     with pytest.raises(ClosingError) as caught:
-        books.close(TWO, after(TWO))
+        books.close(TWO, manager_after(TWO))
     assert str(caught.value) == (
         "cannot close 2024-10-07..2024-10-09: earlier days are not closed and have billable or "
         "undecided time: 6 GPU-days (GPU-0 from 2024-10-04 to 2024-10-06, "
@@ -76,47 +76,47 @@ def test_a_later_period_is_refused_while_earlier_time_is_not_closed(ledger):
         "exclude them with `railscope bill opening 2024-10-07 --reason TEXT`"
     )
     assert books.store.closings() == []
-    books.close(ONE, after(ONE))
-    assert books.close(TWO, after(TWO)).added
+    books.close(ONE, manager_after(ONE))
+    assert books.close(TWO, manager_after(TWO)).added
 
 
 def test_time_without_a_claim_does_not_keep_a_later_period_open(ledger):
-    books = opened(ledger, world(gpu("GPU-0", claim("red", 80))))
-    assert books.close(TWO, after(TWO)).added
+    books = books_with(ledger, evidence_of(gpu("GPU-0", claim("red", 80))))
+    assert books.close(TWO, manager_after(TWO)).added
 
 
 def test_undecided_time_keeps_a_later_period_open(ledger):
     silent = gpu("GPU-0", claim("red", 5, 20), **SEEN_FOR_AN_HOUR)
-    books = opened(ledger, world(silent))
+    books = books_with(ledger, evidence_of(silent))
     with pytest.raises(ClosingError, match=r"1 GPU-day \(GPU-0 on 2024-10-04\)"):
-        books.close(TWO, after(TWO))
+        books.close(TWO, manager_after(TWO))
 
 
 def test_an_opening_date_excludes_earlier_time_and_is_recorded(ledger):
-    books = opened(ledger, ALL)
-    administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
+    books = books_with(ledger, ALL)
+    administration.set_opening(books, TWO.start_ns, "the contract begins", manager_after(TWO))
     assert books.store.opening().reason == "the contract begins"
     assert "billing.opening/1" in in_outbox(ledger.database)
     with pytest.raises(ClosingError, match="it begins before the opening date"):
-        books.close(ONE, after(TWO))
-    closed = books.close(TWO, after(TWO))
-    assert exact(closed.invoices)["green"] == 72 * RATE
+        books.close(ONE, manager_after(TWO))
+    closed = books.close(TWO, manager_after(TWO))
+    assert exact_amounts(closed.invoices)["green"] == 72 * RATE
     with pytest.raises(ClosingError, match="expected at most 2024-10-07T00:00:00Z, the start of"):
-        administration.set_opening(books, TWO.end_ns, "less", after(TWO))
+        administration.set_opening(books, TWO.end_ns, "less", manager_after(TWO))
     with pytest.raises(ClosingError, match="expected the start of a UTC day"):
-        administration.set_opening(books, TWO.start_ns + 1, "less", after(TWO))
+        administration.set_opening(books, TWO.start_ns + 1, "less", manager_after(TWO))
 
 
 def test_earlier_time_that_comes_late_is_not_lost_silently(ledger):
-    late = world(gpu("GPU-0", claim("red", 80)), gpu("GPU-1", claim("green", 80)))
-    books = opened(ledger, late)
-    books.close(TWO, after(TWO))
-    books = reported(books, ALL)
+    late = evidence_of(gpu("GPU-0", claim("red", 80)), gpu("GPU-1", claim("green", 80)))
+    books = books_with(ledger, late)
+    books.close(TWO, manager_after(TWO))
+    books = books_after(books, ALL)
     with pytest.raises(ClosingError, match="earlier days are not closed") as caught:
-        books.close(THREE, after(THREE))
+        books.close(THREE, manager_after(THREE))
     assert "fix: exclude them with `railscope bill opening 2024-10-07" in str(caught.value)
-    administration.set_opening(books, TWO.start_ns, "given away", after(THREE))
-    assert books.close(THREE, after(THREE)).added
+    administration.set_opening(books, TWO.start_ns, "given away", manager_after(THREE))
+    assert books.close(THREE, manager_after(THREE)).added
 
 
 def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
@@ -126,9 +126,9 @@ def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
         connection.execute(text("DROP TABLE billing_opening"))
     ledger.close()
     again = Ledger.open(url, metadata)
-    books = opened(again, ALL)
-    administration.set_opening(books, TWO.start_ns, "the contract begins", after(TWO))
-    assert books.close(TWO, after(TWO)).added
+    books = books_with(again, ALL)
+    administration.set_opening(books, TWO.start_ns, "the contract begins", manager_after(TWO))
+    assert books.close(TWO, manager_after(TWO)).added
     again.close()
 
 
@@ -136,16 +136,16 @@ def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
 
 
 def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger):
-    books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
+    books.close(ONE, manager_after(ONE))
     unseen = gpu("GPU-0", RED, stretches=(SampleStretch("b", START - DAY_NS, hours(10)),))
-    books = reported(books, world(without_counter(unseen)))
+    books = books_after(books, evidence_of(without_counter(unseen)))
     waiting = read_listing(books)
     assert [(one[0], one[1][0].tenant) for one in waiting.pending.corrections] == [(ONE, "red")]
     assert sum(one.gpu_hours for _, one in waiting.undecided) == 0
     assert sum(one.gpu_hours for _, one in waiting.pending.undecided) == 50
-    closed = books.close(TWO, after(TWO))
-    assert exact(books.store.invoices())["red"] == 5 * Fraction("2.49")
+    closed = books.close(TWO, manager_after(TWO))
+    assert exact_amounts(books.store.invoices())["red"] == 5 * Fraction("2.49")
     found = read_statement(books, "red", TWO)
     assert [(one.start_ns, one.end_ns) for one in found.undecided if one.units] == [
         (hours(10), hours(60))
@@ -162,9 +162,9 @@ def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger
 
 def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     silent = without_counter(gpu("GPU-1", claim("blue", 5, 20), stretches=()))
-    books = opened(ledger, world(gpu("GPU-0", RED), silent))
-    books.close(ONE, after(ONE))
-    assert exact(books.store.invoices()).keys() == {"red"}
+    books = books_with(ledger, evidence_of(gpu("GPU-0", RED), silent))
+    books.close(ONE, manager_after(ONE))
+    assert exact_amounts(books.store.invoices()).keys() == {"red"}
     found = read_statement(books, "blue", ONE)
     assert sum(one.gpu_hours for one in found.undecided) == 15
     printed = as_text(found)
@@ -191,8 +191,8 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
 @pytest.mark.parametrize("share", [Fraction(9, 100), Fraction(1, 11), Fraction(1, 2)])
 def test_undecided_time_of_a_share_keeps_its_exact_capacity(ledger, share: Fraction):
     part = claim("blue", 5, 20, exclusive=False, share=share)
-    books = opened(ledger, world(without_counter(gpu("GPU-1", part, stretches=()))))
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, evidence_of(without_counter(gpu("GPU-1", part, stretches=()))))
+    closed = books.close(ONE, manager_after(ONE))
     stored = books.store.reviews(closed.closing.number)
     assert sum(one.gpu_hours for one in stored) == 15 * share
     assert sum(one.gpu_hours for one in read_statement(books, "blue", ONE).undecided) == 15 * share
@@ -202,9 +202,9 @@ def test_undecided_time_of_a_share_keeps_its_exact_capacity(ledger, share: Fract
 
 
 def test_undecided_energy_is_not_counted_as_time(ledger):
-    books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
-    books.close(ONE, after(ONE))
-    assert exact(books.store.invoices())["red"] == 55 * Fraction("2.49")
+    books = books_with(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
+    books.close(ONE, manager_after(ONE))
+    assert exact_amounts(books.store.invoices())["red"] == 55 * Fraction("2.49")
     found = read_statement(books, "red", ONE).undecided
     assert {one.reason for one in found} == {"its energy is unknown: unsupported"}
     assert sum(one.gpu_hours for one in found) == 0
@@ -230,13 +230,13 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + days_known), running)
     books = BillingBooks.for_ledger(ledger)
     administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
-    first = books.close(ONE, after(ONE))
+    first = books.close(ONE, manager_after(ONE))
     assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), running)
-    second = books.close(TWO, after(TWO))
+    second = books.close(TWO, manager_after(TWO))
     kinds = [line.charge.kind.value for one in second.invoices for line in one.lines]
     assert sorted(kinds) == ["minimum_topup", "usage"]
-    assert exact(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
+    assert exact_amounts(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
 
 
 @pytest.mark.parametrize("red", [{}, {"exclusive": False}])
@@ -247,13 +247,17 @@ def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
     administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     found = []
     for period in (ONE, TWO):
-        lines = [line for one in books.close(period, after(period)).invoices for line in one.lines]
+        lines = [
+            line
+            for one in books.close(period, manager_after(period)).invoices
+            for line in one.lines
+        ]
         found.append([one.charge for one in lines if one.charge.kind is ChargeKind.MINIMUM_TOPUP])
     first, (topup,) = found
     assert first == []
     assert (topup.tenant, topup.quantity) == ("red", HOUR_NS * GPU_CAPACITY)
     assert (topup.service_t0_ns, topup.service_t1_ns) == (hours(96), hours(100))
-    assert exact(books.store.invoices())["red"] == 38 * Fraction("2.49")
+    assert exact_amounts(books.store.invoices())["red"] == 38 * Fraction("2.49")
 
 
 def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
@@ -262,58 +266,64 @@ def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
         claim("red", 47.5, 120.5),
         outages=(GpuOutage(announced=False, start_ns=hours(48), end_ns=hours(120)),),
     )
-    books = opened(ledger, world(without_counter(paused)), GRANULAR.replace("86400", "0"))
-    first = books.close(ONE, after(ONE))
+    books = books_with(ledger, evidence_of(without_counter(paused)), GRANULAR.replace("86400", "0"))
+    first = books.close(ONE, manager_after(ONE))
     assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
-    books.close(TWO, after(TWO))
-    assert exact(books.store.invoices()) == {"red": 2 * Fraction("2.49")}
+    books.close(TWO, manager_after(TWO))
+    assert exact_amounts(books.store.invoices()) == {"red": 2 * Fraction("2.49")}
 
 
 # Credits -----------------------------------------------------------------------------------------
 
 
 def test_a_credit_is_at_most_what_was_invoiced(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     (red,) = [one.payable for one in closed.invoices if one.tenant == "red"]
     with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, the invoiced amount"):
-        administration.record(books, credit_charge("red", red + 1, ONE, "x"), after(ONE))
+        administration.record(books, credit_charge("red", red + 1, ONE, "x"), manager_after(ONE))
     with pytest.raises(ClosingError, match="or use --force"):
-        administration.record(books, adjustment_charge("red", -red - 1, ONE, "x"), after(ONE))
+        administration.record(
+            books, adjustment_charge("red", -red - 1, ONE, "x"), manager_after(ONE)
+        )
     assert administration.record(
-        books, credit_charge("red", red - 1, ONE, "most of it"), after(ONE)
+        books, credit_charge("red", red - 1, ONE, "most of it"), manager_after(ONE)
     )[0]
     with pytest.raises(ClosingError, match=r"expected at most 1\.0+, the invoiced"):
-        administration.record(books, credit_charge("red", Fraction(2), ONE, "more"), after(ONE))
+        administration.record(
+            books, credit_charge("red", Fraction(2), ONE, "more"), manager_after(ONE)
+        )
     assert administration.record(
-        books, credit_charge("red", Fraction(1), ONE, "the rest"), after(ONE)
+        books, credit_charge("red", Fraction(1), ONE, "the rest"), manager_after(ONE)
     )[0]
     forced = credit_charge("red", Fraction(2), ONE, "a present")
-    assert administration.record(books, forced, after(ONE), force=True)[0]
+    assert administration.record(books, forced, manager_after(ONE), force=True)[0]
     assert administration.record(
-        books, adjustment_charge("red", Fraction(7), TWO, "on top"), after(ONE)
+        books, adjustment_charge("red", Fraction(7), TWO, "on top"), manager_after(ONE)
     )[0]
 
 
 def test_a_credit_is_not_dated_after_now(ledger):
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
     future = credit_charge("red", Fraction(1), Period(ONE.start_ns, THREE.end_ns), "x")
     with pytest.raises(ClosingError, match=r"period ends 2024-10-13T.*expected a period up to"):
-        administration.record(books, future, after(ONE))
-    assert administration.record(books, future, after(ONE), force=True)[0]
+        administration.record(books, future, manager_after(ONE))
+    assert administration.record(books, future, manager_after(ONE), force=True)[0]
 
 
 # Lists -------------------------------------------------------------------------------------------
 
 
 def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
-    books = opened(ledger, ALL)
-    closed = books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    closed = books.close(ONE, manager_after(ONE))
     administration.record(
-        books, credit_charge("red", Fraction("12.5"), ONE, "power cut"), after(ONE)
+        books, credit_charge("red", Fraction("12.5"), ONE, "power cut"), manager_after(ONE)
     )
-    books = reported(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
+    books = books_after(
+        books, evidence_of(released_gpu(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN))
+    )
     document = listing_document(read_listing(books))
     assert [one["period"] for one in document["periods"]] == ["2024-10-04..2024-10-06"]
     assert {one["invoice"] for one in document["invoices"]} == {
@@ -326,7 +336,7 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
         (one["tenant"], one["period"], Fraction(one["amount"]))
         for one in document["pending_corrections"]
     ] == [("red", "2024-10-04..2024-10-06", -10 * RATE)]
-    books.close(TWO, after(TWO))
+    books.close(TWO, manager_after(TWO))
     document = listing_document(read_listing(books))
     assert document["pending_corrections"] == []
     assert document["credits"][0]["invoice"] is not None
@@ -336,8 +346,8 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
 def test_the_commands_list_and_open(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     ledger = Ledger.open(url, metadata)
-    books = opened(ledger, ALL)
-    books.close(ONE, after(ONE))
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
     ledger.close()
 
     def run(*arguments: str) -> str:
@@ -362,4 +372,6 @@ def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
     books = BillingBooks.for_ledger(ledger)
     prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 7200")
     administration.publish(books, prices, "p", TimedActor(BOSS, START))
-    assert exact(books.close(ONE, after(ONE)).invoices) == {"red": 2 * Fraction("2.49")}
+    assert exact_amounts(books.close(ONE, manager_after(ONE)).invoices) == {
+        "red": 2 * Fraction("2.49")
+    }

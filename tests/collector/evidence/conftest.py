@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.finalizing import Site
+from support.finalizing import FinalizingCollector
 from support.story import core_in
 
 from collector.state.collector_state import CollectorState
@@ -21,12 +21,12 @@ def core(tmp_path: Path) -> CollectorState:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
+def make(tmp_path: Path) -> Iterator[Callable[[str, str], FinalizingCollector]]:
     """Collectors by name and database."""
-    made: list[Site] = []
+    made: list[FinalizingCollector] = []
 
-    def one(name: str, url: str) -> Site:
-        made.append(Site(tmp_path / name, url))
+    def one(name: str, url: str) -> FinalizingCollector:
+        made.append(FinalizingCollector(tmp_path / name, url))
         return made[-1]
 
     yield one
@@ -35,5 +35,5 @@ def make(tmp_path: Path) -> Iterator[Callable[[str, str], Site]]:
 
 
 @pytest.fixture
-def site(make: Callable[[str, str], Site], url: str) -> Site:
+def site(make: Callable[[str, str], FinalizingCollector], url: str) -> FinalizingCollector:
     return make("one", url)

@@ -14,7 +14,7 @@ from collector.state.collector_state import CollectorState
 ALICE = {"tenant": "alice"}
 
 
-def states(
+def compute_states(
     core: CollectorState, second: int, name: str = "GPU-0", files: AdministratorInputs | None = None
 ):
     """Compute entries of a GPU from second 0 on, as (state, tenant, from, to) with whole seconds."""
@@ -26,7 +26,9 @@ def states(
     ]
 
 
-def energy(core: CollectorState, name: str = "GPU-0", files: AdministratorInputs | None = None):
+def tenant_energy(
+    core: CollectorState, name: str = "GPU-0", files: AdministratorInputs | None = None
+):
     """Energy by use and tenant, in millijoules."""
     days = count_amounts(known_of(core, name, files), at(-10_000), at(100_000))
     return {
@@ -37,14 +39,14 @@ def energy(core: CollectorState, name: str = "GPU-0", files: AdministratorInputs
     }
 
 
-def troubles(core: CollectorState) -> list:
+def new_problems(core: CollectorState) -> list:
     """Problems reported from now on."""
     found: list = []
     core.evidence.problems.listeners.append(found.append)
     return found
 
 
-def stamp(second: int) -> str:
+def story_time(second: int) -> str:
     """A second of the story as files spell it."""
     hours, rest = divmod(second, 3600)
     assert DAY == 20_700

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from core_queries import ALICE
-from support.finalizing import Site
-from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
+from support.finalizing import FinalizingCollector
+from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_started, gpus_of
 
 from collector.account.account_sums import AmountKey
 from collector.metering.measures import AmountAttribution, CountedQuantity
@@ -17,19 +17,19 @@ LATER = DAY_SECONDS + 2 * HOURS
 MAP = "tenant,source,owner,from,to\n"
 
 
-def a_day(node: Reporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
+def a_day(node: NodeReporter, *, until: int = DAY_SECONDS + HOURS, step: int = 30):
     """A GPU's day and an hour; alice holds it from 6:00 to 18:00, a namespace after."""
     events = {
-        6 * HOURS: [started("GPU-0", "a", 6 * HOURS, **ALICE)],
+        6 * HOURS: [claim_started("GPU-0", "a", 6 * HOURS, **ALICE)],
         18 * HOURS: [
-            ended("GPU-0", "a", 18 * HOURS),
-            started("GPU-0", "b", 18 * HOURS, source="kubernetes", owner="ns"),
+            claim_ended("GPU-0", "a", 18 * HOURS),
+            claim_started("GPU-0", "b", 18 * HOURS, source="kubernetes", owner="ns"),
         ],
     }
     return node.envelopes_of(gpus_of("GPU-0"), range(0, until, step), each=40, events=events)
 
 
-def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
+def ledger_hours(site: FinalizingCollector, day: int = DAY) -> dict[tuple[str, str], float]:
     """Time of a day in the ledger, in GPU-hours of compute by state and tenant."""
     totals = site.stores.ledger.totals(day * DAY_NS, (day + 1) * DAY_NS)
     return {
@@ -39,7 +39,9 @@ def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
     }
 
 
-def amount(site: Site, tenant: str, measure: CountedQuantity = CountedQuantity.ENERGY) -> int:
+def tenant_amount(
+    site: FinalizingCollector, tenant: str, measure: CountedQuantity = CountedQuantity.ENERGY
+) -> int:
     """Time of a tenant in the account."""
     return site.live.amounts.totals().get(
         AmountKey(measure, AmountAttribution.ATTRIBUTED, tenant), 0

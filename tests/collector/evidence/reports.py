@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from msgspec.structs import replace
-from support.story import Envelopes, Reporter, core_in, gpus_of
+from support.story import Envelopes, NodeReporter, core_in, gpus_of
 
 from collector.framelog.segment_files import (
     FrameLogStats,
@@ -25,15 +25,19 @@ SENT = 600
 Events = dict[int, list[Event]]
 
 
-def reporting(
+def sample_envelopes(
     *gpus: str, until: int, step: int = 30, events: Events | None = None, node: str = "n1"
 ) -> Envelopes:
     """Return the samples of a node's GPUs from second 0 on, in an envelope every ten minutes."""
     seconds = range(0, until + 1, step)
-    return Reporter(node).envelopes_of(gpus_of(*gpus), seconds, events=events, each=SENT // step)
+    return NodeReporter(node).envelopes_of(
+        gpus_of(*gpus), seconds, events=events, each=SENT // step
+    )
 
 
-def doubted(envelopes: Envelopes, first: int, end: int, delta_ns: int) -> tuple[Envelopes, int]:
+def wrong_clock_envelopes(
+    envelopes: Envelopes, first: int, end: int, delta_ns: int
+) -> tuple[Envelopes, int]:
     """Return the envelopes, some of them received by a clock that was wrong, and the start of that time."""
     if first >= end:
         return envelopes, 0

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from support.story import DAY, Envelopes, Reporter, cut, ended, gpus_of, host, ports_of, started
+from support.story import (
+    DAY,
+    Envelopes,
+    NodeReporter,
+    claim_ended,
+    claim_started,
+    cut,
+    gpus_of,
+    host,
+    ports_of,
+)
 
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import device_files, tenancy_files
@@ -13,10 +23,10 @@ LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]
 SLOTS = ["0-840", "0-840", "0-420", "420-840", "120-360"]
 
 
-class Story:
+class FleetHistory:
     """Frames of each node's runs, in order; and the administrators' files."""
 
-    def __init__(self, runs: list[tuple[Reporter, list]], files: AdministratorInputs) -> None:
+    def __init__(self, runs: list[tuple[NodeReporter, list]], files: AdministratorInputs) -> None:
         self.runs, self.files = runs, files
 
     def __repr__(self) -> str:
@@ -75,11 +85,11 @@ def claim_events(draw, gpus, shift=0):
             "exclusive": draw(st.sampled_from(["true", "false"])),
             "system": draw(st.sampled_from(["false", "false", "true"])),
         }
-        reported = started(gpu, name, shift + begin, **facts)
+        reported = claim_started(gpu, name, shift + begin, **facts)
         found.setdefault(soon(begin), []).append(reported)
         if draw(st.booleans()):
             last = begin + draw(st.integers(-10, 900))
-            found.setdefault(soon(last), []).append(ended(gpu, name, shift + last))
+            found.setdefault(soon(last), []).append(claim_ended(gpu, name, shift + last))
     return found
 
 
@@ -100,7 +110,7 @@ def runs_of(draw, node, gpus, boots):
     """Reports of one node over its boots."""
     found = []
     for number in range(boots):
-        reporter = Reporter(
+        reporter = NodeReporter(
             node,
             f"{node}-boot-{number}",
             f"run-{number}",
@@ -174,9 +184,9 @@ def read(texts: dict[str, str]) -> AdministratorInputs:
 
 
 @st.composite
-def stories(draw):
+def fleet_histories(draw):
     """One or two nodes, each with a boot or two; a GPU may be in both."""
     runs = draw(runs_of("n1", ["GPU-0", "GPU-1"], draw(st.integers(1, 2))))
     if draw(st.booleans()):
         runs += draw(runs_of("n2", draw(st.sampled_from([["GPU-2"], ["GPU-0", "GPU-2"]])), 1))
-    return Story(runs, read(draw(spelled_files())))
+    return FleetHistory(runs, read(draw(spelled_files())))

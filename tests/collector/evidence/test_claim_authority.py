@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core_queries import states, troubles
+from core_queries import compute_states, new_problems
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from stories import SLOTS
 from support.metered import tile
-from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, started
+from support.story import (
+    NodeReporter,
+    accept,
+    claim_ended,
+    claim_started,
+    core_in,
+    gpus_of,
+    known_of,
+)
 
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
@@ -23,16 +31,16 @@ FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:
 
 def reports_(max_rank: int = 3, **facts: str) -> list:
     """One claim of a node whose token has this limit."""
-    events = {10: [started("GPU-0", "job", 10, tenant="guest", **facts)]}
-    made = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    events = {10: [claim_started("GPU-0", "job", 10, tenant="guest", **facts)]}
+    made = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
     return [(replace(record, max_rank=max_rank), found) for record, found in made]
 
 
 def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: CollectorState):
-    problems = troubles(core)
+    problems = new_problems(core)
     accept(core, reports_(level="administrator"))
     files = AdministratorInputs(tenancy_files.parse_claims(FILE))
-    assert states(core, 100, files=files) == [("observed", "owner", 0, 100)]
+    assert compute_states(core, 100, files=files) == [("observed", "owner", 0, 100)]
     assert [(one.kind, one.node, one.facts) for one in problems] == [
         (
             "rank_lowered",
@@ -58,22 +66,24 @@ def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
 def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
     core: CollectorState, tmp_path: Path
 ):
-    problems = troubles(core)
+    problems = new_problems(core)
     for number in range(5):
         events = {
             second + 1000 * number: [
-                started("GPU-0", f"{number}-{second}", second, level="administrator", source=source)
+                claim_started(
+                    "GPU-0", f"{number}-{second}", second, level="administrator", source=source
+                )
                 for source in ("file", "slurm", f"invented-{number}-{second}")
             ]
             for second in range(0, 50, 10)
         }
-        reporter = Reporter(run=f"run-{number}")
+        reporter = NodeReporter(run=f"run-{number}")
         accept(core, reporter.envelopes_of(gpus_of("GPU-0"), sorted(events), events=events))
     assert sorted(one.facts["source"] for one in problems) == ["file", "other", "slurm"]
     again = core_in(tmp_path / "again")
-    later = troubles(again)
-    events = {9000: [started("GPU-0", "x", 9000, level="administrator", source="file")]}
-    accept(again, Reporter(run="late").envelopes_of(gpus_of("GPU-0"), [9000], events=events))
+    later = new_problems(again)
+    events = {9000: [claim_started("GPU-0", "x", 9000, level="administrator", source="file")]}
+    accept(again, NodeReporter(run="late").envelopes_of(gpus_of("GPU-0"), [9000], events=events))
     assert later[0].id in {one.id for one in problems}, "a restart does not record it again"
 
 
@@ -91,7 +101,7 @@ def claim_envelopes(draw) -> list:
         begin = draw(st.integers(0, 100))
         levels = ["administrator", "scheduler", "node_plugin", "process"]
         slots = draw(st.sampled_from(SLOTS))
-        one = started(
+        one = claim_started(
             "GPU-0",
             f"c{number}",
             begin,
@@ -103,10 +113,10 @@ def claim_envelopes(draw) -> list:
         )
         events.setdefault(10 * draw(st.integers(0, 10)), []).append(one)
         if draw(st.booleans()):
-            end = ended("GPU-0", f"c{number}", begin + draw(st.integers(1, 50)))
+            end = claim_ended("GPU-0", f"c{number}", begin + draw(st.integers(1, 50)))
             events.setdefault(10 * draw(st.integers(0, 10)), []).append(end)
     limit = draw(st.integers(1, 3))
-    made = Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    made = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
     return [(replace(record, max_rank=limit), found) for record, found in made]
 
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from core_queries import ALICE, states, troubles
+from core_queries import ALICE, compute_states, new_problems
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
+from support.story import (
+    SECOND,
+    NodeReporter,
+    accept,
+    at,
+    claim_ended,
+    claim_started,
+    gpus_of,
+    known_of,
+)
 
 from collector.evidence.claim_events import (
     ClaimEventError,
@@ -35,7 +44,7 @@ from railscope.frame import Event
 from railscope.wire import WireEntity, WireEvent
 
 BOOTED = 5000
-"""Seconds from the boot of a `Reporter` to second 0 of a story."""
+"""Seconds from the boot of a `NodeReporter` to second 0 of a story."""
 TELLER = ReportingBoot("n1", "boot-1", at(-BOOTED))
 
 
@@ -46,7 +55,7 @@ def wire(event: Event, second: float = 0) -> WireEvent:
 
 
 def claim(gpu: str = "GPU-0", **facts: str) -> ReportedClaim:
-    found = parse_claim_event(TELLER, wire(started(gpu, "a", 0, tenant="alice", **facts)))
+    found = parse_claim_event(TELLER, wire(claim_started(gpu, "a", 0, tenant="alice", **facts)))
     assert isinstance(found, ReportedClaim)
     return found
 
@@ -98,7 +107,7 @@ def test_every_share_is_written_and_read_back(one: int, other: int):
 @pytest.mark.parametrize("where", ["gpu", "id", "fact"])
 def test_text_that_no_database_keeps_is_rejected(where: str):
     """The ingest rejects it as well; frames of earlier versions may contain it."""
-    event = wire(started("GPU-0", "a", 0))
+    event = wire(claim_started("GPU-0", "a", 0))
     if where == "fact":
         event = replace(event, facts={**event.facts, "owner": "a\0b"})
     else:
@@ -131,14 +140,14 @@ def test_a_count_is_of_a_claim_without_a_device(gpu: str, count: str):
 
 
 def test_no_node_has_the_authority_of_an_administrator(core: CollectorState):
-    events = {10: [started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    events = {10: [claim_started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     (found,) = known_of(core, "GPU-0").evidence.claims
     assert found.authority is ClaimAuthority.SCHEDULER
 
 
 def test_what_was_stored_with_more_authority_is_lowered_too(core: CollectorState):
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     stored = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.ADMINISTRATOR, tenant="alice")
     core.evidence.add_claims([stored])
     (found,) = known_of(core, "GPU-0").evidence.claims
@@ -146,16 +155,18 @@ def test_what_was_stored_with_more_authority_is_lowered_too(core: CollectorState
 
 
 def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: CollectorState):
-    start = started("GPU-0", "a", 40 + 3600, **ALICE, start_boot_ns=str((40 + BOOTED) * SECOND))
-    end = ended("GPU-0", "a", 75 - 3600)
+    start = claim_started(
+        "GPU-0", "a", 40 + 3600, **ALICE, start_boot_ns=str((40 + BOOTED) * SECOND)
+    )
+    end = claim_ended("GPU-0", "a", 75 - 3600)
     end.facts["end_boot_ns"] = str((75 + BOOTED) * SECOND)
     accept(
         core,
-        Reporter().envelopes_of(
+        NodeReporter().envelopes_of(
             gpus_of("GPU-0"), range(0, 101, 5), events={50: [start], 80: [end]}
         ),
     )
-    assert states(core, 100) == [
+    assert compute_states(core, 100) == [
         ("idle", "", 0, 40),
         ("observed", "alice", 40, 75),
         ("idle", "", 75, 100),
@@ -163,9 +174,9 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Colle
 
 
 def test_a_boot_time_beyond_all_time_is_rejected(core: CollectorState):
-    problems = troubles(core)
-    events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    problems = new_problems(core)
+    events = {10: [claim_started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert [t.kind for t in problems] == ["rejected_claim"]
 
 

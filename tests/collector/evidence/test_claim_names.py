@@ -8,16 +8,16 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import example, given, strategies as st
 from support.story import (
-    Reporter,
+    NodeReporter,
     accept,
     account_at,
     at,
+    claim_ended,
+    claim_started,
     core_in,
-    ended,
     gpus_of,
     known_of,
     seconds_of,
-    started,
 )
 
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -39,8 +39,10 @@ async def held(
 ) -> dict[tuple[str, str], float]:
     """Seconds by state and tenant of GPU-0, which is in n2, beside what n1 reports."""
     core = core_in(directory)
-    envelopes = Reporter("n2", "boot-2").envelopes_of(gpus_of(GPU), range(0, 301, 5), events=mine)
-    envelopes += Reporter("n1", "boot-1").envelopes_of(
+    envelopes = NodeReporter("n2", "boot-2").envelopes_of(
+        gpus_of(GPU), range(0, 301, 5), events=mine
+    )
+    envelopes += NodeReporter("n1", "boot-1").envelopes_of(
         gpus_of(OTHER), range(0, 301, 5), events=others
     )
     accept(core, sorted(envelopes, key=lambda one: one[0].received_wall_ns))
@@ -72,13 +74,13 @@ attacks = st.lists(
 async def test_no_node_moves_time_on_a_gpu_of_another(
     files: AdministratorInputs, attack: list[tuple[str, str, int]]
 ) -> None:
-    mine = {20: [started(GPU, "j", 20, owner="ns")]}
+    mine = {20: [claim_started(GPU, "j", 20, owner="ns")]}
     others: dict[int, list] = {}
     for name, gpu, second in attack:
         place = second // 5 * 5
         more = {"count": "1"} if not gpu else {}
-        others.setdefault(place, []).append(started(gpu, name, second, tenant="evil", **more))
-        others.setdefault(place + 20, []).append(ended(gpu, name, place + 20))
+        others.setdefault(place, []).append(claim_started(gpu, name, second, tenant="evil", **more))
+        others.setdefault(place + 20, []).append(claim_ended(gpu, name, place + 20))
     with TemporaryDirectory() as one, TemporaryDirectory() as two:
         alone = await held(Path(one), mine, {}, files)
         beside = await held(Path(two), mine, others, files)
@@ -93,7 +95,10 @@ async def test_a_node_does_not_end_the_administrators_claim_on_its_own_gpu(
     tmp_path: Path, gpu: str
 ) -> None:
     name, more = f"file/{GPU}/boss/{at(50)}", {"count": "1"} if not gpu else {}
-    mine = {5: [started(gpu, name, 1, tenant="evil", **more)], 60: [ended(gpu, name, 55)]}
+    mine = {
+        5: [claim_started(gpu, name, 1, tenant="evil", **more)],
+        60: [claim_ended(gpu, name, 55)],
+    }
     found = await held(tmp_path, mine, {}, files_of(BOSS))
     assert found["observed", "boss"] == 150
 
@@ -101,8 +106,8 @@ async def test_a_node_does_not_end_the_administrators_claim_on_its_own_gpu(
 async def test_an_id_like_that_of_a_part_takes_nothing_from_it(tmp_path: Path) -> None:
     name = f"j#{at(100)}"
     mine = {
-        5: [started(GPU, "j", 5, owner="ns"), started(GPU, name, 4, tenant="green")],
-        120: [ended(GPU, name, 120)],
+        5: [claim_started(GPU, "j", 5, owner="ns"), claim_started(GPU, name, 4, tenant="green")],
+        120: [claim_ended(GPU, name, 120)],
     }
     found = await held(tmp_path, mine, {}, files_of(NO_CLAIMS, CHANGE))
     assert found["observed", "red"] == 95

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from core_queries import ALICE, states, troubles
+from core_queries import ALICE, compute_states, new_problems
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from reports import HOUR, doubted, read_again, reporting
-from stories import stories
-from support.examples import fewer
-from support.finalizing import Site, content
+from reports import HOUR, read_again, sample_envelopes, wrong_clock_envelopes
+from stories import fleet_histories
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector, content
 from support.story import (
     DAY,
     DAY_SECONDS,
     SECOND,
     accept,
     at,
-    ended,
+    claim_ended,
+    claim_started,
     known_of,
-    started,
 )
 
 from collector.evidence.gpu_evidence import build_evidence
@@ -26,7 +26,7 @@ from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import StateCheckpointer
 
-few = fewer(60)
+few = fewer_examples(60)
 deltas = st.one_of(
     st.integers(-(10**6) * SECOND, 10**6 * SECOND), st.sampled_from([SECOND, -SECOND, 61 * SECOND])
 )
@@ -41,7 +41,7 @@ def roots(core: CollectorState, files) -> dict[str, str]:
 
 
 @few
-@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), deltas, st.data())
+@given(fleet_histories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), deltas, st.data())
 def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, delta_ns, data):
     envelopes = story.envelopes(sizes)
     first = data.draw(st.integers(0, len(envelopes)))
@@ -50,7 +50,7 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
         (replace(r, doubted_since_ns=1) if first <= i < end else r, e)
         for i, (r, e) in enumerate(envelopes)
     ]
-    wrong, since_ns = doubted(envelopes, first, end, delta_ns)
+    wrong, since_ns = wrong_clock_envelopes(envelopes, first, end, delta_ns)
     decided = read_again(wrong, {since_ns: delta_ns} if since_ns else {})
     assert roots(decided, story.files) == roots(read_again(marked, {}), story.files)
     assert decided.evidence.receipts == read_again(envelopes, {}).evidence.receipts
@@ -58,22 +58,24 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
 
 CLAIM = {
     2 * HOUR: [
-        started("GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND), **ALICE)
+        claim_started(
+            "GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND), **ALICE
+        )
     ],
-    20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
+    20 * HOUR: [claim_ended("GPU-0", "job", 20 * HOUR)],
 }
 """Alice holds GPU-0 for 18 hours."""
 
 
 async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tmp_path):
-    envelopes = reporting("GPU-0", until=DAY_SECONDS + 2 * HOUR, events=CLAIM)
+    envelopes = sample_envelopes("GPU-0", until=DAY_SECONDS + 2 * HOUR, events=CLAIM)
     right = make("right", f"sqlite:///{tmp_path}/right.db")
     accept(right.core, envelopes)
     await right.round(DAY_SECONDS + 3 * HOUR, everything=True)
     first, end = len(envelopes) // 3, len(envelopes) // 2
-    wrong, since_ns = doubted(envelopes, first, end, 5 * HOUR * SECOND)
+    wrong, since_ns = wrong_clock_envelopes(envelopes, first, end, 5 * HOUR * SECOND)
 
-    site: Site = make("stepped", f"sqlite:///{tmp_path}/stepped.db")
+    site: FinalizingCollector = make("stepped", f"sqlite:///{tmp_path}/stepped.db")
     accept(site.core, wrong[:first])
     await site.round(9 * HOUR, everything=True)
     accept(site.core, wrong[first:end])
@@ -93,17 +95,21 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
 
 
 def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):
-    problems = troubles(core)
-    wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
+    problems = new_problems(core)
+    wrong, _ = wrong_clock_envelopes(
+        sample_envelopes("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND
+    )
     accept(core, wrong)
     assert problems == []
     assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.stretches] == [0]
-    assert [one[0] for one in states(core, 600)] != []
+    assert [one[0] for one in compute_states(core, 600)] != []
 
 
 def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
-    problems = troubles(core)
-    wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
+    problems = new_problems(core)
+    wrong, _ = wrong_clock_envelopes(
+        sample_envelopes("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND
+    )
     accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
     assert {one.kind for one in problems} == {"quarantine"}
 

@@ -6,21 +6,21 @@ from functools import partial
 
 from core_queries import ALICE
 from msgspec.structs import replace
-from reports import HOUR, doubted, read_again, reporting
-from support.finalizing import Site
+from reports import HOUR, read_again, sample_envelopes, wrong_clock_envelopes
+from support.finalizing import FinalizingCollector
 from support.metered import revision_of
 from support.story import (
     DAY,
     DAY_SECONDS,
     SECOND,
     Envelopes,
-    Reporter,
+    NodeReporter,
     accept,
     at,
-    ended,
+    claim_ended,
+    claim_started,
     gpus_of,
     known_of,
-    started,
 )
 
 from collector.account.account_cells import account_json
@@ -35,7 +35,7 @@ DAYS = range(DAY - 1, DAY + 9)
 LAST = 2 * DAY_SECONDS + 3 * HOUR
 
 
-two_days = partial(reporting, "GPU-0", until=2 * DAY_SECONDS + HOUR)
+two_days = partial(sample_envelopes, "GPU-0", until=2 * DAY_SECONDS + HOUR)
 
 
 def suspect(envelopes: Envelopes, start: float, end: float) -> tuple[Envelopes, int]:
@@ -49,7 +49,7 @@ def suspect(envelopes: Envelopes, start: float, end: float) -> tuple[Envelopes, 
     ], since_ns
 
 
-def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
+def marks(site: FinalizingCollector) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
     ledger = site.stores.ledger
     numbers = ledger.newest(DAYS.start, DAYS.stop)
     found = ledger.clock_suspect(numbers)
@@ -58,10 +58,12 @@ def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
     return found
 
 
-async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(site: Site):
+async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(
+    site: FinalizingCollector,
+):
     """The clock returned by itself: received facts are placed correctly and marked."""
     mine, since_ns = suspect(two_days(), 30 * HOUR, 31 * HOUR)
-    accept(site.core, [*mine, *reporting("GPU-9", until=2 * DAY_SECONDS + HOUR, node="n2")])
+    accept(site.core, [*mine, *sample_envelopes("GPU-9", until=2 * DAY_SECONDS + HOUR, node="n2")])
     await site.round(LAST, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY + 1): (ClockDoubt(since_ns, 0),)}
     account = account_json(await site.account(LAST))
@@ -76,18 +78,18 @@ async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(sit
     assert account_json(await site.account(LAST))["clock_suspect"] == expected
 
 
-async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: Site):
+async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: FinalizingCollector):
     envelopes = two_days()
     first, end = len(envelopes) // 4, len(envelopes) // 3
     delta_ns = -5 * HOUR * SECOND
-    wrong, since_ns = doubted(envelopes, first, end, delta_ns)
+    wrong, since_ns = wrong_clock_envelopes(envelopes, first, end, delta_ns)
     assert all(at(0) <= r.received_wall_ns < at(DAY_SECONDS) for r, _ in envelopes[first:end])
     site._begin(read_again(wrong, {since_ns: delta_ns}))  # noqa: SLF001 - what the new start reads
     await site.round(LAST, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY): (ClockDoubt(since_ns, delta_ns),)}
 
 
-async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
+async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: FinalizingCollector):
     envelopes = [(replace(r, doubted_since_ns=at(0)), e) for r, e in two_days()]
     accept(site.core, envelopes)
     await site.round(LAST, everything=True)
@@ -95,7 +97,9 @@ async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
     assert marks(site) == {}
 
 
-async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(site: Site):
+async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(
+    site: FinalizingCollector,
+):
     """Frames of the first day arrive after it was finalized, by a suspect clock; its content stays."""
     envelopes = two_days()
     late = [
@@ -115,15 +119,17 @@ async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(
     assert account_json(await site.account(LAST + HOUR))["clock_suspect"][0]["gpu_days"] == 1
 
 
-async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(site: Site):
+async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(
+    site: FinalizingCollector,
+):
     """It began before midnight and is reported ten minutes after it, by a suspect clock."""
     start = DAY_SECONDS - 600
-    job = started("GPU-0", "job", start, start_boot_ns=str((start + 5000) * SECOND), **ALICE)
+    job = claim_started("GPU-0", "job", start, start_boot_ns=str((start + 5000) * SECOND), **ALICE)
     events = {
         DAY_SECONDS + 600: [job],
-        DAY_SECONDS + 7200: [ended("GPU-0", "job", DAY_SECONDS + 7200)],
+        DAY_SECONDS + 7200: [claim_ended("GPU-0", "job", DAY_SECONDS + 7200)],
     }
-    envelopes = Reporter().envelopes_of(
+    envelopes = NodeReporter().envelopes_of(
         gpus_of("GPU-0", "GPU-1"), range(0, 2 * DAY_SECONDS + HOUR, 30), events=events, each=20
     )
     found, since_ns = suspect(envelopes, DAY_SECONDS + 300, DAY_SECONDS + 1800)
@@ -137,7 +143,7 @@ async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(si
     }
 
 
-async def test_the_ledger_computes_its_marks_again(site: Site):
+async def test_the_ledger_computes_its_marks_again(site: FinalizingCollector):
     """R7: the same mark and root from stored evidence."""
     found, _ = suspect(two_days(), 10 * HOUR, 30 * HOUR)
     accept(site.core, found)
@@ -152,9 +158,11 @@ async def test_the_ledger_computes_its_marks_again(site: Site):
 
 
 def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: CollectorState):
-    early = Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
-    other = Reporter("n2").envelopes_of(gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20)
-    still = Reporter("n1", run="run-2").envelopes_of(
+    early = NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
+    other = NodeReporter("n2").envelopes_of(
+        gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20
+    )
+    still = NodeReporter("n1", run="run-2").envelopes_of(
         gpus_of("GPU-1"), range(2 * HOUR + 60, 3 * HOUR, 30), each=20
     )
     accept(core, [*early, *other, *suspect(still, 0, LAST)[0]])

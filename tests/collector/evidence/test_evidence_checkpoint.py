@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from stories import stories
+from stories import fleet_histories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
-from support.examples import fewer
-from support.story import Reporter, accept, at, core_in, gpus_of, host
+from support.examples import fewer_examples
+from support.story import NodeReporter, accept, at, core_in, gpus_of, host
 
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpoint import (
@@ -41,8 +41,8 @@ def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[in
     }
 
 
-@fewer(60)
-@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+@fewer_examples(60)
+@given(fleet_histories(), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
 def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, sizes, data):
     """A restart reads the checkpoint, and all segments that were not full when it was begun."""
     envelopes = story.envelopes(sizes)
@@ -75,7 +75,7 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
 
 def test_a_stream_received_again_does_not_make_a_resumed_node_older():
     """The newest frame is of a stream that has not reported since the checkpoint."""
-    node = Reporter()
+    node = NodeReporter()
     host_frame, gpu_frame = (
         node.envelopes_of(host(), [50]),
         node.envelopes_of(gpus_of("GPU-0"), [10]),
@@ -90,7 +90,7 @@ def test_a_stream_received_again_does_not_make_a_resumed_node_older():
 
 def written_once() -> bytes:
     core = empty()
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return checkpoint_of(core)
 
 

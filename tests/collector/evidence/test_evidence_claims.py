@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from core_queries import ALICE, stamp, states, troubles
+from core_queries import ALICE, compute_states, new_problems, story_time
 from support.metered import tile
 from support.story import (
     SECOND,
-    Reporter,
+    NodeReporter,
     accept,
     account_at,
     at,
+    claim_ended,
+    claim_started,
     cut,
-    ended,
     gpus_of,
     host,
     known_of,
     seconds_of,
-    started,
 )
 
 from collector.evidence.claim_events import MAX_CHARACTERS
@@ -28,9 +28,12 @@ from collector.state.collector_state import CollectorState
 
 
 async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):
-    events = {50: [started("GPU-0", "job-1", 40, **ALICE)], 80: [ended("GPU-0", "job-1", 75)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 5), events=events))
-    assert states(core, 120) == [
+    events = {
+        50: [claim_started("GPU-0", "job-1", 40, **ALICE)],
+        80: [claim_ended("GPU-0", "job-1", 75)],
+    }
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 5), events=events))
+    assert compute_states(core, 120) == [
         ("idle", "", 0, 40),
         ("observed", "alice", 40, 75),
         ("idle", "", 75, 100),
@@ -42,13 +45,13 @@ async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):
 
 
 async def test_claims_count_whatever_the_clock(core: CollectorState):
-    node = Reporter(skew=3600)
+    node = NodeReporter(skew=3600)
     accept(
         core,
         node.envelopes_of(
             gpus_of("GPU-0"),
             range(0, 51, 10),
-            events={20: [started("GPU-0", "job-1", 10, **ALICE)]},
+            events={20: [claim_started("GPU-0", "job-1", 10, **ALICE)]},
         ),
     )
     assert seconds_of(await account_at(core, 50)) == {
@@ -58,16 +61,16 @@ async def test_claims_count_whatever_the_clock(core: CollectorState):
 
 
 def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: CollectorState):
-    node = Reporter(uncertainty_ns=2 * SECOND)
-    events = {20: [started("GPU-0", "job-1", -1, **ALICE)]}
+    node = NodeReporter(uncertainty_ns=2 * SECOND)
+    events = {20: [claim_started("GPU-0", "job-1", -1, **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     claim = known_of(core, "GPU-0").evidence
     assert claim.stretches[0].uncertainty_ns == 2 * SECOND
-    assert states(core, 50)[0] == ("observed", "alice", 0, 50)
+    assert compute_states(core, 50)[0] == ("observed", "alice", 0, 50)
 
 
 def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     accept(core, node.envelopes_of(cut("GPU-0"), range(0, 41, 10)))
     accept(core, node.envelopes_of(cut("GPU-0", "3g.40gb", "3g.40gb"), range(50, 81, 10)))
@@ -82,14 +85,14 @@ def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: Col
 
 
 def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     half = {"compute": "0-420", "memory": "0-420"}
     events = {
         10: [
-            started("GPU-0", "a", 10, tenant="alice", **half),
-            started("GPU-0", "b", 10, tenant="bob", compute="420-840", memory="420-840"),
+            claim_started("GPU-0", "a", 10, tenant="alice", **half),
+            claim_started("GPU-0", "b", 10, tenant="bob", compute="420-840", memory="420-840"),
         ],
-        60: [ended("GPU-0", "a", 50)],
+        60: [claim_ended("GPU-0", "a", 50)],
     }
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     found = {
@@ -101,12 +104,12 @@ def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
 
 
 async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: CollectorState):
-    problems = troubles(core)
+    problems = new_problems(core)
     events = {
-        60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
-        10: [started("GPU-0", "a", 0, **ALICE)],
+        60: [claim_ended("GPU-0", "a", 50), claim_started("GPU-0", "b", 50, tenant="bob")],
+        10: [claim_started("GPU-0", "a", 0, **ALICE)],
     }
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 50,
         ("observed", "bob"): 50,
@@ -117,9 +120,11 @@ async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Col
 async def test_two_claims_of_one_authority_on_one_slot_are_reported_and_billed_once(
     core: CollectorState,
 ):
-    problems = troubles(core)
-    events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    problems = new_problems(core)
+    events = {
+        10: [claim_started("GPU-0", "a", 0, **ALICE), claim_started("GPU-0", "b", 40, tenant="bob")]
+    }
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert seconds_of(await account_at(core, 100)) == {
         ("observed", "alice"): 40,
         ("observed", "bob"): 60,
@@ -134,12 +139,12 @@ async def test_two_claims_of_one_authority_on_one_slot_are_reported_and_billed_o
 async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
     events = {
         10: [
-            started(
+            claim_started(
                 "GPU-0", "x", 10, unclaimed=True, level="process", owner="root", source="process"
             )
         ]
     }
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert seconds_of(await account_at(core, 50)) == {
         ("idle", ""): 10,
         ("unclaimed", "process:root"): 40,
@@ -147,10 +152,10 @@ async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
 
 
 async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: CollectorState):
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
-    accept(core, Reporter("n2", "boot-9").envelopes_of(gpus_of("GPU-0"), range(200, 301, 10)))
-    accept(core, Reporter("n1", "boot-2", "run-2").envelopes_of(host(), range(170, 301, 10)))
-    text = f"tenant,holds,from,to\nalice,n1,{stamp(0)},\nbob,n2,{stamp(0)},\n"
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    accept(core, NodeReporter("n2", "boot-9").envelopes_of(gpus_of("GPU-0"), range(200, 301, 10)))
+    accept(core, NodeReporter("n1", "boot-2", "run-2").envelopes_of(host(), range(170, 301, 10)))
+    text = f"tenant,holds,from,to\nalice,n1,{story_time(0)},\nbob,n2,{story_time(0)},\n"
     files = AdministratorInputs(claims=tenancy_files.parse_claims(text))
     account = await account_at(core, 300, files)
     assert account.balances
@@ -164,9 +169,9 @@ async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: 
 async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_other_gives(
     core: CollectorState,
 ):
-    problems = troubles(core)
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(1000, 1101, 10)))
-    thief = Reporter("n2", "boot-9")
+    problems = new_problems(core)
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(1000, 1101, 10)))
+    thief = NodeReporter("n2", "boot-9")
     frames = thief.frames(gpus_of("GPU-0"), range(900, 1201, 10))
     accept(core, [thief.record(frames, sent=1200)])
     account = await account_at(core, 1200)
@@ -179,40 +184,42 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
 
 
 def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
-    stranger = Reporter("n2", "boot-9")
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
+    stranger = NodeReporter("n2", "boot-9")
     events = {
         10: [
-            started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
-            started("GPU-9", "y", 0, tenant="mallory"),
+            claim_started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
+            claim_started("GPU-9", "y", 0, tenant="mallory"),
         ]
     }
     accept(core, stranger.envelopes_of(gpus_of("GPU-1"), range(0, 101, 10), events=events))
-    assert states(core, 100) == [("idle", "", 0, 100)]
+    assert compute_states(core, 100) == [("idle", "", 0, 100)]
 
 
 def test_an_end_reported_by_another_node_ends_nothing(core: CollectorState):
-    events = {10: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    events = {10: [claim_started("GPU-0", "a", 0, **ALICE)]}
+    accept(
+        core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
+    )
     accept(
         core,
-        Reporter("n2", "boot-9").envelopes_of(
-            gpus_of("GPU-1"), [50], events={50: [ended("GPU-0", "a", 20)]}
+        NodeReporter("n2", "boot-9").envelopes_of(
+            gpus_of("GPU-1"), [50], events={50: [claim_ended("GPU-0", "a", 20)]}
         ),
     )
-    assert states(core, 100) == [("observed", "alice", 0, 100)]
+    assert compute_states(core, 100) == [("observed", "alice", 0, 100)]
 
 
 def test_an_end_may_be_received_before_the_start(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     early = node.envelopes_of(
-        gpus_of("GPU-0"), range(0, 51, 10), events={20: [started("GPU-0", "a", 10, **ALICE)]}
+        gpus_of("GPU-0"), range(0, 51, 10), events={20: [claim_started("GPU-0", "a", 10, **ALICE)]}
     )
     late = node.envelopes_of(
-        gpus_of("GPU-0"), range(60, 101, 10), events={60: [ended("GPU-0", "a", 55)]}
+        gpus_of("GPU-0"), range(60, 101, 10), events={60: [claim_ended("GPU-0", "a", 55)]}
     )
     accept(core, [*late, *early])
-    assert states(core, 100) == [
+    assert compute_states(core, 100) == [
         ("idle", "", 0, 10),
         ("observed", "alice", 10, 55),
         ("idle", "", 55, 100),
@@ -225,9 +232,9 @@ def test_an_end_may_be_received_before_the_start(core: CollectorState):
      {"owner": "a" * (MAX_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
 )  # fmt: skip
 def test_an_impossible_claim_is_reported_and_ignored(core: CollectorState, facts: dict[str, str]):
-    problems = troubles(core)
-    events = {10: [started("GPU-0", "a", 0, **facts)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
+    problems = new_problems(core)
+    events = {10: [claim_started("GPU-0", "a", 0, **facts)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert core.evidence.rejected_claims == 1
     assert [t.kind for t in problems] == ["rejected_claim"]
-    assert states(core, 50) == [("idle", "", 0, 50)]
+    assert compute_states(core, 50) == [("idle", "", 0, 50)]

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from core_queries import ALICE, stamp, states
-from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
+from core_queries import ALICE, compute_states, story_time
+from support.story import (
+    NodeReporter,
+    accept,
+    account_at,
+    at,
+    claim_started,
+    gpus_of,
+    known_of,
+    seconds_of,
+)
 
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import device_files, tenancy_files, watched_file
@@ -12,21 +21,23 @@ from collector.state.collector_state import CollectorState
 
 
 def test_stamps_are_seconds_of_the_story():
-    found = tenancy_files.parse_claims(f"tenant,holds,from,to\na,b,{stamp(3661)},\n")
+    found = tenancy_files.parse_claims(f"tenant,holds,from,to\na,b,{story_time(3661)},\n")
     assert next(iter(found)).start_ns == at(3661)
 
 
 def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
-    events = {10: [started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
-    assert states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], "marked, and not lost"
+    events = {10: [claim_started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    assert compute_states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], (
+        "marked, and not lost"
+    )
     text = (
         "tenant,source,owner,from,to\n"
-        f"anyone,*,ns,{stamp(20)},{stamp(80)}\n"
-        f"alice,kubernetes,ns,{stamp(40)},{stamp(60)}\n"
+        f"anyone,*,ns,{story_time(20)},{story_time(80)}\n"
+        f"alice,kubernetes,ns,{story_time(40)},{story_time(60)}\n"
     )
     files = AdministratorInputs(tenants=tenancy_files.parse_tenants(text))
-    assert states(core, 100, files=files) == [
+    assert compute_states(core, 100, files=files) == [
         ("observed", "kubernetes:ns", 0, 20), ("observed", "anyone", 20, 40),
         ("observed", "alice", 40, 60), ("observed", "anyone", 60, 80),
         ("observed", "kubernetes:ns", 80, 100),
@@ -36,33 +47,34 @@ def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
 
 
 def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
-    events = {10: [started("GPU-0", "a", 0, **ALICE)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
-    text = f"tenant,holds,from,to\nbob,GPU-0,{stamp(30)},{stamp(60)}\n"
-    assert states(
+    events = {10: [claim_started("GPU-0", "a", 0, **ALICE)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    text = f"tenant,holds,from,to\nbob,GPU-0,{story_time(30)},{story_time(60)}\n"
+    assert compute_states(
         core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))
     ) == [("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100)]
 
 
 async def test_a_calendar_has_maintenance_outages_and_reservations(core: CollectorState):
-    events = {0: [started("GPU-0", "a", 0, **ALICE)]}
+    events = {0: [claim_started("GPU-0", "a", 0, **ALICE)]}
     accept(
-        core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events)
+        core,
+        NodeReporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events),
     )
     text = f"""
         [[maintenance]]
         holds = "n1"
-        from = {stamp(20)}
-        to = {stamp(30)}
+        from = {story_time(20)}
+        to = {story_time(30)}
         [[outage]]
         holds = "GPU-0"
-        from = "{stamp(40)}"
-        to = "{stamp(50)}"
+        from = "{story_time(40)}"
+        to = "{story_time(50)}"
         [[reservation]]
         name = "r1"
         tenant = "bob"
         holds = "GPU-1"
-        from = {stamp(60)}
+        from = {story_time(60)}
     """
     account = await account_at(
         core, 100, AdministratorInputs(calendar=device_files.parse_calendar(text))

@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 from core_queries import ALICE
-from ledger_days import HOURS, LATER, MAP, a_day, amount, hours
+from ledger_days import HOURS, LATER, MAP, a_day, ledger_hours, tenant_amount
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
-from support.finalizing import Site, content
+from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of
-from support.story import DAY, DAY_SECONDS, Reporter, accept, at, gpus_of, host, seconds_of, started
+from support.story import (
+    DAY,
+    DAY_SECONDS,
+    NodeReporter,
+    accept,
+    at,
+    claim_started,
+    gpus_of,
+    host,
+    seconds_of,
+)
 
 from collector.evidence.evidence_store import compress_interval
 from collector.evidence.evidence_tables import evidence_intervals, gpu_nodes, reported_claims
@@ -21,8 +31,8 @@ from collector.evidence.node_intervals import encode_interval
 
 async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):
     one, two = make("one", url), make("two", url)
-    days, node = 6, Reporter()
-    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
+    days, node = 6, NodeReporter()
+    claim = {HOURS: [claim_started("GPU-0", "a", HOURS, **ALICE)]}
     for day in range(days):
         seconds = range(day * DAY_SECONDS, (day + 1) * DAY_SECONDS, 30)
         accept(one.core, node.envelopes_of(gpus_of("GPU-0"), seconds, each=200, events=claim))
@@ -36,17 +46,17 @@ async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: st
     assert set(one.stores.ledger.newest(DAY, DAY + days - 1).values()) == {1}
     assert two.finalizer.counts.days < days, "only what was recorded lately is looked at again"
     await two.round(now, everything=True)
-    assert amount(two, "alice") == 500 * (now - 30 - HOURS)
+    assert tenant_amount(two, "alice") == 500 * (now - 30 - HOURS)
 
 
 async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_takes_over(
     make, url: str
 ):
     one, two = make("one", url), make("two", url)
-    envelopes = a_day(Reporter())
+    envelopes = a_day(NodeReporter())
     accept(one.core, [*envelopes[:20], *envelopes[30:]])
     await one.round(LATER)
-    assert hours(one)["inferred", "alice"] > 1
+    assert ledger_hours(one)["inferred", "alice"] > 1
     accept(one.core, envelopes[20:30])
     written = [
         compress_interval(kept.interval, encode_interval(kept.interval))
@@ -55,9 +65,9 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     one.stores.store.write(written, [], at(LATER + 60))
     await two.round(LATER + 90)
     later = LATER + 7 * DAY_SECONDS
-    accept(two.core, Reporter().envelopes_of(gpus_of("GPU-0"), range(later - 600, later, 30)))
+    accept(two.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(later - 600, later, 30)))
     await two.round(later)
-    assert hours(two) == {
+    assert ledger_hours(two) == {
         ("idle", ""): 6,
         ("observed", "alice"): 12,
         ("observed", "kubernetes:ns"): 6,
@@ -67,7 +77,7 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
     for one, tenant in zip(sides, ("bob", "carol"), strict=True):
-        accept(one.core, a_day(Reporter()))
+        accept(one.core, a_day(NodeReporter()))
         one.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
     for turn in range(4):
         for one in sides:
@@ -82,7 +92,7 @@ async def test_two_collectors_with_overlapping_frames_write_what_one_would(
 ):
     sides = [make(name, url) for name in ("one", "two")]
     alone = make("alone", f"sqlite:///{tmp_path / 'alone.db'}")
-    envelopes = a_day(Reporter())
+    envelopes = a_day(NodeReporter())
     accept(alone.core, envelopes)
     accept(sides[0].core, [e for at_, e in enumerate(envelopes) if at_ % 3 != 0])
     accept(sides[1].core, [e for at_, e in enumerate(envelopes) if at_ % 3 != 1])
@@ -104,7 +114,7 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
     counts = []
     for one in sides:
-        accept(one.core, a_day(Reporter()))
+        accept(one.core, a_day(NodeReporter()))
         await one.round(LATER)
         with one.stores.ledger.database.transaction() as connection:
             counts.append(
@@ -118,7 +128,7 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
 async def test_a_restart_at_any_point_leaves_the_ledger_as_it_would_be(
     make, tmp_path: Path, url: str, cut: int
 ):
-    envelopes = a_day(Reporter())
+    envelopes = a_day(NodeReporter())
     whole = make("whole", f"sqlite:///{tmp_path / 'whole.db'}")
     accept(whole.core, envelopes)
     await whole.round(LATER)
@@ -141,7 +151,7 @@ async def test_while_the_database_is_unavailable_nothing_is_lost_and_it_is_logge
 ):
     gone = tmp_path / "gone"
     site = make("one", f"sqlite:///{gone / 'ledger.db'}")
-    accept(site.core, a_day(Reporter()))
+    accept(site.core, a_day(NodeReporter()))
     site.now = LATER
     with capture_logs() as logs:
         assert not await site.finalizer.attempt()
@@ -157,29 +167,29 @@ async def test_while_the_database_is_unavailable_nothing_is_lost_and_it_is_logge
         assert await site.finalizer.attempt()
     expected_text = [line["event"] for line in logs if line["log_level"] == "error"]
     assert expected_text == ["evidence_write_failed"]
-    assert hours(site)["observed", "alice"] == 12
+    assert ledger_hours(site)["observed", "alice"] == 12
 
 
-async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Site):
-    accept(site.core, a_day(Reporter(), until=12 * HOURS))
+async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: FinalizingCollector):
+    accept(site.core, a_day(NodeReporter(), until=12 * HOURS))
     await site.round(12 * HOURS)
     stored = len(site.core.evidence.intervals.by_key)
     site.stores.store.write = _fail  # type: ignore[method-assign]
-    accept(site.core, a_day(Reporter(run="run-2")))
+    accept(site.core, a_day(NodeReporter(run="run-2")))
     site.now = LATER
     assert not await site.finalizer.attempt()
     assert len(site.core.evidence.intervals.by_key) > stored
     assert not any(kept.stored for kept in site.core.evidence.intervals.by_key.values())
     del site.stores.store.write
     assert await site.finalizer.attempt()
-    assert hours(site)["observed", "alice"] == 12
+    assert ledger_hours(site)["observed", "alice"] == 12
     assert site.finalizer.counts.failures == 1
 
 
 async def test_claims_received_by_another_collector_are_read_until_they_are_known(make, url: str):
     one, two = make("one", url), make("two", url)
-    claim = {HOURS: [started("GPU-0", "a", HOURS, **ALICE)]}
-    node = Reporter()
+    claim = {HOURS: [claim_started("GPU-0", "a", HOURS, **ALICE)]}
+    node = NodeReporter()
     accept(one.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOURS, 30), events=claim))
     await one.round(2 * HOURS, everything=True)
     await two.round(2 * HOURS)
@@ -192,18 +202,20 @@ async def test_claims_received_by_another_collector_are_read_until_they_are_know
     assert seconds_of(await two.account(3 * HOURS)).get(("observed", "alice")) == HOURS - 30
 
 
-async def test_open_amounts_that_could_not_be_counted_again_are_counted_later(site: Site):
-    node = Reporter()
+async def test_open_amounts_that_could_not_be_counted_again_are_counted_later(
+    site: FinalizingCollector,
+):
+    node = NodeReporter()
     accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 6 * HOURS, 30), each=40))
     await site.round(6 * HOURS, everything=True)
-    late = started("GPU-0", "x", 5 * HOURS + 1800, **ALICE)
+    late = claim_started("GPU-0", "x", 5 * HOURS + 1800, **ALICE)
     accept(site.core, node.envelopes_of(host(), [6 * HOURS], events={6 * HOURS: [late]}))
     site.stores.store.newest_end_ns = _fail  # type: ignore[method-assign]
     site.now = 6 * HOURS + 60
     assert not await site.finalizer.attempt()
     del site.stores.store.newest_end_ns
     assert await site.finalizer.attempt()
-    assert amount(site, "alice") == 500 * (1800 - 30)
+    assert tenant_amount(site, "alice") == 500 * (1800 - 30)
 
 
 def _fail(*_: object) -> None:
@@ -212,7 +224,7 @@ def _fail(*_: object) -> None:
 
 async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tmp_path: Path):
     site = make("one", f"sqlite:///{tmp_path / 'ledger.db'}")
-    accept(site.core, a_day(Reporter(), until=2 * HOURS))
+    accept(site.core, a_day(NodeReporter(), until=2 * HOURS))
     await site.round(3 * HOURS)
     with site.stores.ledger.database.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER evidence_part_no_update"))
@@ -232,8 +244,8 @@ async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tm
     assert len(known.evidence.stretches) == 2
 
 
-async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
-    accept(site.core, a_day(Reporter(), until=6 * HOURS))
+async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: FinalizingCollector):
+    accept(site.core, a_day(NodeReporter(), until=6 * HOURS))
     *_, last = site.core.evidence.intervals.by_key.values()
     end_ns, last.interval.end_ns = last.interval.end_ns, 1 << 70
     waiting = len(site.core.evidence.intervals.by_key)
@@ -245,16 +257,16 @@ async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
     last.interval.end_ns = end_ns
     assert await _attempted(site, 9 * HOURS)
     await site.round(LATER)
-    assert hours(site)["idle", ""] == pytest.approx(6, abs=1 / 60)
+    assert ledger_hours(site)["idle", ""] == pytest.approx(6, abs=1 / 60)
 
 
-async def _attempted(site: Site, now: float) -> bool:
+async def _attempted(site: FinalizingCollector, now: float) -> bool:
     site.now = now
     return await site.finalizer.attempt()
 
 
-async def test_a_fault_of_ours_does_not_end_the_collector(site: Site):
-    accept(site.core, a_day(Reporter(), until=HOURS))
+async def test_a_fault_of_ours_does_not_end_the_collector(site: FinalizingCollector):
+    accept(site.core, a_day(NodeReporter(), until=HOURS))
     assert await site.finalizer.attempt()
     site.stores.store.homes = _wrong  # type: ignore[method-assign]
     with capture_logs() as logs:
@@ -269,8 +281,8 @@ def _wrong() -> None:
     raise KeyError(message)
 
 
-async def test_stored_evidence_cannot_be_changed(site: Site):
-    accept(site.core, a_day(Reporter(), until=8 * HOURS))
+async def test_stored_evidence_cannot_be_changed(site: FinalizingCollector):
+    accept(site.core, a_day(NodeReporter(), until=8 * HOURS))
     await site.round(9 * HOURS)
     engine = site.stores.ledger.database.engine
     for table in (evidence_intervals, reported_claims, gpu_nodes):

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from hypothesis import given, strategies as st
-from stories import spelled_files, stories
-from support.examples import fewer
-from support.finalizing import Site, content
+from stories import fleet_histories, spelled_files
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, accept, at
 
@@ -17,19 +17,19 @@ from collector.metering.measures import AmountAttribution, CountedQuantity
 from railscope.claim_terms import GPU_CAPACITY
 
 # Each example makes databases and waits for the disk.
-few = fewer(20)
+few = fewer_examples(20)
 sizes = st.lists(st.integers(5, 60), min_size=1, max_size=3)
 LATER = DAY_SECONDS + 7200
 DAYS = range(DAY, DAY + 1)
 HANDS = st.lists(st.sampled_from(["one", "two", "both"]), min_size=1, max_size=7)
 
 
-def site(directory: Path, name: str, database: str) -> Site:
-    return Site(directory / name, f"sqlite:///{directory / database}")
+def site(directory: Path, name: str, database: str) -> FinalizingCollector:
+    return FinalizingCollector(directory / name, f"sqlite:///{directory / database}")
 
 
 @few
-@given(stories(), spelled_files(), sizes, HANDS, st.data())
+@given(fleet_histories(), spelled_files(), sizes, HANDS, st.data())
 async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
     story, texts, these, hands, data
 ):
@@ -65,7 +65,7 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
             each.finalizer.close()
 
 
-async def still_the_evidence(alone: Site) -> None:
+async def still_the_evidence(alone: FinalizingCollector) -> None:
     """The ledger is what the engine makes of the evidence, and the account goes on from it."""
     ledger, store = alone.stores
     for gpu in alone.core.evidence.gpus:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from stories import stories
+from stories import fleet_histories
 from support.checkpoints import checkpoint_of, resume_from
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.metered import tile
 from support.story import SECOND, accept, at, core_in, known_of, no_turns
 
@@ -21,7 +21,7 @@ from collector.evidence.gpu_evidence import build_evidence
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
 
-few = fewer(50)
+few = fewer_examples(50)
 since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])
 """Seconds from the arrival of the newest frame to the refresh."""
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
@@ -52,7 +52,7 @@ def reports(reported: list[ReportedClaim]) -> list[ReportedClaim]:
 
 
 @few
-@given(stories(), sizes, sizes, st.randoms(use_true_random=False))
+@given(fleet_histories(), sizes, sizes, st.randoms(use_true_random=False))
 def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, those, random):
     core, other = empty(), empty()
     accept(core, story.envelopes(these))
@@ -68,7 +68,7 @@ def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, th
 
 
 @few
-@given(stories(), sizes, st.lists(since_the_newest, min_size=1, max_size=8), st.data())
+@given(fleet_histories(), sizes, st.lists(since_the_newest, min_size=1, max_size=8), st.data())
 async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
     story, these, offsets, data
 ):
@@ -95,7 +95,7 @@ async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
 
 
 @few
-@given(stories(), sizes, st.data())
+@given(fleet_histories(), sizes, st.data())
 def test_a_restart_at_any_point_changes_nothing(story, these, data):
     envelopes = story.envelopes(these)
     cut = data.draw(st.integers(0, len(envelopes)))

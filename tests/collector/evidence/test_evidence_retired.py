@@ -10,21 +10,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from sqlalchemy import select
-from support.finalizing import Site
+from support.finalizing import FinalizingCollector
 from support.metered import revision_of
 from support.story import (
     DAY,
     DAY_SECONDS,
     START_NS,
-    Reporter,
+    NodeReporter,
     accept,
     account_at,
     at,
+    claim_started,
     core_in,
     gpus_of,
     no_turns,
     seconds_of,
-    started,
 )
 
 from collector.account.account_sums import AmountKey
@@ -136,7 +136,7 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
 
 async def test_a_gpu_that_left_is_unknown_until_it_is_retired(tmp_path: Path):
     core = core_in(tmp_path)
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
     account = await account_at(core, 1000)
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 800}
     account = await account_at(
@@ -149,8 +149,8 @@ async def test_a_gpu_that_left_is_unknown_until_it_is_retired(tmp_path: Path):
 
 async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(tmp_path: Path):
     core = core_in(tmp_path)
-    events = {100: [started("GPU-0", "a", 100, **ALICE)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 601, 20), events=events))
+    events = {100: [claim_started("GPU-0", "a", 100, **ALICE)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 601, 20), events=events))
     instant = Retirement(at(300) + 1, FOREVER_NS, "GPU-0")
     files = AdministratorInputs(retired=RetiredGpus.from_rows([instant]))
     account = await account_at(core, 600, files)
@@ -164,7 +164,7 @@ async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(
     assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 300 + 1e-9}
 
 
-class Instants:
+class RepeatedAccount:
     """An account that is asked again and again, as the views ask it."""
 
     def __init__(self, directory: Path) -> None:
@@ -177,11 +177,11 @@ class Instants:
 
 
 async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(tmp_path: Path):
-    one = Instants(tmp_path)
+    one = RepeatedAccount(tmp_path)
     one.files = AdministratorInputs(
         retired=RetiredGpus.from_rows([retirement(50), retirement(90, 120, "GPU-1")])
     )
-    node = Reporter()
+    node = NodeReporter()
     for second in range(0, 200, 10):
         accept(one.core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), [second]))
         account = await one.at(second + 5)
@@ -210,10 +210,10 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     asked: list[int],
 ):
     """Summed over GPUs, whenever and in whatever order it is asked for; the states add up to it."""
-    one = Instants(tmp_path_factory.mktemp("core"))
+    one = RepeatedAccount(tmp_path_factory.mktemp("core"))
     for gpu, since in enumerate(first):
-        claim = {since: [started(f"GPU-{gpu}", f"c{gpu}", since + 5, **ALICE)]}
-        node = Reporter(f"n{gpu}")
+        claim = {since: [claim_started(f"GPU-{gpu}", f"c{gpu}", since + 5, **ALICE)]}
+        node = NodeReporter(f"n{gpu}")
         accept(
             one.core, node.envelopes_of(gpus_of(f"GPU-{gpu}"), range(since, 700, 20), events=claim)
         )
@@ -243,11 +243,11 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
 
 def a_day(*gpus: str, until: int = DAY_SECONDS + HOURS):
     """A day and an hour of some GPUs; alice holds the first from 6:00 on."""
-    events = {6 * HOURS: [started(gpus[0], "a", 6 * HOURS, **ALICE)]}
-    return Reporter().envelopes_of(gpus_of(*gpus), range(0, until, 30), each=40, events=events)
+    events = {6 * HOURS: [claim_started(gpus[0], "a", 6 * HOURS, **ALICE)]}
+    return NodeReporter().envelopes_of(gpus_of(*gpus), range(0, until, 30), each=40, events=events)
 
 
-def covered(site: Site, gpu: str, day: int) -> int | None:
+def covered(site: FinalizingCollector, gpu: str, day: int) -> int | None:
     """The GPU time that the ledger has of a day; None where the day is not in it."""
     revision = revision_of(site.stores.ledger, gpu, day)
     if revision is None:

@@ -8,23 +8,23 @@ from functools import partial
 
 import pytest
 from click.testing import CliRunner
-from core_queries import ALICE, energy, states
+from core_queries import ALICE, compute_states, tenant_energy
 from hypothesis import given, strategies as st
-from reports import HOUR, SENT, reporting
+from reports import HOUR, SENT, sample_envelopes
 from sqlalchemy import select
-from support.finalizing import Site
+from support.finalizing import FinalizingCollector
 from support.story import (
     DAY_SECONDS,
     SECOND,
-    Reporter,
+    NodeReporter,
     accept,
     at,
+    claim_ended,
+    claim_started,
     core_in,
-    ended,
     gpus_of,
     host,
     known_of,
-    started,
 )
 
 from collector.commands.bill_decisions import accept_command, reject_command, review_command
@@ -59,25 +59,25 @@ def inventory(*rows: str) -> AdministratorInputs:
     return AdministratorInputs(inventory=device_files.parse_inventory("\n".join(lines) + "\n"))
 
 
-reports_of = partial(reporting, "GPU-0", until=10 * HOUR)
+reports_of = partial(sample_envelopes, "GPU-0", until=10 * HOUR)
 
 
 # Late claims -----------------------------------------------------------------------------------
 
 
 def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorState):
-    events = {5 * HOUR: [started("GPU-0", "job", 4 * HOUR, **ALICE)]}
+    events = {5 * HOUR: [claim_started("GPU-0", "job", 4 * HOUR, **ALICE)]}
     accept(core, reports_of(events=events))
-    assert states(core, 10 * HOUR) == [
+    assert compute_states(core, 10 * HOUR) == [
         ("idle", "", 0, 4 * HOUR),
         ("observed", "alice", 4 * HOUR, 10 * HOUR),
     ]
 
 
 def test_the_earlier_time_of_a_claim_waits(core: CollectorState):
-    events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+    events = {5 * HOUR: [claim_started("GPU-0", "job", HOUR, **ALICE)]}
     accept(core, reports_of(events=events))
-    assert states(core, 10 * HOUR) == [
+    assert compute_states(core, 10 * HOUR) == [
         ("idle", "", 0, HOUR),
         ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("observed", "alice", 4 * HOUR - SENT, 10 * HOUR),
@@ -85,11 +85,11 @@ def test_the_earlier_time_of_a_claim_waits(core: CollectorState):
 
 
 def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: CollectorState):
-    job = started("GPU-0", "job", HOUR, **ALICE)
-    accept(core, reports_of(events={5 * HOUR: [job, ended("GPU-0", "job", 4 * HOUR - SENT)]}))
-    waiting_energy = energy(core)
+    job = claim_started("GPU-0", "job", HOUR, **ALICE)
+    accept(core, reports_of(events={5 * HOUR: [job, claim_ended("GPU-0", "job", 4 * HOUR - SENT)]}))
+    waiting_energy = tenant_energy(core)
     assert set(waiting_energy) == {("unattributed", ""), ("idle", "")}
-    accepted = energy(
+    accepted = tenant_energy(
         core,
         files=AdministratorInputs(
             decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
@@ -100,33 +100,44 @@ def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: Colle
 
 
 def test_the_first_receipt_counts(core: CollectorState):
-    job = started("GPU-0", "job", HOUR, **ALICE)
+    job = claim_started("GPU-0", "job", HOUR, **ALICE)
     accept(core, reports_of(events={HOUR: [job], 5 * HOUR: [job], 6 * HOUR: [job]}))
-    assert states(core, 10 * HOUR)[1:] == [("observed", "alice", HOUR, 10 * HOUR)]
+    assert compute_states(core, 10 * HOUR)[1:] == [("observed", "alice", HOUR, 10 * HOUR)]
 
 
 def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
-    events = {0: [started("GPU-0", "job", 0, **ALICE)], 5 * HOUR: [ended("GPU-0", "job", HOUR)]}
+    events = {
+        0: [claim_started("GPU-0", "job", 0, **ALICE)],
+        5 * HOUR: [claim_ended("GPU-0", "job", HOUR)],
+    }
     accept(core, reports_of(events=events))
-    assert states(core, 10 * HOUR) == [
+    assert compute_states(core, 10 * HOUR) == [
         ("observed", "alice", 0, HOUR),
         ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("idle", "", 4 * HOUR - SENT, 10 * HOUR),
     ]
     subject = ReviewSubject(ReviewKind.END, "n1", "job")
     accepted = AdministratorInputs(decisions=ReviewDecisions({subject: True}))
-    assert states(core, 10 * HOUR, files=accepted)[1] == ("idle", "", HOUR, 10 * HOUR)
+    assert compute_states(core, 10 * HOUR, files=accepted)[1] == ("idle", "", HOUR, 10 * HOUR)
     rejected = AdministratorInputs(decisions=ReviewDecisions({subject: False}))
-    assert states(core, 10 * HOUR, files=rejected)[0] == ("observed", "alice", 0, 4 * HOUR - SENT)
+    assert compute_states(core, 10 * HOUR, files=rejected)[0] == (
+        "observed",
+        "alice",
+        0,
+        4 * HOUR - SENT,
+    )
 
 
 def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState):
     """It sends its spool in order, oldest first; only current frames move the limit."""
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     events = {
-        2 * HOUR: [started("GPU-0", "a", 2 * HOUR, **ALICE)],
-        40 * HOUR: [ended("GPU-0", "a", 40 * HOUR), started("GPU-0", "b", 40 * HOUR, tenant="bob")],
+        2 * HOUR: [claim_started("GPU-0", "a", 2 * HOUR, **ALICE)],
+        40 * HOUR: [
+            claim_ended("GPU-0", "a", 40 * HOUR),
+            claim_started("GPU-0", "b", 40 * HOUR, tenant="bob"),
+        ],
     }
     frames = node.frames(gpus_of("GPU-0"), range(330, 48 * HOUR + 1, 30), events=events)
     back = [
@@ -134,37 +145,42 @@ def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState)
         for i in range(0, len(frames), 500)
     ]
     accept(core, back)
-    assert states(core, 48 * HOUR)[1:] == [
+    assert compute_states(core, 48 * HOUR)[1:] == [
         ("observed", "alice", 2 * HOUR, 40 * HOUR),
         ("observed", "bob", 40 * HOUR, 48 * HOUR),
     ]
 
 
 def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
-    events = {330: [started("GPU-0", "a", 320, **ALICE)]}
+    events = {330: [claim_started("GPU-0", "a", 320, **ALICE)]}
     frames = node.frames(gpus_of("GPU-0"), range(330, 100 * HOUR + 1, 30), events=events)
     accept(
         core,
         [node.record(frames[i : i + 5000], sent=100 * HOUR) for i in range(0, len(frames), 5000)],
     )
-    found = states(core, 100 * HOUR)
+    found = compute_states(core, 100 * HOUR)
     assert ("review", "alice", 320, 28 * HOUR) in found
     assert found[-1] == ("observed", "alice", 28 * HOUR, 100 * HOUR)
 
 
 def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: CollectorState):
-    events = {8 * HOUR: [started("GPU-0", "job", HOUR, **ALICE), ended("GPU-0", "job", 3 * HOUR)]}
+    events = {
+        8 * HOUR: [
+            claim_started("GPU-0", "job", HOUR, **ALICE),
+            claim_ended("GPU-0", "job", 3 * HOUR),
+        ]
+    }
     accept(core, reports_of(events=events))
-    assert states(core, 10 * HOUR)[1:] == [
+    assert compute_states(core, 10 * HOUR)[1:] == [
         ("review", "alice", HOUR, 3 * HOUR),
         ("idle", "", 3 * HOUR, 10 * HOUR),
     ]
     accepted = AdministratorInputs(
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
     )
-    assert states(core, 10 * HOUR, files=accepted)[1:] == [
+    assert compute_states(core, 10 * HOUR, files=accepted)[1:] == [
         ("observed", "alice", HOUR, 3 * HOUR),
         ("idle", "", 3 * HOUR, 10 * HOUR),
     ]
@@ -174,8 +190,8 @@ def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Collecto
 
 
 def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(core: CollectorState):
-    node = Reporter()
-    events = {0: [started("GPU-0", "job", -27 * DAY_SECONDS, compute="0-420", **ALICE)]}
+    node = NodeReporter()
+    events = {0: [claim_started("GPU-0", "job", -27 * DAY_SECONDS, compute="0-420", **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 601, 30), events=events))
     stays = known_of(core, "GPU-0").evidence.stays
     assert [((s.start_ns - at(0)) / SECOND, s.end_ns > at(10**9)) for s in stays] == [
@@ -194,11 +210,14 @@ def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(cor
 def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, hours, exclusive):
     def held(*more: Event) -> list:
         core = core_in(tmp_path_factory.mktemp("schemas"))
-        events = {0: [started("GPU-0", "own", 0, level="node_plugin", **ALICE)], 101 * HOUR: more}
+        events = {
+            0: [claim_started("GPU-0", "own", 0, level="node_plugin", **ALICE)],
+            101 * HOUR: more,
+        }
         accept(core, reports_of(until=102 * HOUR, step=SENT, events=events))
-        return [one for one in states(core, 99 * HOUR) if one[1] == "alice"]
+        return [one for one in compute_states(core, 99 * HOUR) if one[1] == "alice"]
 
-    late = started(
+    late = claim_started(
         "GPU-0",
         "late",
         (99 - min(hours, 98)) * HOUR,
@@ -213,15 +232,15 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
 
 def gpus_reporting(*names: str) -> list:
     """GPUs of a node, each held from its first frame on."""
-    events = {60: [started(name, f"job-{name}", 60, **ALICE) for name in names]}
-    return Reporter().envelopes_of(gpus_of(*names), range(0, 601, 30), events=events)
+    events = {60: [claim_started(name, f"job-{name}", 60, **ALICE) for name in names]}
+    return NodeReporter().envelopes_of(gpus_of(*names), range(0, 601, 30), events=events)
 
 
 def test_gpus_beyond_the_inventory_wait(core: CollectorState):
     names = [f"GPU-{number}" for number in range(4)]
     accept(core, gpus_reporting(*names))
     files = inventory("n1,3")
-    held = {name: {s for s, *_ in states(core, 600, name, files)} for name in names}
+    held = {name: {s for s, *_ in compute_states(core, 600, name, files)} for name in names}
     assert held == {name: {"idle", "observed"} for name in names[:3]} | {"GPU-3": {"review"}}
     (claim,) = known_of(core, "GPU-3", files).evidence.claims
     assert claim.review == BEYOND_INVENTORY
@@ -229,19 +248,19 @@ def test_gpus_beyond_the_inventory_wait(core: CollectorState):
         inventory=files.inventory,
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-3"): True}),
     )
-    assert {s for s, *_ in states(core, 600, "GPU-3", accepted)} == {"idle", "observed"}
+    assert {s for s, *_ in compute_states(core, 600, "GPU-3", accepted)} == {"idle", "observed"}
     rejected = AdministratorInputs(
         inventory=files.inventory,
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-3"): False}),
     )
-    assert states(core, 600, "GPU-3", rejected) == []
+    assert compute_states(core, 600, "GPU-3", rejected) == []
 
 
 def test_gpus_of_an_unlisted_node_wait_and_an_empty_inventory_is_none(core: CollectorState):
     accept(core, gpus_reporting("GPU-0"))
     (claim,) = known_of(core, "GPU-0", inventory("n2,8")).evidence.claims
     assert claim.review == UNLISTED
-    assert {s for s, *_ in states(core, 600, files=inventory())} == {"idle", "observed"}
+    assert {s for s, *_ in compute_states(core, 600, files=inventory())} == {"idle", "observed"}
 
 
 def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
@@ -259,12 +278,12 @@ def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
 # Decisions ---------------------------------------------------------------------------------------
 
 
-def everything(site: Site, second: int) -> list[PendingEvidence]:
+def everything(site: FinalizingCollector, second: int) -> list[PendingEvidence]:
     """Evidence under review at a second."""
     return find_pending_evidence(site.stores.store, site.stores.ledger.database, at(second))
 
 
-def ledger_hours(site: Site) -> dict:
+def ledger_hours(site: FinalizingCollector) -> dict:
     """GPU-hours of the first day by state and tenant."""
     found: dict = {}
     for entry in site.stores.ledger.entries(at(0), at(DAY_SECONDS), "GPU-0"):
@@ -275,10 +294,12 @@ def ledger_hours(site: Site) -> dict:
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accepted: bool):
+async def test_a_decision_is_recorded_and_makes_a_revision(
+    site: FinalizingCollector, *, accepted: bool
+):
     events = {
-        12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)],
-        20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
+        12 * HOUR: [claim_started("GPU-0", "job", HOUR, **ALICE)],
+        20 * HOUR: [claim_ended("GPU-0", "job", 20 * HOUR)],
     }
     accept(site.core, reports_of(until=24 * HOUR, events=events))
     now = 26 * HOUR
@@ -317,9 +338,9 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     assert f'"verdict":"{"accept" if accepted else "reject"}"' in records[0].data
 
 
-async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
-    node = Reporter()
-    events = {2 * DAY_SECONDS: [started("GPU-0", "job", 0, **ALICE)]}
+async def test_time_before_first_contact_is_in_the_ledger_as_review(site: FinalizingCollector):
+    node = NodeReporter()
+    events = {2 * DAY_SECONDS: [claim_started("GPU-0", "job", 0, **ALICE)]}
     seconds = range(2 * DAY_SECONDS, 3 * DAY_SECONDS, 30)
     accept(site.core, node.envelopes_of(gpus_of("GPU-0"), seconds, events=events, each=40))
     now = 3 * DAY_SECONDS + 2 * HOUR
@@ -331,21 +352,21 @@ async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
     assert account.balances
 
 
-async def test_two_collectors_report_the_same_of_late_claims(site: Site):
-    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+async def test_two_collectors_report_the_same_of_late_claims(site: FinalizingCollector):
+    events = {12 * HOUR: [claim_started("GPU-0", "job", HOUR, **ALICE)]}
     envelopes = reports_of(until=24 * HOUR, events=events)
     accept(site.core, envelopes)
     await site.round(26 * HOUR, everything=True)
     once = ledger_hours(site)
     site.restart()
     accept(site.core, [*envelopes, *envelopes[:5]])
-    accept(site.core, Reporter(run="other").envelopes_of(host(), [24 * HOUR + 60]))
+    accept(site.core, NodeReporter(run="other").envelopes_of(host(), [24 * HOUR + 60]))
     await site.round(26 * HOUR + 60, everything=True)
     assert ledger_hours(site) == once
 
 
-async def test_people_see_and_decide_what_waits_by_commands(site: Site):
-    events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
+async def test_people_see_and_decide_what_waits_by_commands(site: FinalizingCollector):
+    events = {12 * HOUR: [claim_started("GPU-0", "job", HOUR, **ALICE)]}
     accept(site.core, reports_of(until=24 * HOUR, events=events))
     await site.round(26 * HOUR, everything=True)
     where = ["--ledger", site.url]

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from core_queries import ALICE, energy, states, troubles
+from core_queries import ALICE, compute_states, new_problems, tenant_energy
 from structlog.testing import capture_logs
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.metered import tile
 from support.story import (
     SECOND,
-    Reporter,
+    NodeReporter,
     accept,
     account_at,
     at,
+    claim_ended,
+    claim_started,
     core_in,
     counting,
-    ended,
     gpus_of,
     host,
     known_of,
     ports_of,
     seconds_of,
-    started,
 )
 
 from collector.account.account_sums import AmountKey, count_amounts
@@ -35,8 +35,8 @@ from collector.state.collector_state import CollectorState
 
 
 async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: CollectorState):
-    events = {50: [started("GPU-0", "job-1", 40, **ALICE)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
+    events = {50: [claim_started("GPU-0", "job-1", 40, **ALICE)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     day = [
         e
         for e in tile(known_of(core, "GPU-0").evidence, at(0), at(86_400))
@@ -54,8 +54,8 @@ async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(co
 def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
     core: CollectorState,
 ):
-    node = Reporter()
-    seen = {40: [started("GPU-0", "job-1", 40, level="node_plugin", **ALICE)]}
+    node = NodeReporter()
+    seen = {40: [claim_started("GPU-0", "job-1", 40, level="node_plugin", **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 61, 10), events=seen))
     accept(core, node.envelopes_of(host(), range(0, 201, 10)))
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(200, 261, 10)))
@@ -66,7 +66,8 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
         (SlotState.INFERRED, NodeWitness.NODE_READY, 140 * SECOND)
     ]
     accept(
-        core, node.envelopes_of(host(), [300], events={300: [started("GPU-0", "j", 60, **ALICE)]})
+        core,
+        node.envelopes_of(host(), [300], events={300: [claim_started("GPU-0", "j", 60, **ALICE)]}),
     )
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
@@ -75,9 +76,9 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
 
 
 def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
-    events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
-    after = Reporter(boot_id="boot-2", run="run-2", booted_at=100)
+    events = {0: [claim_started("GPU-0", "job-1", 0, **ALICE)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
+    after = NodeReporter(boot_id="boot-2", run="run-2", booted_at=100)
     rising = after.envelopes_of(
         gpus_of("GPU-0"),
         range(105, 196, 10),
@@ -85,41 +86,41 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
         events={115: events[0]},
     )
     accept(core, rising)
-    assert states(core, 195) == [
+    assert compute_states(core, 195) == [
         ("observed", "alice", 0, 90),
         ("inferred", "alice", 90, 105),
         ("observed", "alice", 105, 195),
     ]
-    assert set(energy(core)) == {("attributed", "alice"), ("unattributed", "")}
+    assert set(tenant_energy(core)) == {("attributed", "alice"), ("unattributed", "")}
 
 
 def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: CollectorState):
-    events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
+    events = {0: [claim_started("GPU-0", "job-1", 0, **ALICE)]}
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     for boot, first in (("boot-2", 105), ("boot-3", 305)):
-        after = Reporter(boot_id=boot, run=boot, booted_at=first - 5)
+        after = NodeReporter(boot_id=boot, run=boot, booted_at=first - 5)
         accept(core, after.envelopes_of(gpus_of("GPU-0"), range(first, first + 91, 10)))
-    assert states(core, 195) == [
+    assert compute_states(core, 195) == [
         ("observed", "alice", 0, 90),
         ("inferred", "alice", 90, 105),
         ("idle", "", 105, 195),
     ]
     reported = after.envelopes_of(host(), [400], events={400: events[0]})
     accept(core, reported)
-    assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
+    assert compute_states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
 
 def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: CollectorState):
-    before = Reporter()
+    before = NodeReporter()
     frames = before.frames(gpus_of("GPU-0"), range(0, 51, 10))
-    after = Reporter(boot_id="boot-2", run="run-2", booted_at=80)
+    after = NodeReporter(boot_id="boot-2", run="run-2", booted_at=80)
     late, envelope = before.record(frames)
     clocks = after.record(after.frames(host(), [100]))[0].sent
     sent_later = msgspec.structs.replace(late, received_wall_ns=at(100), sent=clocks)
     accept(
         core, [(sent_later, envelope), *after.envelopes_of(gpus_of("GPU-0"), range(100, 131, 10))]
     )
-    assert states(core, 130) == [
+    assert compute_states(core, 130) == [
         ("idle", "", 0, 50),
         ("unknown", "", 50, 100),
         ("idle", "", 100, 130),
@@ -128,13 +129,16 @@ def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: Collec
 
 def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: CollectorState):
     """A node that was cut off: its backlog comes last."""
-    node = Reporter()
-    events = {30: [started("GPU-0", "a", 25, **ALICE)], 3000: [ended("GPU-0", "a", 2950)]}
+    node = NodeReporter()
+    events = {
+        30: [claim_started("GPU-0", "a", 25, **ALICE)],
+        3000: [claim_ended("GPU-0", "a", 2950)],
+    }
     frames = node.frames(gpus_of("GPU-0"), range(0, 3061, 10), events=events)
     newest = node.record(frames[-10:])
     backlog = [node.record(frames[i : i + 50], sent=3100 + i) for i in range(0, len(frames), 50)]
     accept(core, [node.record(frames[:1]), newest, *reversed(backlog)])
-    assert states(core, 3060) == [
+    assert compute_states(core, 3060) == [
         ("idle", "", 0, 25),
         ("observed", "alice", 25, 2950),
         ("idle", "", 2950, 3060),
@@ -142,8 +146,8 @@ def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Collector
 
 
 def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: CollectorState):
-    node = Reporter(booted_at=-6000)
-    events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
+    node = NodeReporter(booted_at=-6000)
+    events = {0: [claim_started("GPU-0", "job-1", 0, **ALICE)]}
     accept(
         core,
         node.envelopes_of(
@@ -168,24 +172,24 @@ def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Co
 def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
     core: CollectorState,
 ):
-    problems = troubles(core)
-    node = Reporter()
+    problems = new_problems(core)
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     node.skew = 30
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(60, 111, 10)))
     flagged = known_of(core, "GPU-0").evidence.stretches
     assert {s.skew_ns > 2 * SECOND for s in flagged} == {False, True}
-    assert states(core, 110) == [("idle", "", 0, 110)], "the boot clock counts"
+    assert compute_states(core, 110) == [("idle", "", 0, 110)], "the boot clock counts"
     assert not problems
     node.skew = 3600
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(120, 171, 10)))
-    assert states(core, 170) == [("idle", "", 0, 110), ("unknown", "", 110, 170)]
+    assert compute_states(core, 170) == [("idle", "", 0, 110), ("unknown", "", 110, 170)]
     assert [(t.kind, t.node) for t in problems] == [("quarantine", "n1")]
 
 
 def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
-    node = Reporter(booted_at=-6000)
-    events = {0: [started("GPU-1", "a", 0, **ALICE)]}
+    node = NodeReporter(booted_at=-6000)
+    events = {0: [claim_started("GPU-1", "a", 0, **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 121, 10), events=events))
     accept(
         core,
@@ -211,8 +215,8 @@ def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
 
 
 def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path: Path):
-    node = Reporter()
-    events = {10: [started("GPU-0", "a", 0, **ALICE)]}
+    node = NodeReporter()
+    events = {10: [claim_started("GPU-0", "a", 0, **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     again = core_in(tmp_path)
     resume_from(again, checkpoint_of(core))
@@ -221,7 +225,7 @@ def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path:
 
 def test_problems_are_logged(core: CollectorState):
     with capture_logs() as logs:
-        node = Reporter(skew=7200)
+        node = NodeReporter(skew=7200)
         accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     assert [
         (line["kind"], line["node"]) for line in logs if line["event"] == "evidence_problem_found"

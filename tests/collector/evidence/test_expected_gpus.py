@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_queries import ALICE
 from hypothesis import given, strategies as st
 from reports import HOUR
-from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
+from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of, known_of
 
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.node_intervals import FirstContact
@@ -90,11 +90,11 @@ def test_decided_gpus_do_not_wait_and_rejected_ones_leave_their_place(accepted, 
 def test_the_65th_new_gpu_of_a_month_waits_for_a_person(core: CollectorState):
     """Each GPU is retired before the next one is reported."""
     every, count = 120, MAX_NEW_GPUS + 1
-    node = Reporter()
+    node = NodeReporter()
     for number in range(count):
         name, begin = name_of(number), number * every
         node.run, node.sequences = f"run-{number}", {}
-        events = {begin: [started(name, f"job-{number}", begin, **ALICE)]}
+        events = {begin: [claim_started(name, f"job-{number}", begin, **ALICE)]}
         accept(core, [node.record(node.frames(gpus_of(name), [begin, begin + 30], events=events))])
     files = AdministratorInputs(retired=replaced(count, every))
     waits = {

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
-from core_queries import energy, troubles
+from core_queries import new_problems, tenant_energy
 from hypothesis import given, settings, strategies as st
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
-from support.examples import fewer
-from support.finalizing import Site
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector
 from support.story import (
     DAY,
     DAY_SECONDS,
     SECOND,
-    Reporter,
+    NodeReporter,
     accept,
     at,
+    claim_started,
     core_in,
     gpus_of,
     known_of,
-    started,
 )
 
 from collector.evidence.node_intervals import MAX_GPUS
@@ -35,7 +35,7 @@ def observed(core: CollectorState, name: str = "GPU-0") -> list[tuple[float, flo
 
 def past(node: str = "n1", gpu: str = "GPU-0", days: int = 2) -> list:
     """One envelope with samples of all of these days, received when they are over."""
-    reporter = Reporter(node, booted_at=-5000)
+    reporter = NodeReporter(node, booted_at=-5000)
     frames = reporter.frames(gpus_of(gpu), range(0, days * DAY_SECONDS + 1, 30))
     return [
         reporter.record(frames[i : i + 5000], sent=days * DAY_SECONDS)
@@ -48,11 +48,11 @@ def test_at_most_two_minutes_are_observed_before_the_first_frame_of_a_node(core:
     assert observed(core) == [(2 * DAY_SECONDS - 120, 2 * DAY_SECONDS)]
     stays = known_of(core, "GPU-0").evidence.stays
     assert [stay.start_ns for stay in stays] == [at(2 * DAY_SECONDS - 120)]
-    assert sum(energy(core).values()) <= 120 * 500, "nor was energy used before"
+    assert sum(tenant_energy(core).values()) <= 120 * 500, "nor was energy used before"
 
 
 def test_a_new_gpu_of_a_known_node_was_not_there_before(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 3601, 30)))
     both = node.frames(gpus_of("GPU-0", "GPU-1"), range(60, 3601, 30))
     accept(core, [node.record(both, sent=3600)])
@@ -61,7 +61,7 @@ def test_a_new_gpu_of_a_known_node_was_not_there_before(core: CollectorState):
 
 
 def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     away = node.frames(gpus_of("GPU-0"), range(330, 5 * DAY_SECONDS + 1, 30))
     accept(
@@ -75,7 +75,7 @@ def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: Collect
     assert core.counts.frames == 11 + len(away), "they are acknowledged all the same"
 
 
-@settings(fewer(15))
+@settings(fewer_examples(15))
 @given(st.randoms(), st.integers(1, 4))
 def test_nothing_is_observed_before_first_contact(tmp_path_factory, random, nodes: int):
     envelopes = [
@@ -97,9 +97,9 @@ def test_nothing_is_observed_before_first_contact(tmp_path_factory, random, node
 
 
 def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
-    problems = troubles(core)
+    problems = new_problems(core)
     for number in range(MAX_GPUS + 20):
-        node = Reporter(run=f"run-{number}")
+        node = NodeReporter(run=f"run-{number}")
         accept(core, node.envelopes_of(gpus_of(f"GPU-{number}"), [10 * number]))
     assert len(core.evidence.gpus) == MAX_GPUS
     assert core.evidence.excess_gpus == 20
@@ -107,7 +107,7 @@ def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
 
 
 def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_path):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     again = core_in(tmp_path / "schemas")
     resume_from(again, checkpoint_of(core))
@@ -115,7 +115,7 @@ def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_pa
     assert again.evidence.receipts["n1"].current_ns == at(300)
 
 
-async def test_the_ledger_has_nothing_from_before_first_contact(site: Site):
+async def test_the_ledger_has_nothing_from_before_first_contact(site: FinalizingCollector):
     accept(site.core, past())
     await site.round(3 * DAY_SECONDS + 2 * HOUR, everything=True)
     days = sorted(day - DAY for _, day in site.stores.ledger.newest(DAY - 1, DAY + 9))
@@ -125,15 +125,15 @@ async def test_the_ledger_has_nothing_from_before_first_contact(site: Site):
     assert site.stores.store.contacts()["n1"]["GPU-0"].received_ns == at(2 * DAY_SECONDS)
 
 
-async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Site):
+async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: FinalizingCollector):
     """A collector that never received from a node: samples and claims of two days, in one envelope."""
     events = {
         30: [
-            started("GPU-0", "named", 30, tenant="red"),
-            started("", "counted", 60, tenant="blue", count="1"),
+            claim_started("GPU-0", "named", 30, tenant="red"),
+            claim_started("", "counted", 60, tenant="blue", count="1"),
         ]
     }
-    node = Reporter(booted_at=-5000)
+    node = NodeReporter(booted_at=-5000)
     frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(0, 2 * DAY_SECONDS, 30), events=events)
     accept(site.core, [node.record(frames, sent=2 * DAY_SECONDS)])
     await site.round(3 * DAY_SECONDS + 2 * HOUR, everything=True)
@@ -146,9 +146,11 @@ async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Sit
         assert any(e.state.value in {"observed", "inferred"} for e in entries)
 
 
-async def test_a_collector_without_memory_knows_first_contact_from_the_database(site: Site):
+async def test_a_collector_without_memory_knows_first_contact_from_the_database(
+    site: FinalizingCollector,
+):
     """An agent that was away for hours: another collector takes its spool."""
-    node = Reporter()
+    node = NodeReporter()
     accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
     await site.round(400, everything=True)
     site.restart()

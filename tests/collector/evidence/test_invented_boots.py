@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from core_queries import ALICE, states
+from core_queries import ALICE, compute_states
 from hypothesis import given, strategies as st
-from reports import HOUR, SENT, Events, reporting
-from support.examples import fewer
-from support.finalizing import Site
+from reports import HOUR, SENT, Events, sample_envelopes
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector
 from support.story import (
     DAY_SECONDS,
     SECOND,
     Envelopes,
-    Reporter,
+    NodeReporter,
     accept,
     at,
+    claim_ended,
+    claim_started,
     core_in,
-    ended,
     gpus_of,
-    started,
 )
 
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -36,38 +36,38 @@ from railscope.frame import Event
 LAST = 80 * HOUR
 HORIZON = LAST - HOUR
 """Timestamp from which reports after the last honest envelope are believed."""
-few = fewer(60)
+few = fewer_examples(60)
 
 
 def honest(until: int = LAST, step: int = 30) -> Envelopes:
     """A GPU that alice holds, sampled to the end; an envelope every ten minutes."""
     start = 2 * HOUR
-    events = {start: [started("GPU-0", "job", start, **ALICE)]}
-    return reporting("GPU-0", until=until, step=step, events=events)
+    events = {start: [claim_started("GPU-0", "job", start, **ALICE)]}
+    return sample_envelopes("GPU-0", until=until, step=step, events=events)
 
 
 def invented(
     number: int, second: int, events: Events | None = None, sent: int = LAST + 60
 ) -> Envelopes:
     """One envelope of another boot that claims a sample at a past second."""
-    node = Reporter(boot_id=f"invented-{number}", run=f"other-{number}", booted_at=-400_000)
+    node = NodeReporter(boot_id=f"invented-{number}", run=f"other-{number}", booted_at=-400_000)
     return [node.record(node.frames(gpus_of("GPU-0"), [second, second + 30], events=events), sent)]
 
 
 def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: CollectorState):
     accept(core, honest())
     accept(core, invented(1, 20 * HOUR))
-    found = states(core, LAST)
+    found = compute_states(core, LAST)
     assert found[0] == ("idle", "", 0, 2 * HOUR)
     assert found[1] == ("observed", "alice", 2 * HOUR, 20 * HOUR)
     assert found[2] == ("review", "alice", 20 * HOUR, HORIZON)
     assert {tenant for _, tenant, start, _ in found if start >= HORIZON} == {""}
     subject = ReviewSubject(ReviewKind.END, "n1", "job")
-    accepted = states(
+    accepted = compute_states(
         core, LAST, files=AdministratorInputs(decisions=ReviewDecisions({subject: True}))
     )
     assert accepted[2][1] == ""
-    rejected = states(
+    rejected = compute_states(
         core, LAST, files=AdministratorInputs(decisions=ReviewDecisions({subject: False}))
     )
     assert rejected[1] == ("observed", "alice", 2 * HOUR, HORIZON)
@@ -76,13 +76,13 @@ def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: CollectorSt
 def test_a_boot_that_is_reported_at_once_ends_what_it_does_not_report(core: CollectorState):
     accept(core, honest())
     accept(core, invented(1, LAST + 30))
-    found = states(core, LAST + 60)
+    found = compute_states(core, LAST + 60)
     assert max(end for _, tenant, _, end in found if tenant) == LAST + 30
 
 
 def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core: CollectorState):
     accept(core, honest(until=10 * HOUR))
-    node = Reporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
+    node = NodeReporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
     frames = node.frames(gpus_of("GPU-0"), range(20 * HOUR, 60 * HOUR, 30))
     accept(
         core,
@@ -91,7 +91,7 @@ def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core:
             for i in range(0, len(frames), 500)
         ],
     )
-    found = states(core, 60 * HOUR)
+    found = compute_states(core, 60 * HOUR)
     assert max(end for _, tenant, _, end in found if tenant == "alice") == 20 * HOUR
     assert not [one for one in found if one[0] == "review"]
 
@@ -112,8 +112,8 @@ def hostile(draw: st.DrawFn) -> Envelopes:
             facts = draw(st.sampled_from([{}, boot_ns]))
             tenant = draw(st.sampled_from(["alice", "mallory"]))
             level = draw(st.sampled_from(["scheduler", "node_plugin", "process"]))
-            begun = started("GPU-0", name, when, tenant=tenant, level=level, **facts)
-            events.append(draw(st.sampled_from([begun, ended("GPU-0", name, when)])))
+            begun = claim_started("GPU-0", name, when, tenant=tenant, level=level, **facts)
+            events.append(draw(st.sampled_from([begun, claim_ended("GPU-0", name, when)])))
         found += invented(number, second, {second: events}, LAST + 60 + number)
     return found
 
@@ -124,17 +124,17 @@ def test_p24_invented_boots_move_no_time_before_the_horizon(tmp_path_factory, en
     core = core_in(tmp_path_factory.mktemp("schemas"))
     accept(core, honest(step=SENT))
     accept(core, envelopes)
-    before = [one for one in states(core, HORIZON) if one[2] >= 2 * HOUR]
+    before = [one for one in compute_states(core, HORIZON) if one[2] >= 2 * HOUR]
     assert before[0][2] == 2 * HOUR
     assert {tenant for state, tenant, *_ in before if state != "review"} <= {"alice"}
     assert {tenant for _, tenant, *_ in before} <= {"alice", "mallory"}, "nor is it free"
     subjects = [ReviewSubject(what, "n1", name) for what in ReviewKind for name in ("job", "other")]
     rejected = AdministratorInputs(decisions=ReviewDecisions(dict.fromkeys(subjects, False)))
-    after = [one for one in states(core, HORIZON, files=rejected) if one[1] == "alice"]
+    after = [one for one in compute_states(core, HORIZON, files=rejected) if one[1] == "alice"]
     assert sum(end - start for *_, start, end in after) == HORIZON - 2 * HOUR
 
 
-def alice_hours(site: Site) -> dict[str, float]:
+def alice_hours(site: FinalizingCollector) -> dict[str, float]:
     """GPU-hours of alice by state, before the horizon."""
     found: dict[str, float] = {}
     for entry in site.stores.ledger.entries(at(0), at(HORIZON), "GPU-0"):
@@ -145,7 +145,9 @@ def alice_hours(site: Site) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_people_decide_about_the_begin_of_a_late_boot(site: Site, *, accepted: bool):
+async def test_people_decide_about_the_begin_of_a_late_boot(
+    site: FinalizingCollector, *, accepted: bool
+):
     accept(site.core, honest())
     accept(site.core, invented(1, 70 * HOUR))
     now = 4 * DAY_SECONDS + 2 * HOUR

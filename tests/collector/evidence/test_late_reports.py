@@ -7,22 +7,22 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from core_queries import ALICE, states
+from core_queries import ALICE, compute_states
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
-from reports import HOUR, SENT, Events, reporting
-from support.examples import fewer
+from reports import HOUR, SENT, Events, sample_envelopes
+from support.examples import fewer_examples
 from support.metered import tile
 from support.story import (
     SECOND,
     Envelopes,
-    Reporter,
+    NodeReporter,
     accept,
     at,
+    claim_ended,
+    claim_started,
     core_in,
-    ended,
     gpus_of,
-    started,
 )
 
 from collector.evidence.claim_events import (
@@ -53,22 +53,22 @@ HORIZON = REPORTED - SENT - HOUR
 LAST = 24 * HOUR
 REBOOTED = 10 * HOUR
 GPUS = ("GPU-0", "GPU-1")
-few = fewer(80)
+few = fewer_examples(80)
 
 
 def by_boot(second: float, booted: int = BOOTED) -> dict[str, str]:
     return {"start_boot_ns": str(round((second + booted) * SECOND))}
 
 
-reports_of = partial(reporting, *GPUS, until=LAST)
+reports_of = partial(sample_envelopes, *GPUS, until=LAST)
 
 
 def observed(core: CollectorState, files: AdministratorInputs | None = None) -> list[tuple]:
-    return [one for one in states(core, LAST, files=files) if one[0] != "idle"]
+    return [one for one in compute_states(core, LAST, files=files) if one[0] != "idle"]
 
 
 def claim(tenant: str, second: int = 6 * HOUR, **facts: str) -> Event:
-    return started("GPU-0", "job", second, tenant=tenant, **facts)
+    return claim_started("GPU-0", "job", second, tenant=tenant, **facts)
 
 
 def reported_at(event: Event, second: int) -> Event:
@@ -84,10 +84,10 @@ RED, BLUE = claim("red", **by_boot(6 * HOUR)), claim("blue", **by_boot(6 * HOUR)
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param(started("GPU-0", "job", 6 * HOUR, level="process"), id="process"),
-        pytest.param(started("GPU-0", "job", 6 * HOUR, unclaimed=True), id="unclaimed"),
-        pytest.param(started("GPU-0", "job", 20 * HOUR, tenant="red"), id="tenant"),
-        pytest.param(started("GPU-0", "job", 6 * HOUR, level="node_plugin"), id="rank"),
+        pytest.param(claim_started("GPU-0", "job", 6 * HOUR, level="process"), id="process"),
+        pytest.param(claim_started("GPU-0", "job", 6 * HOUR, unclaimed=True), id="unclaimed"),
+        pytest.param(claim_started("GPU-0", "job", 20 * HOUR, tenant="red"), id="tenant"),
+        pytest.param(claim_started("GPU-0", "job", 6 * HOUR, level="node_plugin"), id="rank"),
     ],
 )
 def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(
@@ -145,15 +145,15 @@ def test_an_end_in_a_later_report_of_a_claim_waits(core: CollectorState, level: 
 
 def test_a_later_end_makes_no_claim_longer(core: CollectorState):
     over = claim("red", end_ns=str(at(12 * HOUR)))
-    later = {12 * HOUR: [over], REPORTED: [ended("GPU-0", "job", REPORTED)]}
+    later = {12 * HOUR: [over], REPORTED: [claim_ended("GPU-0", "job", REPORTED)]}
     accept(core, reports_of(events={6 * HOUR: [claim("red")]} | later))
     assert observed(core) == [("observed", "red", 6 * HOUR, 12 * HOUR)]
 
 
 def two_boots(first: Events, second: Events, step: int = 30) -> Envelopes:
     """The node in a boot up to `REBOOTED` and in another from then on."""
-    one = Reporter()
-    other = Reporter(boot_id="boot-2", run="run-2", booted_at=REBOOTED - 60, is_known=True)
+    one = NodeReporter()
+    other = NodeReporter(boot_id="boot-2", run="run-2", booted_at=REBOOTED - 60, is_known=True)
     each = SENT // step
     return [
         *one.envelopes_of(gpus_of(*GPUS), range(0, REBOOTED, step), each=each, events=first),
@@ -240,7 +240,7 @@ def test_the_first_receipt_counts_whatever_the_node_states():
 # Whatever is reported later ---------------------------------------------------------------------
 
 
-class Cell(NamedTuple):
+class SlotCell(NamedTuple):
     """A state of some slots of a GPU for some time."""
 
     span: tuple[int, int]
@@ -249,17 +249,17 @@ class Cell(NamedTuple):
     tenant: str
 
 
-def cells(core: CollectorState, gpu: str) -> list[Cell]:
+def cells(core: CollectorState, gpu: str) -> list[SlotCell]:
     """The time of a GPU before the horizon, with the claims that were placed on it."""
     evidence, _ = ClaimPlacer(core.evidence, AdministratorInputs()).evidence(gpu)
     return [
-        Cell((e.t0_ns, e.t1_ns), (e.slot_lo, e.slot_hi), e.state.value, e.tenant)
+        SlotCell((e.t0_ns, e.t1_ns), (e.slot_lo, e.slot_hi), e.state.value, e.tenant)
         for e in tile(evidence, at(0), at(HORIZON))
         if e.tiling is Tiling.COMPUTE
     ]
 
 
-def changed(before: list[Cell], after: list[Cell]) -> list[tuple[Cell, Cell]]:
+def changed(before: list[SlotCell], after: list[SlotCell]) -> list[tuple[SlotCell, SlotCell]]:
     """Cells that overlap in time and slots and differ, but for what waits for a person.
 
     That is time that is under review now, or was and has no holder: a late claim has a late end.
@@ -276,14 +276,14 @@ def changed(before: list[Cell], after: list[Cell]) -> list[tuple[Cell, Cell]]:
 
 def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorState):
     job = {"workload": "w", "source": "kubernetes"}
-    whole = started("", "count", HOUR, count="1", **job, **ALICE)
+    whole = claim_started("", "count", HOUR, count="1", **job, **ALICE)
     accept(core, reports_of(events={HOUR: [whole]}))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
-    named = started("GPU-1", "late", 2 * HOUR, tenant="mallory", **job)
-    other = started("GPU-0", "other", 2 * HOUR, tenant="mallory")
+    named = claim_started("GPU-1", "late", 2 * HOUR, tenant="mallory", **job)
+    other = claim_started("GPU-0", "other", 2 * HOUR, tenant="mallory")
     accept(
         core,
-        Reporter(run="run-2").envelopes_of(
+        NodeReporter(run="run-2").envelopes_of(
             gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [named, other]}
         ),
     )
@@ -292,14 +292,16 @@ def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorSta
 
 
 def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: CollectorState):
-    half = started("", "other", 38_215, count="1", share="1/2", exclusive="false", **ALICE)
+    half = claim_started("", "other", 38_215, count="1", share="1/2", exclusive="false", **ALICE)
     accept(core, reports_of(events={38_400: [half]}))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
     assert any(one.tenant == "alice" for one in before["GPU-0"])
-    late = started("", "job", REBOOTED, count="1", tenant="mallory")
+    late = claim_started("", "job", REBOOTED, count="1", tenant="mallory")
     accept(
         core,
-        Reporter(run="run-2").envelopes_of(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [late]}),
+        NodeReporter(run="run-2").envelopes_of(
+            gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [late]}
+        ),
     )
     for gpu in GPUS:
         assert not changed(before[gpu], cells(core, gpu))
@@ -309,20 +311,22 @@ def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Co
 @pytest.mark.parametrize(
     "others",
     [
-        pytest.param([started("GPU-0", "first", HOUR, tenant="red")], id="position"),
-        pytest.param([started("", "job5", HOUR, count="2", tenant="blue")], id="precedence"),
+        pytest.param([claim_started("GPU-0", "first", HOUR, tenant="red")], id="position"),
+        pytest.param([claim_started("", "job5", HOUR, count="2", tenant="blue")], id="precedence"),
     ],
 )
 def test_a_late_end_moves_no_claim_without_a_device(core: CollectorState, others: list[Event]):
     """It keeps the GPU that it took while another was held, and its precedence."""
-    job = started("", "job", HOUR, count="1", **ALICE)
-    events = {HOUR: [*others, job], 3 * HOUR: [ended("GPU-0", "first", 3 * HOUR)]}
+    job = claim_started("", "job", HOUR, count="1", **ALICE)
+    events = {HOUR: [*others, job], 3 * HOUR: [claim_ended("GPU-0", "first", 3 * HOUR)]}
     accept(core, reports_of(events=events))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
-    over = ended("", "job", 4 * HOUR)
+    over = claim_ended("", "job", 4 * HOUR)
     accept(
         core,
-        Reporter(run="run-2").envelopes_of(gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [over]}),
+        NodeReporter(run="run-2").envelopes_of(
+            gpus_of(*GPUS), [LAST + 60], events={LAST + 60: [over]}
+        ),
     )
     for gpu in GPUS:
         after = cells(core, gpu)
@@ -330,7 +334,7 @@ def test_a_late_end_moves_no_claim_without_a_device(core: CollectorState, others
         assert held_by_others(after) == held_by_others(before[gpu])
 
 
-def held_by_others(found: list[Cell]) -> list[Cell]:
+def held_by_others(found: list[SlotCell]) -> list[SlotCell]:
     return [one for one in found if one.tenant not in {"", "alice"}]
 
 
@@ -340,7 +344,7 @@ def claim_events(draw: st.DrawFn, booted: int) -> Event:
     gpu, name = draw(st.sampled_from([*GPUS, ""])), draw(st.sampled_from(["job", "other"]))
     start = draw(st.integers(HOUR, LAST))
     if draw(st.integers(0, 3)) == 0:
-        event = ended(gpu, name, start)
+        event = claim_ended(gpu, name, start)
     else:
         facts = {
             "tenant": draw(st.sampled_from(["red", "blue"])),
@@ -355,7 +359,7 @@ def claim_events(draw: st.DrawFn, booted: int) -> Event:
             facts["end_ns"] = str(at(draw(st.integers(HOUR, LAST))))
         if draw(st.integers(0, 3)) == 0:
             facts |= {"share": "1/2", "exclusive": "false"}
-        event = started(gpu, name, start, unclaimed=draw(st.booleans()), **facts)
+        event = claim_started(gpu, name, start, unclaimed=draw(st.booleans()), **facts)
     boot_ns = draw(st.sampled_from([0, (start - booted) * SECOND, LAST * SECOND, 1 << 60]))
     return Event(event.event_class, event.entity, event.wall_ns, boot_ns, event.facts)
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 
-from core_queries import troubles
+from core_queries import new_problems
 from hypothesis import given, strategies as st
 from reports import HOUR
-from stories import stories
+from stories import fleet_histories
 from support.checkpoints import checkpoint_of, resume_from
-from support.examples import fewer
-from support.finalizing import Site
-from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector
+from support.story import (
+    DAY_SECONDS,
+    Envelopes,
+    NodeReporter,
+    accept,
+    at,
+    core_in,
+    gpus_of,
+    known_of,
+)
 
 from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, max_new_spans
 from collector.evidence.evidence_book import EvidenceBook
@@ -26,7 +35,7 @@ APART = 31
 
 def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) -> Envelopes:
     """Samples of GPUs, each too far from the next to be one stretch with it."""
-    reporter = Reporter(node, f"{node}-boot")
+    reporter = NodeReporter(node, f"{node}-boot")
     seconds = range(first, first + count * APART, APART)
     return reporter.envelopes_of(gpus_of(*names), seconds, each=100)
 
@@ -38,7 +47,7 @@ def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
 
 
 def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
-    problems = troubles(core)
+    problems = new_problems(core)
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 500))
     book = core.evidence
     assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
@@ -53,7 +62,7 @@ def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorStat
 
 def test_another_node_with_the_same_gpu_has_its_own_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 100, "hostile"))
-    node = Reporter("n1")
+    node = NodeReporter("n1")
     start = (MAX_OF_A_GPU + 200) * APART
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
     assert held(core.evidence, "GPU-0", "n1") == 1
@@ -66,7 +75,7 @@ def test_another_node_with_the_same_gpu_has_its_own_bound(core: CollectorState):
 
 def test_a_stretch_that_goes_on_grows_at_the_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU - 1))
-    node = Reporter("n1", "second", "second")
+    node = NodeReporter("n1", "second", "second")
     start = MAX_OF_A_GPU * APART
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(start, start + 6 * HOUR, 30)))
     assert held(core.evidence, "GPU-0") == MAX_OF_A_GPU
@@ -101,7 +110,7 @@ def test_a_restart_has_the_same_bound(core: CollectorState, tmp_path):
     assert known_of(again, "GPU-0").evidence == known_of(core, "GPU-0").evidence
 
 
-async def test_time_in_the_ledger_frees_its_place(site: Site):
+async def test_time_in_the_ledger_frees_its_place(site: FinalizingCollector):
     accept(site.core, scattered(["GPU-0"], DAY_SECONDS // APART))
     assert site.core.evidence.spans.by_node["n1"] == DAY_SECONDS // APART
     await site.round(DAY_SECONDS + 2 * HOUR, everything=True)
@@ -109,8 +118,8 @@ async def test_time_in_the_ledger_frees_its_place(site: Site):
     assert held(site.core.evidence, "GPU-0") <= 2
 
 
-@fewer(30)
-@given(stories(), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+@fewer_examples(30)
+@given(fleet_histories(), st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_counts_are_those_of_the_memory(tmp_path_factory, story, sizes):
     core = core_in(tmp_path_factory.mktemp("schemas"))
     accept(core, story.envelopes(sizes))

@@ -7,25 +7,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from core_queries import ALICE, states
+from core_queries import ALICE, compute_states
 from hypothesis import given, settings, strategies as st
 from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
-from support.examples import fewer
-from support.finalizing import Site
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector
 from support.story import (
     DAY_SECONDS,
     Envelopes,
-    Reporter,
+    NodeReporter,
     accept,
     account_at,
     at,
+    claim_started,
     core_in,
     gpus_of,
     host,
     known_of,
     seconds_of,
-    started,
 )
 
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -65,8 +65,8 @@ LIVE = ("observed", "inferred")
 def victim(*, away: range = range(100, 200), end: int = END) -> Envelopes:
     """n2 with GPU-0 held by red, which is silent for a while."""
     seconds = [second for second in range(0, end + 1, 10) if second not in away]
-    events = {10: [started("GPU-0", "job", 0, **RED)]}
-    node = Reporter("n2", "boot-2", "run-2")
+    events = {10: [claim_started("GPU-0", "job", 0, **RED)]}
+    node = NodeReporter("n2", "boot-2", "run-2")
     return sorted(
         node.envelopes_of(gpus_of("GPU-0"), seconds, each=1, events=events)
         + node.envelopes_of(host(), seconds, each=1),
@@ -76,8 +76,8 @@ def victim(*, away: range = range(100, 200), end: int = END) -> Envelopes:
 
 def thief(seconds: range, *, claims: bool = False) -> Envelopes:
     """n1, which lists GPU-0 of n2."""
-    events = {seconds[1]: [started("GPU-0", "mine", seconds[0], **BLUE)]} if claims else {}
-    return Reporter().envelopes_of(gpus_of("GPU-0"), seconds, each=1, events=events)
+    events = {seconds[1]: [claim_started("GPU-0", "mine", seconds[0], **BLUE)]} if claims else {}
+    return NodeReporter().envelopes_of(gpus_of("GPU-0"), seconds, each=1, events=events)
 
 
 def in_turn(*some: Envelopes) -> Envelopes:
@@ -89,7 +89,7 @@ def in_turn(*some: Envelopes) -> Envelopes:
 def held(core: CollectorState, second: int = END, files: AdministratorInputs | None = None) -> dict:
     """Seconds of GPU-0 by state and tenant."""
     found: dict[tuple[str, str], float] = {}
-    for state, tenant, start, end in states(core, second, files=files):
+    for state, tenant, start, end in compute_states(core, second, files=files):
         found[state, tenant] = found.get((state, tenant), 0) + end - start
     return found
 
@@ -129,8 +129,10 @@ async def test_with_claims_of_both_nodes_no_tenant_is_billed(core: CollectorStat
         assert billed["red"] + disputed == END
         assert not billed["blue"]
     else:
-        assert states(core, 0)[-1][:2] == ("observed", "blue"), "n2 was not known then"
-        assert all(state == "review" for state, _, start, _ in states(core, 280) if start >= 10)
+        assert compute_states(core, 0)[-1][:2] == ("observed", "blue"), "n2 was not known then"
+        assert all(
+            state == "review" for state, _, start, _ in compute_states(core, 280) if start >= 10
+        )
     rejected = decided(n1=False)
     assert held(core, files=rejected) == {("observed", "red"): 180, ("inferred", "red"): 110}
     assert held(core, files=decided(n2=True))["observed", "red"] == 180
@@ -158,8 +160,8 @@ async def test_a_node_that_listed_the_gpu_before_its_own_node_was_known(core: Co
 
 
 def test_a_device_without_values_has_not_left_its_node(core: CollectorState):
-    node = Reporter("n2", "boot-2", "run-2")
-    events = {10: [started("GPU-0", "job", 0, **RED)]}
+    node = NodeReporter("n2", "boot-2", "run-2")
+    events = {10: [claim_started("GPU-0", "job", 0, **RED)]}
     first = node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), each=1, events=events)
     frames = node.frames(gpus_of("GPU-0", "GPU-1"), range(110, 601, 10))
     reasons = bytes([Absent.TIMEOUT.value, 0] * 3)
@@ -174,12 +176,12 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
     core: CollectorState, tmp_path: Path, after: list
 ):
     """The old node is switched off, the new one starts first, the old one comes back without the GPU."""
-    old = Reporter("n2", "boot-2", "run-2")
-    events = {10: [started("GPU-0", "job", 0, **RED)]}
+    old = NodeReporter("n2", "boot-2", "run-2")
+    events = {10: [claim_started("GPU-0", "job", 0, **RED)]}
     before = old.envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), each=1, events=events)
-    claims = {300: [started("GPU-0", "next", 300, **BLUE)]}
-    new = Reporter().envelopes_of(gpus_of("GPU-0"), range(200, 1001, 10), each=1, events=claims)
-    again = Reporter("n2", "boot-3", "run-3", booted_at=350)
+    claims = {300: [claim_started("GPU-0", "next", 300, **BLUE)]}
+    new = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(200, 1001, 10), each=1, events=claims)
+    again = NodeReporter("n2", "boot-3", "run-3", booted_at=350)
     back = [
         one for schema in after for one in again.envelopes_of(schema, range(400, 1001, 10), each=1)
     ]
@@ -200,9 +202,9 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
 
 
 def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(core: CollectorState):
-    old = Reporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), each=1)
-    events = {210: [started("GPU-0", "next", 210, **BLUE)]}
-    new = Reporter("new", "boot-2").envelopes_of(
+    old = NodeReporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), each=1)
+    events = {210: [claim_started("GPU-0", "next", 210, **BLUE)]}
+    new = NodeReporter("new", "boot-2").envelopes_of(
         gpus_of("GPU-0"), range(200, 601, 10), each=1, events=events
     )
     accept(core, in_turn(old, new))
@@ -218,10 +220,10 @@ def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(co
     assert ("observed", "blue") not in held(core, 600, unlisted)
 
 
-async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
-    events = {7 * HOUR: [started("GPU-0", "next", 7 * HOUR, **ALICE)]}
-    old = Reporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
-    new = Reporter("new", "boot-2").envelopes_of(
+async def test_the_ledger_and_people_see_a_move_that_waits(site: FinalizingCollector):
+    events = {7 * HOUR: [claim_started("GPU-0", "next", 7 * HOUR, **ALICE)]}
+    old = NodeReporter("old").envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
+    new = NodeReporter("new", "boot-2").envelopes_of(
         gpus_of("GPU-0"), range(6 * HOUR, DAY_SECONDS, 30), each=40, events=events
     )
     accept(site.core, in_turn(old, new))
@@ -255,7 +257,7 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
     )
 
 
-@settings(fewer(20))
+@settings(fewer_examples(20))
 @given(
     random=st.randoms(),
     claims=st.booleans(),
@@ -347,16 +349,16 @@ def made(spans_: list) -> list[SampleSpan]:
 
 @pytest.mark.parametrize("left", [True, False])
 async def test_each_day_of_the_ledger_knows_whether_the_gpu_has_left_its_node(
-    site: Site, *, left: bool
+    site: FinalizingCollector, *, left: bool
 ):
     """The old node stopped days before; it is read back to where it last listed the GPU, or left it."""
     gone = range(5 * HOUR, 8 * HOUR, 30) if left else range(5 * HOUR, 5 * HOUR + 61, 30)
-    old = Reporter("old")
+    old = NodeReporter("old")
     envelopes = old.envelopes_of(gpus_of("GPU-0"), range(0, 2 * HOUR, 30), each=40)
     envelopes += old.envelopes_of(host(), gone, each=40)
-    events = {7 * HOUR: [started("GPU-0", "next", 7 * HOUR, **ALICE)]}
+    events = {7 * HOUR: [claim_started("GPU-0", "next", 7 * HOUR, **ALICE)]}
     seconds = range(6 * HOUR, 3 * DAY_SECONDS + HOUR, 30)
-    envelopes += Reporter("new", "boot-2").envelopes_of(
+    envelopes += NodeReporter("new", "boot-2").envelopes_of(
         gpus_of("GPU-0"), seconds, each=40, events=events
     )
     accept(site.core, in_turn(envelopes))

@@ -25,8 +25,8 @@ from hostile.generators import (
     START_BOOT_NS,
     START_WALL_NS,
 )
-from makers import Sender
-from running_collector import Running, running, settings_in, some
+from makers import FrameSender
+from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.fork_server import serve
 
 from collector.config import IngestLimits
@@ -62,7 +62,7 @@ async def run(directory: Path, name: str, loop: MeteredLoop) -> dict[str, Any]:
     found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
     settings = settings_in(directory, limits=IngestLimits(), view_refresh_seconds=0.5)
     bodies = list(ATTACKS[name]())
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         status, _ = await one.post(b"", headers=sent.to_headers())
         assert status == 400
         loop.longest_seconds = 0.0
@@ -81,15 +81,15 @@ async def run(directory: Path, name: str, loop: MeteredLoop) -> dict[str, Any]:
         path.stat().st_size for path in directory.rglob("*") if path.is_file()
     ) / (1 << 20)
     began = time.process_time()
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         found["restart_cpu_seconds"] = time.process_time() - began
         found["faults_at_restart"] = one.collector.core.counts.rejected.get("fault", 0)
     return found
 
 
-async def _neighbour(one: Running) -> int:
-    sender = Sender(NEIGHBOUR)
-    status, _ = await one.post(sender.body(some(sender), schemas=True), node=NEIGHBOUR)
+async def _neighbour(one: RunningCollector) -> int:
+    sender = FrameSender(NEIGHBOUR)
+    status, _ = await one.post(sender.body(gpu_frames(sender), schemas=True), node=NEIGHBOUR)
     return status
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from makers import Sender, gpu_schema, rdma_schema
-from running_collector import Running, running, settings_in
+from makers import FrameSender, gpu_schema, rdma_schema
+from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
 
 from collector.access.credentials import digest_token
@@ -30,7 +30,7 @@ async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> 
             await asyncio.sleep(0.05)
 
 
-async def page(one: Running) -> dict[str, float]:
+async def page(one: RunningCollector) -> dict[str, float]:
     """The series of /metrics that are about the inventory, and the files' state."""
     _, text = await one.get("/metrics")
     prefixes = ("railscope_inventory_", "railscope_retired_", "railscope_gone_", "_file_valid")
@@ -42,9 +42,9 @@ async def page(one: Running) -> dict[str, float]:
     }
 
 
-async def report(one: Running, node: str = "n1", *, at: int = 0) -> None:
+async def report(one: RunningCollector, node: str = "n1", *, at: int = 0) -> None:
     """Three frames of a node with two GPUs and two ports, the last of them just now."""
-    sender = Sender(node, run=f"run-{at}")
+    sender = FrameSender(node, run=f"run-{at}")
     frames = sender.frames(gpu_schema(node), [[50, 60, 1000, 2000, 10, 20]] * 3, at=at)
     frames += sender.frames(rdma_schema(), [[1, 2, 3, 4]] * 3, at=at)
     status, reply = await one.post(sender.body(frames, schemas=True), node=node, at=at + 2)
@@ -52,7 +52,7 @@ async def report(one: Running, node: str = "n1", *, at: int = 0) -> None:
 
 
 async def test_without_an_inventory_nothing_is_reported_of_it(tmp_path: Path):
-    async with running(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as one:
         await report(one)
         found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
         assert (found["nodes"], found["gone_gpus"], found["retired_gpus"]) == (None, [], [])
@@ -64,7 +64,7 @@ async def test_the_inventory_is_read_again_when_it_changes_and_kept_while_it_is_
 ):
     path = tmp_path / "inventory.csv"
     path.write_text(f"{INVENTORY}n1,2,3,{ALWAYS}\nn9,8,,{ALWAYS}\n")
-    async with running(settings_in(tmp_path, inventory_file=str(path))) as one:
+    async with run_collector(settings_in(tmp_path, inventory_file=str(path))) as one:
         await report(one)
         await report(one, "n2")
         series = 'railscope_inventory_node{node="n2",state="unexpected"}'
@@ -90,7 +90,7 @@ async def test_an_inventory_that_was_never_valid_reports_nothing(tmp_path: Path)
     path = tmp_path / "inventory.csv"
     path.write_text("which,how many\n")
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.sqlite'}")
-    async with running(settings_in(tmp_path, inventory_file=str(path), ledger=away)) as one:
+    async with run_collector(settings_in(tmp_path, inventory_file=str(path), ledger=away)) as one:
         await report(one)
         found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
         assert found["nodes"] is None
@@ -106,7 +106,7 @@ async def test_a_silent_node_that_was_taken_out_is_listed_no_more_and_still_answ
     path = tmp_path / "inventory.csv"
     path.write_text(f"{INVENTORY}n1,2,2,{ALWAYS}\n")
     settings = settings_in(tmp_path, inventory_file=str(path), stale_seconds=0.5)
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
 
         async def reported() -> dict[str, float]:
             _, text = await one.get("/metrics")
@@ -143,7 +143,7 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
     )
     with (tmp_path / "tokens.toml").open("a") as tokens:
         tokens.write(f'[auditors]\naudit = "{digest_token("token-auditor")}"\n')
-    async with running(settings) as one:
+    async with run_collector(settings) as one:
         await report(one)
         await once(lambda: one.get("/api/v1/account"), lambda found: found[0] == 200)
         retired.write_text(f"{RETIRED}GPU-n1-1,2020-01-01T00:00:00Z,,sent back\n")

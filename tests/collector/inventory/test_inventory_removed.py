@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.story import Reporter, accept, at, core_in, gpus_of
+from support.story import NodeReporter, accept, at, core_in, gpus_of
 
 from collector.account.live_account import LiveAccount
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -46,8 +46,8 @@ def until(node: str, second: float) -> ExpectedDevices:
 
 
 async def test_a_stale_node_that_was_removed_is_not_reported(core: CollectorState):
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
-    accept(core, Reporter("n2").envelopes_of(gpus_of("GPU-1"), range(10)))
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
+    accept(core, NodeReporter("n2").envelopes_of(gpus_of("GPU-1"), range(10)))
     assert await reported(core, 100) == {"n1": 0, "n2": 0, "": 2}
     assert await reported(core, 100, until("n1", 200)) == {"n1": 0, "n2": 0, "": 2}, "not yet"
     assert await reported(core, 100, until("n1", 50)) == {"n2": 0, "": 1}
@@ -56,7 +56,7 @@ async def test_a_stale_node_that_was_removed_is_not_reported(core: CollectorStat
 
 
 async def test_a_removed_node_that_reports_is_reported(core: CollectorState):
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
     assert await reported(core, 10, until("n1", 5)) == {"n1": 1, "": 1}
 
 

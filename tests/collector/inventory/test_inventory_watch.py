@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from support.story import Reporter, accept, at, core_in, gpus_of, no_turns, ports_of
+from support.story import NodeReporter, accept, at, core_in, gpus_of, no_turns, ports_of
 
 from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
 from collector.fleet.schema_columns import GPU, RDMA_PORT, DeviceColumns, find_device_columns
@@ -80,7 +80,7 @@ def of(found: InventoryComparison, node: str):
 
 
 async def test_a_node_that_shows_all_it_should(core: CollectorState):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.envelopes_of(ports_of(3), range(10)))
     found = await compare(core, 10, {"n1": (2, 3)})
@@ -105,7 +105,7 @@ async def test_a_node_that_shows_all_it_should(core: CollectorState):
 async def test_a_gpu_without_values(
     core: CollectorState, reason: Absent, counts: DeviceCounts, never: int
 ):
-    node, schema = Reporter(), gpus_of("GPU-0", "GPU-1")
+    node, schema = NodeReporter(), gpus_of("GPU-0", "GPU-1")
     accept(core, node.envelopes_of(schema, range(5)))
     codes = without_gpu(schema, "GPU-1", reason, never=never)
     accept(core, [node.record(with_reasons(node.frames(schema, [5, 6]), codes))])
@@ -116,7 +116,7 @@ async def test_a_gpu_without_values(
 
 
 async def test_a_silent_node_has_unknown_devices(core: CollectorState):
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(10)))
     found = await compare(core, 10 + STALE, {"n1": (1, 1)})
     assert of(found, "n1").state is NodeInventoryState.STALE
     assert of(found, "n1").counts == {
@@ -135,7 +135,7 @@ async def test_a_node_whose_gpus_have_all_gone(
     core: CollectorState, state: str, counts: DeviceCounts
 ):
     """Without any GPU there are no frames of them; the agent reports if it found none."""
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(10)))
     code = next(code for code, label in agent.SOURCE_STATES.items() if label == state)
     schema, values = sources(gpu=code, rdma=1)
@@ -149,7 +149,7 @@ async def test_a_node_whose_gpus_have_all_gone(
 async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missing(
     core: CollectorState,
 ):
-    node = Reporter()
+    node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-old"), range(10)))
     accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-new"), range(10, 20)))
     found = await compare(core, 20, {"n1": (2, None)})
@@ -162,18 +162,18 @@ async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missin
 
 
 async def test_a_gpu_that_moved_is_not_gone(core: CollectorState):
-    node = Reporter("n1")
+    node = NodeReporter("n1")
     accept(core, node.envelopes_of(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(100, 110)))
     assert [one.gpu for one in (await compare(core, 110)).gone] == ["GPU-1"]
-    accept(core, Reporter("n2").envelopes_of(gpus_of("GPU-1"), range(100, 110)))
+    accept(core, NodeReporter("n2").envelopes_of(gpus_of("GPU-1"), range(100, 110)))
     assert (await compare(core, 110)).gone == ()
 
 
 async def test_a_retired_gpu_that_reports_is_reported_once(core: CollectorState):
     reported: list = []
     core.evidence.problems.listeners.append(reported.append)
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0", "GPU-1"), range(10)))
     retired = [Retirement(at(5), FOREVER_NS, "GPU-1", "sent back")]
     for _ in range(2):
         found = await compare(core, 10, retired=retired)
@@ -186,15 +186,15 @@ async def test_a_retired_gpu_that_reports_is_reported_once(core: CollectorState)
 
 
 async def test_cells_without_an_inventory_omit_it(core: CollectorState):
-    accept(core, Reporter().envelopes_of(gpus_of("GPU-0"), range(10)))
+    accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(10)))
     found = await compare(core, 10)
     assert list(inventory_cells(found)) == []
     assert inventory_json(found, lambda *_: None)["nodes"] is None
 
 
 async def test_cells_and_json_of_an_inventory(core: CollectorState):
-    accept(core, Reporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
-    accept(core, Reporter("n2").envelopes_of(gpus_of("GPU-2"), range(10)))
+    accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(10)))
+    accept(core, NodeReporter("n2").envelopes_of(gpus_of("GPU-2"), range(10)))
     found = await compare(core, 10, {"n1": (2, None), "n9": (8, 8)})
     values = {(c.metric.name, *c.labels): c.value for c in inventory_cells(found)}
     assert values["railscope_inventory_gpus", "n1", "present"] == 1

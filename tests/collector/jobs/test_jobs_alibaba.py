@@ -23,14 +23,14 @@ from collector.metering.units import Tiling
 from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 NS = 1e9
 
 
 @pytest.fixture(scope="module")
 def trace() -> Path:
-    return captured("jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz")
+    return capture_path("jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz")
 
 
 def straight(path: Path) -> Iterator[tuple[str, int, int, int]]:

@@ -47,7 +47,7 @@ ROWS = [
 ]
 
 
-class Cluster:
+class BilledCluster:
     """A directory with a ledger, prices and books."""
 
     def __init__(self, directory: Path) -> None:
@@ -88,8 +88,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
+def cluster(tmp_path: Path) -> BilledCluster:
+    return BilledCluster(tmp_path)
 
 
 def totals(printed: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from collector.jobs.job_metering import format_hours
 from railscope.cli import root as railscope
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 S = 1_000_000_000
 GPU = "00000000:01:00.0"
@@ -161,7 +161,9 @@ def test_a_ledger_that_cannot_be_opened_is_one_clear_line(jobs):
 
 
 def test_the_list_of_a_real_cluster_adds_up():
-    reported = json.loads(run(captured("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout)
+    reported = json.loads(
+        run(capture_path("jobs/clustercockpit-alex-60pct.jsonl"), "--json").stdout
+    )
     held = sum(int(tenant["held_ns"]) for tenant in reported["tenants"])
     assert held == int(reported["held_ns"])
     assert held + int(reported["free_ns"]) == int(reported["capacity_ns"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.job_lists import GPU_1, GPU_2, HOUR, S, held
-from support.shared import captured
+from support.job_lists import GPU_1, GPU_2, HOUR, S, tenant_hours
+from support.shared import capture_path
 
 from collector.jobs import imported_lists
 from collector.jobs.job_list_reader import read_jobs
@@ -50,7 +50,7 @@ class ImportDirectory:
 
     def held(self) -> dict[str, int]:
         ledger = Ledger.open(self.url, metadata)
-        found = held(ledger)
+        found = tenant_hours(ledger)
         ledger.close()
         return found
 
@@ -264,7 +264,7 @@ def test_slurm_names_models_of_gpus_it_counts(place):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0, 1)])
 def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
-    text = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text()
+    text = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text()
     halves = ("2023-02-01..2023-02-14", "2023-02-15..2023-02-28")
     for number in order:
         arguments = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")

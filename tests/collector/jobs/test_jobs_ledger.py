@@ -23,7 +23,7 @@ from collector.metering.units import Tiling
 from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 S = 1_000_000_000
 
@@ -109,7 +109,7 @@ def test_every_day_is_a_complete_tiling_of_whole_days(jobs):
 
 
 def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
-    lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
+    lines = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = read_clustercockpit(lines).jobs
     expected = {tenant: time for tenant, time in meter_jobs(jobs).tenants.items() if time}
     first = write_jobs(ledger, jobs)

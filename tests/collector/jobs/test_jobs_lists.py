@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from sqlalchemy import select
-from support.examples import fewer
-from support.job_lists import GPU_1, GPU_2, HOUR, held
+from support.examples import fewer_examples
+from support.job_lists import GPU_1, GPU_2, HOUR, tenant_hours
 
 from collector.jobs import imported_lists
 from collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
@@ -68,7 +68,7 @@ def test_a_list_of_another_source_leaves_what_is_there():
     import_list(ledger, listed("fritz", FIRST, B1), BY)
     after = contents(ledger)
     assert {key: after[key] for key in before} == before
-    assert held(ledger) == {"a": 10, "b": 4}
+    assert tenant_hours(ledger) == {"a": 10, "b": 4}
 
 
 def test_a_later_period_changes_no_gpu_that_it_does_not_name():
@@ -90,7 +90,7 @@ def test_a_corrected_list_replaces_exactly_its_jobs():
         listed("alex", SECOND, job(4, "n1/g0", 80, 90)),
     )
     assert contents(ledger) == contents(fresh)
-    assert held(ledger) == {"a": 20, "b": 4, "c": 1}
+    assert tenant_hours(ledger) == {"a": 20, "b": 4, "c": 1}
     assert not [key for key in contents(ledger) if key[0] == "n1/g0" and key[1] < 3]
 
 
@@ -111,7 +111,7 @@ def test_periods_of_a_source_do_not_overlap():
     overlapping = listed("alex", Period(2 * DAY_NS, 4 * DAY_NS), A1)
     with pytest.raises(JobLedgerError, match=r"period .* of source alex: overlaps .* fix: "):
         import_list(ledger, overlapping, BY)
-    assert held(ledger) == {"a": 10}
+    assert tenant_hours(ledger) == {"a": 10}
     import_list(ledger, overlapping._replace(source="fritz"), BY)
 
 
@@ -127,7 +127,7 @@ def test_two_models_of_one_gpu_are_an_error_and_change_nothing():
 def test_a_job_over_the_edge_of_two_periods_is_one_claim():
     over = job(7, "n1/g0", 70, 75)
     ledger = imported(listed("alex", SECOND, over), listed("alex", FIRST, over))
-    assert held(ledger) == {"a": 5}
+    assert tenant_hours(ledger) == {"a": 5}
     (claim,) = {entry.claim for entry in ledger.entries(0, 6 * DAY_NS) if entry.claim}
     assert claim == f"alex/7@{70 * 3600}"
 
@@ -151,7 +151,7 @@ versions = st.lists(
 )
 
 
-@fewer(40)
+@fewer_examples(40)
 @given(versions, st.randoms(use_true_random=False))
 def test_p26_imports_in_any_order_and_repetition_give_one_ledger(found, random):
     newest = {(source, period): own for source, period, own in found}
@@ -163,7 +163,7 @@ def test_p26_imports_in_any_order_and_repetition_give_one_ledger(found, random):
     assert contents(once) == contents(corrected) == contents(again)
 
 
-@fewer(30)
+@fewer_examples(30)
 @given(versions, versions)
 def test_p26_a_list_changes_no_gpu_of_other_sources_or_periods(found, more):
     ledger = imported(*(listed(source, period, *own) for source, period, own in found))
@@ -253,7 +253,7 @@ def test_days_after_now_are_not_written_and_those_there_are_withdrawn():
     assert {day for _, day in contents(ledger)} == set(range(20))
     import_list(ledger, own, BY._replace(now_ns=5 * DAY_NS + HOUR))
     assert {day for _, day in contents(ledger)} == set(range(6))
-    assert held(ledger) == {"a": 10}
+    assert tenant_hours(ledger) == {"a": 10}
 
 
 def test_the_claim_of_a_job_ends_where_the_job_does():

@@ -26,20 +26,20 @@ from tests.support.job_books import (
     START,
     TOLERANCE,
     S,
-    counted,
     counted_fractions,
     in_fractions,
     ledger,
     queues,
+    with_unnamed_gpus,
 )
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 # Without a difference ------------------------------------------------------------------------------
 
 
 @given(queues())
 def test_a_ledger_made_of_the_records_has_no_difference(jobs):
-    for records in (jobs, counted(jobs)):
+    for records in (jobs, with_unnamed_gpus(jobs)):
         found = compare_jobs(ledger(jobs), records, 0)
         assert found.agrees
         assert [tenant.difference for tenant in found.tenants] == [0] * len(found.tenants)
@@ -286,7 +286,7 @@ def as_sacct(jobs: Sequence[ListedJob]) -> str:
 
 
 def test_the_ledger_of_a_real_cluster_equals_its_accounting():
-    lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
+    lines = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = [job for job in read_clustercockpit(lines).jobs if job.gpus and not job.unplaced]
     books = read_sacct(as_sacct(jobs)).jobs
     found = compare_jobs(ledger(jobs), books, 0)
@@ -301,7 +301,7 @@ def test_running_jobs_of_slurm_and_its_accounting_are_one_ledger():
     """Indices of GPUs by scontrol, and the same jobs as sacct would print them at their planned end."""
     reported, rows = {}, []
     for name in ("main_array_job", "multi_node"):
-        text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
+        text = capture_path(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
         for job in parse_text(text.replace("=RUNNING", "=COMPLETED"), UTC):
             assert job.start_seconds is not None
             assert job.end_seconds is not None

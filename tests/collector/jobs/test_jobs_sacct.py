@@ -14,7 +14,7 @@ from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpu
 from collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
 from collector.jobs.job_metering import meter_jobs
 from railscope.slurm.sacct import COLUMNS
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 S = 1_000_000_000
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -159,7 +159,7 @@ def test_a_header_without_a_field_is_refused(field):
 
 
 def test_output_of_another_command_is_no_list():
-    lines = captured("jobs/slurm/sample-squeue-output.txt").read_text()
+    lines = capture_path("jobs/slurm/sample-squeue-output.txt").read_text()
     with pytest.raises(JobListError, match=r"^line 1: JobID: missing in the header$"):
         read_sacct(lines)
 
@@ -168,7 +168,7 @@ def test_the_resources_that_slurm_printed_are_counted():
     """The AllocTRES and NodeList of real jobs, as scontrol prints them."""
     rows, expected = [], []
     for name in ("all_gpus", "multi_node"):
-        text = captured(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
+        text = capture_path(f"jobs/slurm/scontrol_out_{name}.txt").read_text()
         reported = dict(part.split("=", 1) for part in text.split() if "=" in part)
         times = {
             "Start": reported["StartTime"],

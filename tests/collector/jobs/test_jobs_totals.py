@@ -21,12 +21,12 @@ from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
 from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY
-from tests.support.shared import captured
+from tests.support.shared import capture_path
 
 S = 1_000_000_000
 
 
-class Use(NamedTuple):
+class JobUse(NamedTuple):
     """A job's use of one GPU; in the order in which the later prevails."""
 
     start: int
@@ -35,7 +35,7 @@ class Use(NamedTuple):
     tenant: str
 
 
-def swept(uses: Iterable[Use]) -> tuple[Counter[str], int, int]:
+def swept(uses: Iterable[JobUse]) -> tuple[Counter[str], int, int]:
     """Time of one GPU by tenant, first start to last end, and the time that was moved.
 
     At each instant the job that began last has it; of two that began at once the one with the
@@ -58,7 +58,7 @@ def moved_ns(metered: Any) -> Fraction:
     return sum((Fraction(clash.conflict.quantity) / 840 for clash in metered.overlaps), Fraction(0))
 
 
-def straight(uses: dict[Any, list[Use]]) -> tuple[dict[str, int], int, int]:
+def straight(uses: dict[Any, list[JobUse]]) -> tuple[dict[str, int], int, int]:
     """Of all GPUs: the tenants, the capacity and the time that was moved."""
     found = [swept(each) for each in uses.values()]
     tenants = {use.tenant: 0 for each in uses.values() for use in each}
@@ -68,11 +68,11 @@ def straight(uses: dict[Any, list[Use]]) -> tuple[dict[str, int], int, int]:
     return tenants, sum(capacity for _, capacity, _ in found), sum(cut for _, _, cut in found)
 
 
-def uses_of(jobs: Sequence[ListedJob]) -> dict[ListedGpu, list[Use]]:
+def uses_of(jobs: Sequence[ListedJob]) -> dict[ListedGpu, list[JobUse]]:
     found = defaultdict(list)
     for job in jobs:
         for gpu in job.gpus:
-            found[gpu].append(Use(job.start_ns, job.claim, job.end_ns, job.tenant))
+            found[gpu].append(JobUse(job.start_ns, job.claim, job.end_ns, job.tenant))
     return found
 
 
@@ -208,8 +208,8 @@ CAPTURE = "jobs/clustercockpit-alex-60pct.jsonl"
 
 
 def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
-    text = captured(CAPTURE).read_text()
-    uses: dict[Any, list[Use]] = defaultdict(list)
+    text = capture_path(CAPTURE).read_text()
+    uses: dict[Any, list[JobUse]] = defaultdict(list)
     durations: Counter[str] = Counter()
     nameless: Counter[str] = Counter()
     lines = text.splitlines()
@@ -223,7 +223,7 @@ def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
                     continue
                 durations[job["project"]] += end - start
                 where = (resource["hostname"], address)
-                uses[where].append(Use(start, claim, end, job["project"]))
+                uses[where].append(JobUse(start, claim, end, job["project"]))
     tenants, capacity, cut = straight(uses)
     metered = meter_jobs(read_clustercockpit(lines).jobs)
     assert metered.tenants == tenants
@@ -238,7 +238,7 @@ def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
 
 
 def test_a_real_list_that_is_read_twice_is_the_same_list():
-    lines = captured(CAPTURE).read_text().splitlines()
+    lines = capture_path(CAPTURE).read_text().splitlines()
     once = read_clustercockpit(lines)
     assert read_clustercockpit([*lines, *reversed(lines)]) == once
 
@@ -246,7 +246,7 @@ def test_a_real_list_that_is_read_twice_is_the_same_list():
 @pytest.mark.parametrize("shift", [1, 60])
 def test_a_real_list_that_is_requeued_too_early_is_moved_as_in_the_sweep(shift):
     """Every job runs again before its end: all of them collide."""
-    lines = captured(CAPTURE).read_text().splitlines()
+    lines = capture_path(CAPTURE).read_text().splitlines()
     jobs = list(read_clustercockpit(lines).jobs)
     again = [
         ListedJob(

@@ -11,7 +11,7 @@ from days import DAY, HOUR, START, days, held, histories, metered
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
-from support.examples import fewer
+from support.examples import fewer_examples
 from support.metered import revision_of
 
 from collector.ledger.database import Database, LedgerError
@@ -32,7 +32,9 @@ from railscope.timestamps import DAY_NS, FOREVER_NS
 
 gpu_numbers = count()
 # Each example waits for the disk, so there are fewer of them.
-on_one_database = settings(fewer(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+on_one_database = settings(
+    fewer_examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def in_sequence(day):

@@ -9,8 +9,8 @@ from itertools import combinations, pairwise
 
 import model
 import msgspec
-from histories import LAST, Case, S
-from properties import Metering, by_claim
+from histories import LAST, MeteringCase, S
+from properties import MeteringImplementation, by_claim
 
 from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import Overlap, OverlapKind
@@ -38,7 +38,9 @@ def without_claim(evidence: Evidence, name: str) -> Evidence:
     return msgspec.structs.replace(evidence, claims=left)
 
 
-def p19_a_claim_changes_no_holder_outside_its_span(metering: Metering, case: Case) -> None:
+def p19_a_claim_changes_no_holder_outside_its_span(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     both = with_claims(case.evidence, case.extra)
     for one in {claim.id: claim for claim in model.ended(both)}.values():
         alone = without_claim(both, one.id)
@@ -50,7 +52,9 @@ def p19_a_claim_changes_no_holder_outside_its_span(metering: Metering, case: Cas
                 )
 
 
-def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> None:
+def p19_a_claim_frees_nothing_that_was_held(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     """Shares of a GPU and of its instances alike; only devices that lie across one another do not exist."""
     both = with_claims(case.evidence, case.extra)
     shared = [claim for claim in both.claims if not claim.exclusive]
@@ -83,7 +87,7 @@ def _lie_across(one: CapacityRange, other: CapacityRange) -> bool:
     return model.meet(one, other) and not within
 
 
-def p20_requested_is_held_and_moved(metering: Metering, case: Case) -> None:
+def p20_requested_is_held_and_moved(metering: MeteringImplementation, case: MeteringCase) -> None:
     evidence = with_claims(case.evidence, case.extra)
     asked: Counter = Counter()
     edges = {edge for edge in model.instants(evidence) if case.start < edge < case.end}
@@ -115,7 +119,7 @@ def _names_both_claims(evidence: Evidence, one: Overlap) -> None:
         assert levels[one.other] >= levels[one.claim]
 
 
-def p21_only_the_order_of_ids_matters(metering: Metering, case: Case) -> None:
+def p21_only_the_order_of_ids_matters(metering: MeteringImplementation, case: MeteringCase) -> None:
     lowest_first: list[str] = []
     for name in {claim.id for claim in case.evidence.claims}:
         later = (at for at, o in enumerate(lowest_first) if model.id_before(name, o))
@@ -142,7 +146,7 @@ def p21_only_the_order_of_ids_matters(metering: Metering, case: Case) -> None:
     assert moved == set(metering.overlaps(case.evidence))
 
 
-def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
+def p22_shares_are_exact_in_any_order(metering: MeteringImplementation, case: MeteringCase) -> None:
     """Claims of one rank on a GPU, a part of which a claim of a higher rank may hold."""
     usual = {"authority": ClaimAuthority.SCHEDULER, "review": "", "exclusive": False, "node": "",
              "compute": WHOLE, "memory": WHOLE, "end_ns": FOREVER_NS}  # fmt: skip
@@ -181,7 +185,9 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
                     assert found[claim.id, each] == size * S
 
 
-def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case: Case) -> None:
+def p23_no_envelope_changes_what_an_administrator_gave(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     level = min(case.extra.authority, ClaimAuthority.SCHEDULER)
     extra = msgspec.structs.replace(case.extra, authority=level)
     high = {
@@ -197,7 +203,9 @@ def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case:
         assert key[0] not in high or before[key] == after[key]
 
 
-def p24_a_claim_under_review_moves_no_other_claims_time(metering: Metering, case: Case) -> None:
+def p24_a_claim_under_review_moves_no_other_claims_time(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     extra = msgspec.structs.replace(case.extra, authority=ClaimAuthority.REVIEW, review="late")
     waiting = {
         claim.id for claim in case.evidence.claims if claim.authority is ClaimAuthority.REVIEW

@@ -36,7 +36,7 @@ PROFILES = [(1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)]
 
 
 @dataclass(frozen=True)
-class Case:
+class MeteringCase:
     """A history, a window cut in two, and what else a property needs to vary it."""
 
     evidence: Evidence
@@ -237,11 +237,11 @@ def histories(draw):
 
 
 @st.composite
-def cases(draw):
+def metering_cases(draw):
     evidence = draw(histories())
     wide = st.tuples(st.just(0), seconds, st.just(LAST * S))
     start, middle, end = sorted(draw(st.one_of(wide, st.tuples(seconds, seconds, seconds))))
-    return Case(
+    return MeteringCase(
         evidence=evidence,
         readings=draw(readings()),
         start=start,

@@ -19,7 +19,7 @@ from railscope.timestamps import FOREVER_NS
 
 
 @dataclass(frozen=True)
-class Part:
+class ClaimedSlots:
     """Slots [low, high) of a GPU and the claim that holds them, if any."""
 
     low: Fraction
@@ -88,9 +88,9 @@ def in_force(evidence: Evidence, instant: int) -> list[MeteredClaim]:
     return greatest_first(found)
 
 
-def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[Part]:
+def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[ClaimedSlots]:
     """The division of a GPU among claims that are in force, given greatest first."""
-    parts = [Part(Fraction(0), Fraction(840))]
+    parts = [ClaimedSlots(Fraction(0), Fraction(840))]
     waiting = list(claims)
     while waiting:
         first = waiting[0]
@@ -138,7 +138,7 @@ def amounts(
     return found | {claim: rest / len(bare) for claim in bare}
 
 
-def _left(parts: list[Part], device: CapacityRange) -> Fraction:
+def _left(parts: list[ClaimedSlots], device: CapacityRange) -> Fraction:
     found = (
         min(p.high, device.high) - max(p.low, device.low)
         for p in parts
@@ -148,8 +148,8 @@ def _left(parts: list[Part], device: CapacityRange) -> Fraction:
 
 
 def _give(
-    parts: list[Part], claim: MeteredClaim, device: CapacityRange, size: Fraction
-) -> list[Part]:
+    parts: list[ClaimedSlots], claim: MeteredClaim, device: CapacityRange, size: Fraction
+) -> list[ClaimedSlots]:
     """The lowest free slots of a device, up to a size, go to a claim."""
     found = []
     for part in parts:
@@ -160,7 +160,7 @@ def _give(
             continue
         size -= high - low
         edges = [(part.low, low, None), (low, high, claim), (high, part.high, None)]
-        found += [Part(*edge) for edge in edges if edge[0] < edge[1]]
+        found += [ClaimedSlots(*edge) for edge in edges if edge[0] < edge[1]]
     return found
 
 
@@ -342,5 +342,5 @@ def shares(evidence: Evidence, runs: Iterable[CounterReadings], start: int, end:
     return +total
 
 
-def _owner(parts: list[Part], slot: Fraction) -> MeteredClaim | None:
+def _owner(parts: list[ClaimedSlots], slot: Fraction) -> MeteredClaim | None:
     return next((part.claim for part in parts if part.low <= slot < part.high), None)

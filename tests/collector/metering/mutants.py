@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import properties
 from histories import S
-from properties import Metering
+from properties import MeteringImplementation
 from support.metered import tile
 
 from collector.metering.evidence import Evidence, MeteredClaim, NodeWitness
@@ -307,102 +307,117 @@ def review_attributed(evidence: Evidence) -> SlotOwners:
 
 MUTANTS = {
     "usage under review attributed": (
-        Metering(owners=review_attributed),
+        MeteringImplementation(owners=review_attributed),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "overlap without a record": (
-        Metering(overlaps=no_overlaps),
+        MeteringImplementation(overlaps=no_overlaps),
         claim_properties.p20_requested_is_held_and_moved,
     ),
     "later start ends the earlier claim": (
-        Metering(tile=later_ends_earlier),
+        MeteringImplementation(tile=later_ends_earlier),
         claim_properties.p19_a_claim_changes_no_holder_outside_its_span,
     ),
-    "ids as text": (Metering(tile=ids_as_text), claim_properties.p21_only_the_order_of_ids_matters),
+    "ids as text": (
+        MeteringImplementation(tile=ids_as_text),
+        claim_properties.p21_only_the_order_of_ids_matters,
+    ),
     "ids as text in overlaps": (
-        Metering(overlaps=ids_as_text_in_overlaps),
+        MeteringImplementation(overlaps=ids_as_text_in_overlaps),
         claim_properties.p21_only_the_order_of_ids_matters,
     ),
     "start of the stay": (
-        Metering(tile=start_of_the_stay),
+        MeteringImplementation(tile=start_of_the_stay),
         properties.p13_handover_has_one_holder_at_every_instant,
     ),
     "last share takes the GPU": (
-        Metering(tile=last_share_takes_the_gpu),
+        MeteringImplementation(tile=last_share_takes_the_gpu),
         claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "share of each floored": (
-        Metering(tile=share_of_each_floored),
+        MeteringImplementation(tile=share_of_each_floored),
         claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "shares one after another": (
-        Metering(tile=shares_one_after_another),
+        MeteringImplementation(tile=shares_one_after_another),
         claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "administrator overridden": (
-        Metering(tile=ignored_level),
+        MeteringImplementation(tile=ignored_level),
         claim_properties.p23_no_envelope_changes_what_an_administrator_gave,
     ),
     "review ignored": (
-        Metering(tile=ignored_review),
+        MeteringImplementation(tile=ignored_review),
         claim_properties.p24_a_claim_under_review_moves_no_other_claims_time,
     ),
     "slot counted twice, requested": (
-        Metering(tile=counted_twice),
+        MeteringImplementation(tile=counted_twice),
         claim_properties.p20_requested_is_held_and_moved,
     ),
     "dropped last interval": (
-        Metering(tile=dropped_last_interval),
+        MeteringImplementation(tile=dropped_last_interval),
         properties.p1_quantities_add_up_to_capacity,
     ),
     "arrival-order processing": (
-        Metering(tile=arrival_order),
+        MeteringImplementation(tile=arrival_order),
         properties.p2_order_and_repetition_change_nothing,
     ),
-    "slot counted twice": (Metering(tile=counted_twice), properties.p7_slots_have_one_tenant),
+    "slot counted twice": (
+        MeteringImplementation(tile=counted_twice),
+        properties.p7_slots_have_one_tenant,
+    ),
     "silent agent loses holder": (
-        Metering(tile=silent_agent_loses_holder),
+        MeteringImplementation(tile=silent_agent_loses_holder),
         properties.p5_samples_never_move_time_between_tenants,
     ),
     "clamped energy reset": (
-        Metering(increments=clamped_reset),
+        MeteringImplementation(increments=clamped_reset),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "energy: expected 0 or more": (
-        Metering(increments=negative_reset),
+        MeteringImplementation(increments=negative_reset),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "restart attributed": (
-        Metering(increments=restart_attributed),
+        MeteringImplementation(increments=restart_attributed),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "handover guessed": (
-        Metering(owners=handover_guessed),
+        MeteringImplementation(owners=handover_guessed),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "parts rounded one by one": (
-        Metering(divide=parts_rounded_one_by_one),
+        MeteringImplementation(divide=parts_rounded_one_by_one),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "counted before it was read": (
-        Metering(increments=counted_before_it_was_read),
+        MeteringImplementation(increments=counted_before_it_was_read),
         properties.p12_amounts_add_up_to_the_counter,
     ),
     "grace stretched over a gap": (
-        Metering(tile=stretched_grace),
+        MeteringImplementation(tile=stretched_grace),
         properties.p6_nothing_is_seen_within_a_gap,
     ),
-    "restart bridged": (Metering(tile=bridged_boots), properties.p6_nothing_is_seen_within_a_gap),
-    "ignored release": (Metering(tile=ignored_release), properties.p3_pointwise_oracle),
+    "restart bridged": (
+        MeteringImplementation(tile=bridged_boots),
+        properties.p6_nothing_is_seen_within_a_gap,
+    ),
+    "ignored release": (
+        MeteringImplementation(tile=ignored_release),
+        properties.p3_pointwise_oracle,
+    ),
     "samples clipped to the window": (
-        Metering(tile=clipped_samples),
+        MeteringImplementation(tile=clipped_samples),
         properties.p4_windows_add_up,
     ),
-    "level ignored": (Metering(tile=ignored_level), properties.p3_pointwise_oracle),
+    "level ignored": (MeteringImplementation(tile=ignored_level), properties.p3_pointwise_oracle),
     "memory tiled like compute": (
-        Metering(tile=whole_gpu_memory),
+        MeteringImplementation(tile=whole_gpu_memory),
         properties.p13_handover_has_one_holder_at_every_instant,
     ),
-    "maintenance billed": (Metering(tile=billed_maintenance), properties.p3_pointwise_oracle),
+    "maintenance billed": (
+        MeteringImplementation(tile=billed_maintenance),
+        properties.p3_pointwise_oracle,
+    ),
 }
 """Every mutant, with a property that must find it."""

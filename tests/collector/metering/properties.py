@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import model
 import msgspec
-from histories import Case, S
+from histories import MeteringCase, S
 from support import metered
 
 from collector.metering import measures, overlaps
@@ -22,7 +22,7 @@ from railscope.claim_terms import GPU_CAPACITY
 
 
 @dataclass(frozen=True)
-class Metering:
+class MeteringImplementation:
     """An implementation of metering; ours by default."""
 
     tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
@@ -71,7 +71,7 @@ def by_claim(entries: Iterable[TilingEntry]) -> Counter:
     return total
 
 
-def present_ns(case: Case) -> int:
+def present_ns(case: MeteringCase) -> int:
     """Time of the window in which the GPU was in some node."""
     edges = {case.start, case.end}
     edges |= {e for stay in case.evidence.stays for e in (stay.start_ns, stay.end_ns)}
@@ -79,7 +79,7 @@ def present_ns(case: Case) -> int:
     return sum(b - a for a, b in pairwise(inside) if model.present(case.evidence, a))
 
 
-def p1_quantities_add_up_to_capacity(metering: Metering, case: Case) -> None:
+def p1_quantities_add_up_to_capacity(metering: MeteringImplementation, case: MeteringCase) -> None:
     total: Counter = Counter()
     for entry in metering.tile(case.evidence, case.start, case.end):
         assert entry.quantity > 0
@@ -89,7 +89,9 @@ def p1_quantities_add_up_to_capacity(metering: Metering, case: Case) -> None:
         assert total[each] == GPU_CAPACITY * present_ns(case)
 
 
-def p2_order_and_repetition_change_nothing(metering: Metering, case: Case) -> None:
+def p2_order_and_repetition_change_nothing(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     again = case.shuffled()
     assert metering.tile(again, case.start, case.end) == metering.tile(
         case.evidence, case.start, case.end
@@ -103,7 +105,7 @@ def p2_order_and_repetition_change_nothing(metering: Metering, case: Case) -> No
     )
 
 
-def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
+def p3_pointwise_oracle(metering: MeteringImplementation, case: MeteringCase) -> None:
     evidence = case.evidence
     entries = metering.tile(evidence, case.start, case.end)
     for instant, slot in case.points:
@@ -154,7 +156,7 @@ def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, insta
     )
 
 
-def p4_windows_add_up(metering: Metering, case: Case) -> None:
+def p4_windows_add_up(metering: MeteringImplementation, case: MeteringCase) -> None:
     whole, one, other = (
         everything(metering.tile(case.evidence, start, end)) for start, end in _windows(case)
     )
@@ -167,7 +169,7 @@ def p4_windows_add_up(metering: Metering, case: Case) -> None:
     assert whole == one + other
 
 
-def _windows(case: Case) -> tuple[tuple[int, int], ...]:
+def _windows(case: MeteringCase) -> tuple[tuple[int, int], ...]:
     return (case.start, case.end), (case.start, case.middle), (case.middle, case.end)
 
 
@@ -178,7 +180,9 @@ def _by_use(found: Iterable[AmountShare]) -> Counter:
     return total
 
 
-def p5_samples_never_move_time_between_tenants(metering: Metering, case: Case) -> None:
+def p5_samples_never_move_time_between_tenants(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     for stretches in (case.other_stretches, ()):
         evidence = msgspec.structs.replace(case.evidence, stretches=stretches)
         assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
@@ -186,7 +190,7 @@ def p5_samples_never_move_time_between_tenants(metering: Metering, case: Case) -
         )
 
 
-def p6_nothing_is_seen_within_a_gap(metering: Metering, case: Case) -> None:
+def p6_nothing_is_seen_within_a_gap(metering: MeteringImplementation, case: MeteringCase) -> None:
     """For clocks that are uncertain, as far as they are certain."""
     samples = sorted({(s.boot, s.first_ns) for s in case.evidence.stretches})
     slack = max((stretch.uncertainty_ns for stretch in case.evidence.stretches), default=0)
@@ -204,7 +208,7 @@ def p6_nothing_is_seen_within_a_gap(metering: Metering, case: Case) -> None:
             assert any(start <= entry.t0_ns and entry.t1_ns <= end for start, end in spans)
 
 
-def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
+def p7_slots_have_one_tenant(metering: MeteringImplementation, case: MeteringCase) -> None:
     entries = metering.tile(case.evidence, case.start, case.end)
     for each in Tiling:
         tiles = sorted(
@@ -215,7 +219,7 @@ def p7_slots_have_one_tenant(metering: Metering, case: Case) -> None:
             assert all(before[1] <= after[0] for before, after in pairwise(over))
 
 
-def p12_amounts_add_up_to_the_counter(metering: Metering, case: Case) -> None:
+def p12_amounts_add_up_to_the_counter(metering: MeteringImplementation, case: MeteringCase) -> None:
     evidence = case.evidence
     counted = metering.increments(case.readings)
     found = metering.shares(evidence, counted, case.start, case.end)
@@ -231,7 +235,9 @@ def p12_amounts_add_up_to_the_counter(metering: Metering, case: Case) -> None:
     assert _by_use(found) == model.shares(evidence, case.readings, case.start, case.end)
 
 
-def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case) -> None:
+def p13_handover_has_one_holder_at_every_instant(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     evidence = case.evidence
     entries = metering.tile(evidence, case.start, case.end)
     instants = {instant for change in model.instants(evidence) for instant in (change - 1, change)}
@@ -244,7 +250,9 @@ def p13_handover_has_one_holder_at_every_instant(metering: Metering, case: Case)
                 _equals_the_model(evidence, entry, slot, instant)
 
 
-def p14_both_tilings_are_complete_in_every_layout(metering: Metering, case: Case) -> None:
+def p14_both_tilings_are_complete_in_every_layout(
+    metering: MeteringImplementation, case: MeteringCase
+) -> None:
     entries = metering.tile(case.evidence, case.start, case.end)
     for change in {case.start, *(layout.start_ns for layout in case.evidence.layouts)}:
         if not (case.start <= change < case.end and model.present(case.evidence, change)):
@@ -257,7 +265,7 @@ def p14_both_tilings_are_complete_in_every_layout(metering: Metering, case: Case
             assert {entry.layout for entry in now} == {layout.id if layout else ""}
 
 
-def p15_a_wrong_clock_moves_no_claim(metering: Metering, case: Case) -> None:
+def p15_a_wrong_clock_moves_no_claim(metering: MeteringImplementation, case: MeteringCase) -> None:
     shift = case.random.randrange(-300, 300) * S
     moved = tuple(
         msgspec.structs.replace(s, first_ns=s.first_ns + shift, last_ns=s.last_ns + shift)

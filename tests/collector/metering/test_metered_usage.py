@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 
 import msgspec
-from histories import Case, cases
+from histories import MeteringCase, metering_cases
 from hypothesis import given, strategies as st
 from support.billing import book, price
 
@@ -46,7 +46,7 @@ def moved(facts: object, by_ns: int) -> object:
     return msgspec.structs.replace(facts, **later)
 
 
-def days_of(case: Case, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
+def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
     """The case as the ledger has it, with some instant of it at midnight."""
     facts = msgspec.structs.asdict(case.evidence)
     evidence = msgspec.structs.replace(
@@ -66,8 +66,8 @@ def days_of(case: Case, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
 shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
 
 
-@given(cases(), shifts)
-def test_usage_is_all_that_is_held_and_kept(case: Case, by_ns: int) -> None:
+@given(metering_cases(), shifts)
+def test_usage_is_all_that_is_held_and_kept(case: MeteringCase, by_ns: int) -> None:
     days = days_of(case, by_ns)
     metered: Counter[tuple[str, SlotState]] = Counter()
     for entry in (entry for day in days for entry in day.entries):
@@ -81,8 +81,8 @@ def test_usage_is_all_that_is_held_and_kept(case: Case, by_ns: int) -> None:
     assert used == metered
 
 
-@given(cases(), shifts)
-def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case, by_ns: int) -> None:
+@given(metering_cases(), shifts)
+def test_rating_takes_every_usage_and_bills_nothing_twice(case: MeteringCase, by_ns: int) -> None:
     used = usages(days_of(case, by_ns))
     rated = rate(used, BOOK, Period(0, 3 * DAY_NS))
     hours = sum((charge.quantity for charge in rated.charges), Fraction(0))
@@ -99,8 +99,10 @@ def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case, by_ns: int
     assert certain <= hours <= certain + doubtful
 
 
-@given(cases(), shifts)
-def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(case: Case, by_ns: int) -> None:
+@given(metering_cases(), shifts)
+def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
+    case: MeteringCase, by_ns: int
+) -> None:
     days = days_of(case, by_ns)
     held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD}
     attributed: Counter[tuple[int, str]] = Counter()
@@ -115,8 +117,8 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(case: Case, by_ns:
     assert +known == attributed
 
 
-@given(cases(), shifts)
-def test_the_start_of_a_claim_is_that_of_the_evidence(case: Case, by_ns: int) -> None:
+@given(metering_cases(), shifts)
+def test_the_start_of_a_claim_is_that_of_the_evidence(case: MeteringCase, by_ns: int) -> None:
     days = days_of(case, by_ns)
     began = {(claim.id, claim.start_ns) for day in days for claim in day.claims}
     for usage in usages(days[1:]):
@@ -124,7 +126,7 @@ def test_the_start_of_a_claim_is_that_of_the_evidence(case: Case, by_ns: int) ->
             assert (usage.claim, usage.claim_start_ns) in began
 
 
-@given(cases(), shifts)
-def test_uncounted_energy_is_not_known(case: Case, by_ns: int) -> None:
+@given(metering_cases(), shifts)
+def test_uncounted_energy_is_not_known(case: MeteringCase, by_ns: int) -> None:
     for usage in usages(days_of(case, by_ns, counted=False)):
         assert usage.energy_millijoules is Absent.UNSUPPORTED

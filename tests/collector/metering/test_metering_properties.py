@@ -1,18 +1,18 @@
 import claim_properties
 import properties
 import pytest
-from histories import cases
+from histories import metering_cases
 from hypothesis import HealthCheck, Phase, given, settings
 from mutants import MUTANTS
-from properties import Metering
+from properties import MeteringImplementation
 
 PROPERTIES = [*properties.PROPERTIES, *claim_properties.PROPERTIES]
 
 
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
-@given(case=cases())
+@given(case=metering_cases())
 def test_metering(holds, case):
-    holds(Metering(), case)
+    holds(MeteringImplementation(), case)
 
 
 def refuted(holds, metering):
@@ -26,7 +26,7 @@ def refuted(holds, metering):
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases())
+    @given(metering_cases())
     def attempt(case) -> None:
         holds(metering, case)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.story import Reporter, accept, at, core_in, ended, started
+from support.story import NodeReporter, accept, at, claim_ended, claim_started, core_in
 
 from collector.account.live_account import LiveAccount
 from collector.config import CollectorSettings
@@ -40,14 +40,14 @@ def busy(node: str) -> list[Schema]:
     return [Schema("gpu", (), tuple(gpus)), Schema("gpu_activity", columns)]
 
 
-class Site:
+class ReportingNodes:
     """A collector's state, and nodes that report to it."""
 
     def __init__(
         self, directory: Path, files: AdministratorInputs | None = None, max_jobs: int = 100
     ) -> None:
         self.core = core_in(directory)
-        self.reporters: dict[str, Reporter] = {}
+        self.reporters: dict[str, NodeReporter] = {}
         self.now = 0
         self.refresher = ViewRefresher(
             self.core,
@@ -69,7 +69,7 @@ class Site:
         reasons: bytes = b"",
     ) -> None:
         """A node reports the activity of its GPUs (in percent), and its events."""
-        reporter = self.reporters.setdefault(node, Reporter(node, f"boot of {node}"))
+        reporter = self.reporters.setdefault(node, NodeReporter(node, f"boot of {node}"))
         of_gpus, of_activity = busy(node)
         frames = reporter.frames(of_gpus, [second], events={second: events})
         rows = reporter.frames(
@@ -99,11 +99,11 @@ def straggler(job: dict[str, Any], measure: str = "sm_activity") -> dict[str, An
 
 def claims(job: str, *gpus: str, second: int = 0, **facts: str) -> list[Event]:
     facts = {"workload": job, "owner": "vision", "tenant": "vision"} | facts
-    return [started(gpu, f"{job} on {gpu}", second, **facts) for gpu in gpus]
+    return [claim_started(gpu, f"{job} on {gpu}", second, **facts) for gpu in gpus]
 
 
 async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
-    site = Site(tmp_path)
+    site = ReportingNodes(tmp_path)
     site.report("n1", 10, (90, 90), *claims("4711", "n1-0", "n1-1"))
     site.report("n2", 10, (90, 45), *claims("4711", "n2-0", "n2-1", second=5))
     (job,) = reported(await site.jobs(12))
@@ -132,18 +132,20 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
         "railscope_job_mean_gpu_sm_activity_ratio",
     }
 
-    ends = [ended(f"n2-{i}", f"4711 on n2-{i}", 20) for i in range(2)]
+    ends = [claim_ended(f"n2-{i}", f"4711 on n2-{i}", 20) for i in range(2)]
     site.report("n2", 20, (0, 0), *ends)
     (job,) = reported(await site.jobs(21))
     assert (job["gpus"], job["nodes"]) == (2, 1)
-    site.report("n1", 22, (0, 0), *[ended(f"n1-{i}", f"4711 on n1-{i}", 22) for i in range(2)])
+    site.report(
+        "n1", 22, (0, 0), *[claim_ended(f"n1-{i}", f"4711 on n1-{i}", 22) for i in range(2)]
+    )
     jobs = await site.jobs(23)
     assert reported(jobs) == []
     assert list(jobs.cells()) == []
 
 
 async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
-    site = Site(tmp_path)
+    site = ReportingNodes(tmp_path)
     for node in ("n1", "n2"):
         site.report(node, 10, (90, 80), *claims("1", f"{node}-0", f"{node}-1"))
     site.report("n1", 50, (90, 80))
@@ -162,7 +164,7 @@ async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
 
 
 async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
-    site = Site(tmp_path)
+    site = ReportingNodes(tmp_path)
     denied = bytes([Absent.DENIED.value] * 2)
     site.report("n1", 10, (0, 0), *claims("denied", "n1-0", "n1-1"), reasons=denied)
     site.report("n2", 10, (90, 0), *claims("one", "n2-0"))
@@ -187,7 +189,7 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
 
 
 async def test_jobs_beyond_the_maximum_are_counted_and_not_reported(tmp_path: Path):
-    site = Site(tmp_path, max_jobs=1)
+    site = ReportingNodes(tmp_path, max_jobs=1)
     site.report("n1", 10, (90, 80), *claims("first", "n1-0"))
     await site.jobs(11)
     site.report("n1", 12, (90, 80), *claims("second", "n1-1"))
@@ -197,14 +199,14 @@ async def test_jobs_beyond_the_maximum_are_counted_and_not_reported(tmp_path: Pa
     assert (cells[catalog.CLUSTER_JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
     holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
     assert [labels[1] for labels in holders] == ["n1-0"]
-    site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))
+    site.report("n1", 14, (90, 80), claim_ended("n1-0", "first on n1-0", 14))
     assert [job["workload"] for job in reported(await site.jobs(15))] == ["second"]
 
 
 async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_ones(
     tmp_path: Path,
 ):
-    site = Site(tmp_path)
+    site = ReportingNodes(tmp_path)
     site.report("n1", 10, (90, 80), *claims("1", "n1-0", "n1-1"))
     await site.jobs(11)
     row = site.core.fleet.nodes["n1"].rows["gpu_activity"]
@@ -235,14 +237,16 @@ async def test_a_row_that_another_node_takes_meanwhile_is_not_read_as_the_first_
 async def test_what_a_job_is_called(
     tmp_path: Path, source: str, workload: str, job: tuple[str, str]
 ):
-    site = Site(tmp_path)
-    event = started("n1-0", "claim", 0, workload=workload, source=source, owner="o", tenant="t")
+    site = ReportingNodes(tmp_path)
+    event = claim_started(
+        "n1-0", "claim", 0, workload=workload, source=source, owner="o", tenant="t"
+    )
     site.report("n1", 10, (90, 80), event)
     assert [one.key for one in (await site.jobs(11)).jobs] == [("t", *job)]
 
 
 async def test_pods_of_one_job_are_one_job(tmp_path: Path):
-    site = Site(tmp_path)
+    site = ReportingNodes(tmp_path)
     for number, node in enumerate(("n1", "n2")):
         pod = f"research/bert-worker-{number}"
         site.report(node, 10, (90, 80), *claims(pod, f"{node}-0", f"{node}-1", source="kubernetes"))
@@ -258,7 +262,7 @@ async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(
     files = AdministratorInputs(
         tenancy_files.parse_claims(lines), tenancy_files.parse_tenants(owners)
     )
-    site = Site(tmp_path, files)
+    site = ReportingNodes(tmp_path, files)
     site.report("n1", 10, (90, 80), *claims("4711", "n1-0", tenant=""))
     site.report("n2", 10, (90, 80))
     site.report("n3", 10, (90, 80), *claims("4712", "n3-0", tenant=""))
@@ -272,8 +276,10 @@ async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(
 
 
 async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path):
-    site = Site(tmp_path)
-    unclaimed = started("n1-0", "unclaimed", 0, unclaimed=True, workload="pid 17", level="process")
+    site = ReportingNodes(tmp_path)
+    unclaimed = claim_started(
+        "n1-0", "unclaimed", 0, unclaimed=True, workload="pid 17", level="process"
+    )
     site.report("n1", 10, (90, 80), unclaimed, *claims("check", "n1-1", system="true"))
     assert (await site.jobs(11)).jobs == ()
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from histories import LAST, S, cases
+from histories import LAST, S, metering_cases
 from hypothesis import given, strategies as st
 from support.batches import batch_of
 
@@ -53,7 +53,7 @@ RDMA_SENT = METRICS["railscope_rdma_transmit_bytes_total"]
 # Holdings ----------------------------------------------------------------------------------------
 
 
-@given(cases(), st.integers(0, LAST + 50))
+@given(metering_cases(), st.integers(0, LAST + 50))
 def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
     now_ns = second * S
     entries = GpuTimeline.compute(case.evidence).entries(now_ns, now_ns + 1)
