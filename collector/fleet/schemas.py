@@ -34,6 +34,7 @@ from collector.fleet.schema_columns import (
     find_device_columns,
     find_metered_columns,
     has_rate,
+    is_of_jobs,
     job_columns,
 )
 from railscope import catalog, device_names, durable_files, wire as wire_format
@@ -67,6 +68,11 @@ class SchemaLayout:
     cell_rails: npt.NDArray[np.int64]
     keys: tuple[CellKey, ...]
     key_starts: Positions
+    viewed: Positions
+    """Columns that views read; `others` are the rest."""
+    others: Positions
+    slots: Positions
+    """For each column its position in `viewed`; only for these."""
 
     @property
     def rails(self) -> int:
@@ -109,12 +115,15 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
     cells: list[tuple[int, KeyPart, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow = [], []
+    viewed: set[int] = set()
     column = -1
     for group in schema.groups:
         metric = catalog.METRICS.get(group.metric)
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
+            if metric and is_of_jobs(metric, entity):
+                viewed.add(column)
             if metric and has_rate(metric, entity):
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
@@ -138,6 +147,9 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             cell_rails.append(rail)
         previous = (number, part, rail)
     positions = {column: number for number, column in enumerate(counters)}
+    viewed.update(counters, (column for *_, column in cells))
+    is_viewed = np.zeros(column + 1, np.bool_)
+    is_viewed[list(viewed)] = True
     rated = [(n, positions[column]) for n, (*_, column) in enumerate(cells) if column in positions]
     return SchemaLayout(
         schema.stream,
@@ -151,6 +163,9 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         np.array(cell_rails, np.int64),
         tuple(keys),
         np.array(key_starts, np.intp),
+        np.flatnonzero(is_viewed),
+        np.flatnonzero(~is_viewed),
+        np.cumsum(is_viewed) - 1,
     )
 
 

@@ -8,8 +8,9 @@ Batches as numpy arrays. The counterpart without numpy is railscope.envelopes.de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -157,7 +158,11 @@ Rates: TypeAlias = npt.NDArray[np.float64]
 
 
 class SheetBlock:
-    """A group of rows of one layout. `rates` holds the rate of each counter of views, NaN for none."""
+    """A group of rows of one layout. `rates` holds the rate of each counter of views, NaN for none.
+
+    Columns that views read are a matrix. Most of the others are always zero, each node's own: of each
+    row they are one text of the nonzero values, after a bit for each column.
+    """
 
     def __init__(self, sheet: LayoutSheet, rows: int) -> None:
         layout = sheet.layout
@@ -168,16 +173,29 @@ class SheetBlock:
         self.nodes: list[str | None] = [None] * rows
         self._sheet = sheet
         # Zeros take no memory until they are written; an unused row is not read.
-        self._values = np.zeros((rows, layout.columns), np.int64)
+        self._values = np.zeros((rows, len(layout.viewed)), np.int64)
+        self._others: list[bytes] = [b""] * rows
         self._rates = np.zeros((rows, len(layout.counters)), np.float32)
         self._reasons: Codes | None = None
         """None while no value of any row is absent."""
 
-    @property
-    def values(self) -> Integers:
-        """Return the newest values, shape (rows, columns)."""
+    def values_at(self, rows: Positions | slice, columns: Positions) -> Integers:
+        """Return the newest values of rows, of columns that views read."""
         self._sheet.write_pending()
-        return self._values
+        return self._values[rows].take(self.layout.slots[columns], axis=1)
+
+    def values_of(self, index: int) -> Integers:
+        """Return the newest values of all columns of one row."""
+        self._sheet.write_pending()
+        values = np.zeros(self.layout.columns, np.int64)
+        values[self.layout.viewed] = self._values[index]
+        others = self.layout.others
+        width = (len(others) + 7) // 8
+        if packed := self._others[index]:
+            bits = np.frombuffer(packed, np.uint8, width)
+            is_set = np.unpackbits(bits, count=len(others)).astype(np.bool_)
+            values[others[is_set]] = np.frombuffer(packed, np.int64, offset=width)
+        return values
 
     @property
     def reasons(self) -> Codes | None:
@@ -202,16 +220,33 @@ class SheetBlock:
 
     def counters_at(self, rows: Positions) -> tuple[Integers, Codes | None]:
         """Return values and reasons of the counters of rows, pending batches not included."""
-        cells = rows[:, np.newaxis], self.layout.counters
-        return self._values[cells], None if self._reasons is None else self._reasons[cells]
+        rows, counters = rows[:, np.newaxis], self.layout.counters
+        codes = None if self._reasons is None else self._reasons[rows, counters]
+        return self._values[rows, self.layout.slots[counters]], codes
 
     def write(self, rows: Positions, values: Integers, codes: Codes | None, rates: Rates) -> None:
         """Write rows; `codes` is None if no value is absent."""
-        self._values[rows], self._rates[rows] = values, rates
+        self._values[rows], self._rates[rows] = values.take(self.layout.viewed, axis=1), rates
+        if len(self.layout.others):
+            for row, packed in zip(
+                rows.tolist(), _pack(values.take(self.layout.others, axis=1)), strict=True
+            ):
+                self._others[row] = packed
         if codes is not None and self._reasons is None:
-            self._reasons = np.zeros(self._values.shape, np.uint8)
+            self._reasons = np.zeros((len(self.nodes), self.layout.columns), np.uint8)
         if self._reasons is not None:
             self._reasons[rows] = PRESENT if codes is None else codes
+
+
+def _pack(values: Integers) -> Iterator[bytes]:
+    """Yield for each row a bit for each value, set unless it is zero, and the values that are not zero."""
+    is_set = values != 0
+    packed = np.packbits(is_set, axis=1)
+    bits, width = packed.tobytes(), packed.shape[1]
+    nonzero = values[is_set].tobytes()
+    ends = (np.cumsum(np.count_nonzero(is_set, axis=1)) * BYTES_PER_VALUE).tolist()
+    for row, (start, end) in enumerate(pairwise([0, *ends])):
+        yield bits[row * width : (row + 1) * width] + nonzero[start:end]
 
 
 class PendingBatch(NamedTuple):

@@ -301,7 +301,7 @@ class ViewApi:
     def _readings(self, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
         """Return the latest frame of a source, reading by reading, converted to units."""
         schema = self.core.schemas.read(row.schema)
-        values = row.block.values[row.index].tolist()
+        values = row.block.values_of(row.index).tolist()
         codes = row.block.reasons_of(row.index).tolist()
         readings = []
         devices = [self.core.names_of(node, entity) for entity in schema.entities]

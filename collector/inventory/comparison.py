@@ -264,7 +264,7 @@ class _FreshDevices:
         column = schema.showing.states.get(source) if schema else None
         if column is None or agent.block.reasons_of(agent.index)[column] != PRESENT:
             return False
-        return int(agent.block.values[agent.index, column]) == schema_columns.UNSUPPORTED
+        return int(agent.block.values_of(agent.index)[column]) == schema_columns.UNSUPPORTED
 
     def _row(self, node: FleetNode, stream: str) -> StreamRow | None:
         row = node.rows.get(stream)

@@ -61,8 +61,9 @@ def find_fresh_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> Fre
     if not len(rows) or not len(layout.order):
         return None
     # A slice is not copied.
+    chosen: npt.NDArray[np.intp] | slice
     chosen = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
-    values = block.values[chosen].take(layout.order, axis=1).astype(np.float64)
+    values = block.values_at(chosen, layout.order).astype(np.float64)
     reasons = block.reasons
     present = None
     if reasons is not None:

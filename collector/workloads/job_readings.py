@@ -145,7 +145,7 @@ class GatheredReadings:
         block, columns = table.block, table.columns
         positions = table.positions[rows]
         cells = np.ix_(rows, columns.columns)
-        values = block.values[cells].astype(np.float64)
+        values = block.values_at(rows, columns.columns).astype(np.float64)
         codes = block.reasons
         reasons = np.zeros(values.shape, np.uint8) if codes is None else codes[cells]
         if len(columns.counters):

@@ -24,7 +24,7 @@ from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORI
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
 from railscope.reading import to_stored
-from railscope.wire import WireSchema, layout_hash, schema_hash, to_wire_schema
+from railscope.wire import WireGroup, WireSchema, layout_hash, schema_hash, to_wire_schema
 
 SECOND = 1_000_000_000
 GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
@@ -315,7 +315,7 @@ def rows_of(fleet: Fleet) -> dict[str, list[list[float]]]:
         name: [
             row.tolist()
             for row in (
-                place.block.values[place.index],
+                place.block.values_of(place.index),
                 place.block.reasons_of(place.index),
                 place.block.rates[place.index],
             )
@@ -374,7 +374,7 @@ def test_an_older_frame_does_not_replace_a_newer_one():
     assert not fleet.apply(update("n", other, [1] * 3, [1] * 3, last_boot_ns=2 * SECOND))
     place = fleet.nodes["n"].rows["test"]
     power = next(i for i, (metric, _) in enumerate(SCHEMA.columns) if metric is gpu.GPU_POWER)
-    assert place.block.values[place.index, power] == 7
+    assert place.block.values_of(place.index)[power] == 7
 
 
 def test_a_node_that_changes_its_build_leaves_its_row_to_others():
@@ -485,3 +485,28 @@ def test_what_came_before_a_restart_or_a_long_pause_is_no_pace():
     reported(fleet, slow, 4000, run="next")
     reported(fleet, fast, 4000, 4500)
     assert fresh_streams(fleet, 4501) == {"gpu"}
+
+
+UNKNOWN = WireSchema(
+    "test",
+    (WireGroup("railscope_test_unknown", (1, 1), (0,) * 21), *WIRE.groups),
+    WIRE.entities,
+)
+"""Columns of a metric that no view reads, before those of views."""
+any_value = st.sampled_from([0, 0, 0, 1, -1, 2**63 - 1, -(2**63)]) | st.integers(
+    -(2**63), 2**63 - 1
+)
+
+
+@given(st.lists(st.lists(any_value, min_size=21, max_size=21), min_size=1, max_size=8))
+def test_columns_that_no_view_reads_keep_their_values(rows: list[list[int]]):
+    layout, fleet = make_layout(UNKNOWN), Fleet()
+    assert set(range(21)) <= set(layout.others.tolist())
+    for number, row in enumerate(rows):
+        name, numbers = f"n{number % 3}", [*row, *make_row(number, number)]
+        at_ns = (number + 1) * SECOND
+        fleet.apply(update(name, layout, numbers, numbers, first_boot_ns=at_ns, last_boot_ns=at_ns))
+        place = fleet.nodes[name].rows["test"]
+        assert place.block.values_of(place.index).tolist() == numbers
+        viewed = place.block.values_at(np.array([place.index]), layout.viewed)
+        assert viewed.tolist() == [[numbers[column] for column in layout.viewed]]

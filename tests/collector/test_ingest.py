@@ -40,7 +40,7 @@ async def test_a_collector_asks_for_the_schema_once_and_then_acknowledges(tmp_pa
         status, reply = await one.post(sender.body(gpu_frames(sender, at=3)))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
         row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
-        assert row.block.values[row.index].tolist() == [50, 60, 1000, 2000, 12, 22]
+        assert row.block.values_of(row.index).tolist() == [50, 60, 1000, 2000, 12, 22]
     assert logged_envelopes(tmp_path) == 2
 
 
@@ -81,7 +81,9 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
         assert facts_of(after) == facts_of(before)
         for name in ("n1", "n2"):
             old, new = before.fleet.nodes[name].rows["gpu"], after.fleet.nodes[name].rows["gpu"]
-            assert old.block.values[old.index].tolist() == new.block.values[new.index].tolist()
+            assert (
+                old.block.values_of(old.index).tolist() == new.block.values_of(new.index).tolist()
+            )
             assert old.instant_ns == new.instant_ns
         body = FrameSender("n2", sequences={}).body(gpu_frames(FrameSender("n2"), at=5))
         status, reply = await one.post(body, node="n2")

@@ -33,7 +33,7 @@ def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[in
     return {
         (name, stream): (
             row.instant_ns,
-            row.block.values[row.index].tolist(),
+            row.block.values_of(row.index).tolist(),
             row.block.rates[row.index].tolist(),
         )
         for name, node in core.fleet.nodes.items()
