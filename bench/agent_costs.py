@@ -28,7 +28,7 @@ from typing import Self
 
 import msgspec
 
-from bench import harness, host_files
+from bench import harness, host_files, node
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import BYTES_PER_VALUE
@@ -265,6 +265,13 @@ class TickCost:
     memory: harness.ProcessMemory
     calls_a_tick: float | None = None
     preads_a_tick: float | None = None
+    answers_bytes: int = 0
+    """Part of the resident memory that a node does not need: its recorded answers."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory of the agent itself."""
+        return self.memory.resident - self.answers_bytes
 
     @property
     def wire_to_text(self) -> float:
@@ -312,7 +319,7 @@ def measure_ticks(plan: TickPlan) -> TickCost:
         message = f"values received in {ticks:.0f} ticks: {values}: expected about {shown} per tick"
         raise harness.BenchError(message)
     counts = msgspec.json.decode(calls.read_bytes()) if plan.answers else {}
-    preads = counts.pop("pread", 0)
+    preads, answers_bytes = counts.pop("pread", 0), counts.pop(node.ANSWERS_BYTES, 0)
     return TickCost(
         spent.share_of_core,
         cpu_a_tick=spent.cpu_seconds / ticks,
@@ -323,6 +330,7 @@ def measure_ticks(plan: TickPlan) -> TickCost:
         memory=memory,
         calls_a_tick=sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
         preads_a_tick=preads / (lived / plan.period_seconds) if counts else None,
+        answers_bytes=answers_bytes,
     )
 
 

@@ -27,6 +27,7 @@ from agent.config import (
     SourcePeriods,
 )
 from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_readers, recorded_host
+from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
 from railscope import capture, service
 
@@ -34,6 +35,8 @@ _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
 _NOT_ASKED = (3, 0)
+ANSWERS_BYTES = "answers_bytes"
+"""Resident memory of the recorded answers, beside the call counts."""
 SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / 1e9
 
 
@@ -199,7 +202,11 @@ def main(  # noqa: PLR0913 - flags
 ) -> None:
     """Run the agent on a bench host until stopped."""
     service.configure_logs("warning")
+    meter = ProcessMeter()
+    before = meter.resident_bytes()
     host = BenchHost(root, answers)
+    meter.release_memory()
+    answers_bytes = max(meter.resident_bytes() - before, 0)  # a node has no recorded answers
     periods = as_often(period)
     if rdma_period:
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
@@ -219,6 +226,7 @@ def main(  # noqa: PLR0913 - flags
     asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:
         counts = {"driver": host.driver_calls, "files": host.files, "pread": host.preads}
+        counts[ANSWERS_BYTES] = answers_bytes
         calls.write_bytes(msgspec.json.encode(counts))
 
 
