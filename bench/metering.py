@@ -98,7 +98,7 @@ def month(index: int, times: int = 1) -> GpuMonth:
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
-        stretches=tuple(usage_evidence.stretches("boot", instants)),
+        stretches=tuple(usage_evidence.join_samples("boot", instants)),
         sightings=(
             usage_evidence.NodeSighting(
                 usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns
@@ -157,7 +157,7 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
 def _meter_usage(one: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.compute(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
-    return usage.usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
+    return usage.usages_of_days(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
 def _on_cores(report: BenchReport, gpus: int) -> None:

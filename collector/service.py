@@ -256,7 +256,7 @@ class Collector:
             service.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(one) for one in (self.tokens.watch(), self.refresher.run())
+                    group.create_task(run) for run in (self.tokens.watch(), self.refresher.run())
                 ]
                 watch = SpaceWatch(self.directory, self.space_seconds, self.find_write_problem)
                 await watch.wait()
@@ -307,7 +307,7 @@ class Collector:
             lambda: self.refresher.views,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
-            unwritable=LedgerProbe(self.database.open).problem,
+            ledger_problem=LedgerProbe(self.database.open).problem,
             read_only=self.read_only,
         )
         billing = billing_api.BillingApi(
@@ -412,7 +412,7 @@ class Collector:
             self.clock.defect = self.state_files.damage.get(clock.FILE, "")
         damage = self.state_files.damage
         if clock.FILE not in damage and (state := clock.read_state(self.directory)):
-            deltas_ns = {one.since_ns: one.delta_ns for one in state.corrections}
+            deltas_ns = {step.since_ns: step.delta_ns for step in state.corrections}
             self.checkpointer.corrections = deltas_ns
         self.checkpointer.restore(self.log.stats)
         self.clock.open(

@@ -23,15 +23,15 @@ _PCI = "pci_address"
 
 def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
     """Return the names of each GPU and NIC among entities, by every key that an entity may have."""
-    found: dict[DeviceKey, Names] = {}
+    names_of: dict[DeviceKey, Names] = {}
     for entity in devices_in(entities):
         names = _names_of(entity)
         keys = [device_key(entity.kind, entity.key)]
         if names[_PCI]:
             keys.append((_PCI, names[_PCI]))
         for key in keys:
-            found[key] = max(found.get(key, names), names, key=_count_names)
-    return found
+            names_of[key] = max(names_of.get(key, names), names, key=_count_names)
+    return names_of
 
 
 def devices_in(entities: Iterable[WireEntity]) -> list[WireEntity]:

@@ -260,8 +260,8 @@ def _volcano_vgpu(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedSh
 
 def _volcano_gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
     limits = [container.limits for container in pod.containers]
-    mib = sum(_number(one, "volcano.sh/gpu-memory") for one in limits)
-    whole = sum(_number(one, "volcano.sh/gpu-number") for one in limits)
+    mib = sum(_number(limit, "volcano.sh/gpu-memory") for limit in limits)
+    whole = sum(_number(limit, "volcano.sh/gpu-number") for limit in limits)
     name = "volcano.sh/gpu-index"
     places = _indices(pod.annotations.get(name, ""), name)
     if mib:
@@ -276,8 +276,8 @@ def _volcano_gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[Request
 def _gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
     notes, name = pod.annotations, "ALIYUN_COM_GPU_MEM"
     limits = [container.limits for container in pod.containers]
-    cores = sum(_number(one, "aliyun.com/gpu-core.percentage") for one in limits)
-    amount = sum(_number(one, "aliyun.com/gpu-mem") for one in limits) or _number(
+    cores = sum(_number(limit, "aliyun.com/gpu-core.percentage") for limit in limits)
+    amount = sum(_number(limit, "aliyun.com/gpu-mem") for limit in limits) or _number(
         notes, f"{name}_POD"
     )
     of = _number(notes, f"{name}_DEV")
@@ -302,12 +302,12 @@ def _by_index(text: str) -> dict[int, int]:
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         message = f"invalid scheduler.framework.gpushare.allocation: {error}"
         raise RequestError(message) from error
-    found: dict[int, int] = {}
+    totals: dict[int, int] = {}
     for amounts in allocations.values():
         for index, amount in amounts.items():
             (place,) = _indices(index, "scheduler.framework.gpushare.allocation") or [0]
-            found[place] = found.get(place, 0) + amount
-    return found
+            totals[place] = totals.get(place, 0) + amount
+    return totals
 
 
 def _memory_part(amount: int, of: int, mib: int | None) -> Fraction:

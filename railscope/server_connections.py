@@ -115,7 +115,7 @@ class ServerConnections:
             self.count("busy")
             return None
         if self._count >= self.max_connections:
-            busiest = max(self._open, key=lambda one: len(self._open[one]))
+            busiest = max(self._open, key=lambda peer: len(self._open[peer]))
             if not (self._evict(busiest) or any(map(self._evict, list(self._open)))):
                 self.count("busy")
                 return None
@@ -141,8 +141,8 @@ class ServerConnections:
 
     def _evict(self, source: str) -> bool:
         """Close the connection of a host that has waited longest; False if none waits."""
-        waiting = (one for one in self._open.get(source, ()) if one.waiting_since is not None)
-        oldest = min(waiting, key=lambda one: one.waiting_since or 0.0, default=None)
+        waiting = (peer for peer in self._open.get(source, ()) if peer.waiting_since is not None)
+        oldest = min(waiting, key=lambda peer: peer.waiting_since or 0.0, default=None)
         if oldest is not None:
             self._end(oldest, "evicted")
         return oldest is not None
@@ -175,13 +175,13 @@ class ServerConnections:
             await asyncio.sleep(min(_REAP_SECONDS, self.header_seconds))
             now = time.monotonic()
             late = [
-                one
+                connection
                 for mine in self._open.values()
-                for one in mine
-                if one.waiting_since is not None and one.deadline < now
+                for connection in mine
+                if connection.waiting_since is not None and connection.deadline < now
             ]
-            for one in late:
-                self._end(one, "timeout")
+            for connection in late:
+                self._end(connection, "timeout")
 
 
 class GuardedProtocol(asyncio.Protocol):
@@ -235,8 +235,8 @@ class ConnectionAcceptor:
     def start(self, sockets: list[socket.socket]) -> None:
         """Accept on sockets that are already listening."""
         self._sockets = sockets
-        for one in sockets:
-            one.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        for listener in sockets:
+            listener.setblocking(False)  # noqa: FBT003 - the standard library's signature
         works = [*map(self._accept, sockets), self.connections.reap()]
         self._accepting = [asyncio.ensure_future(work) for work in works]
 
@@ -245,8 +245,8 @@ class ConnectionAcceptor:
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
-        for one in self._sockets:
-            one.close()
+        for listener in self._sockets:
+            listener.close()
 
     async def close(self) -> None:
         """Stop accepting, and close all connections."""
@@ -313,11 +313,11 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
         message = f"cannot listen on {listen}: {error.strerror or error}"
         raise SettingsError(message) from error
     try:
-        made = [one.dup() for one in server.sockets]
+        made = [listener.dup() for listener in server.sockets]
     finally:
         server.close()
-    for one in made:
-        one.listen(_BACKLOG)
+    for listener in made:
+        listener.listen(_BACKLOG)
     return made
 
 

@@ -229,17 +229,17 @@ _NO_KIND = ("", 0)
 
 def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
     """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    index: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
         if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
-            found[entity.kind, entity.key] = int(rail)
-    if not found:
+            index[entity.kind, entity.key] = int(rail)
+    if not index:
         return (NO_RAIL,) * len(wire.entities)
     rails = []
     for entity in wire.entities:
         outermost, labels = _OUTERMOST.get(entity.kind, _NO_KIND)
-        rails.append(found.get((outermost, entity.key[:labels]), NO_RAIL) if outermost else NO_RAIL)
+        rails.append(index.get((outermost, entity.key[:labels]), NO_RAIL) if outermost else NO_RAIL)
     return tuple(rails)
 
 

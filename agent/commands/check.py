@@ -59,7 +59,7 @@ class DeviceNames:
         """Return a text with the other names of a device appended to each of its names."""
         if self._pattern is None:
             return text
-        return self._pattern.sub(lambda found: self._names[found[0]], text)
+        return self._pattern.sub(lambda match: self._names[match[0]], text)
 
 
 def _rail(number: str) -> str:
@@ -147,7 +147,7 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     ]
     findings = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
     periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
-    for source, period_factor in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
+    for source, period_factor in sorted(of_source.get(catalog.PERIOD_FACTOR.name, {}).items()):
         if period_factor > 1:
             every = periods.get(source, 0.0)
             detail = f"{source} is read every {every:g} s instead of {every / period_factor:g} s"

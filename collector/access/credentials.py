@@ -329,7 +329,7 @@ def _parse_revoked(section: Mapping[str, object]) -> frozenset[str]:
     if set(section) - {"certificates"} or not isinstance(listed, list):
         message = f"invalid [{_REVOKED}]: expected certificates = [...] as its only key"
         raise TokensFileError(message)
-    return frozenset(_parse_digest(one, f"[{_REVOKED}] certificates") for one in listed)
+    return frozenset(_parse_digest(digest, f"[{_REVOKED}] certificates") for digest in listed)
 
 
 SCHEME = "railscope:"

@@ -58,11 +58,11 @@ class Quotas:
 
     def in_force(self, instant_ns: int) -> Iterator[Quota]:
         """Yield the quota of each tenant and period at a timestamp."""
-        found: dict[tuple[str, str], Quota] = {}
+        quotas: dict[tuple[str, str], Quota] = {}
         for quota in self.quotas:
             if quota.start_ns <= instant_ns < quota.end_ns:
-                found[quota.tenant, quota.period] = quota
-        yield from found.values()
+                quotas[quota.tenant, quota.period] = quota
+        yield from quotas.values()
 
 
 def quota_days(period: str, instant_ns: int) -> tuple[int, int]:
@@ -165,8 +165,8 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
         "states": {state.value: str(ns) for state, ns in states.items()},
         "balances": account.balances,
         "clock_suspect": [
-            {"since_ns": str(one.since_ns), "delta_ns": str(one.delta_ns), "gpu_days": days}
-            for one, days in sorted(account.clock_suspect.items())
+            {"since_ns": str(step.since_ns), "delta_ns": str(step.delta_ns), "gpu_days": days}
+            for step, days in sorted(account.clock_suspect.items())
         ],
         "tenants": {
             tenant: _tenant_json(gpu_nanoseconds(tenant_account))

@@ -148,27 +148,27 @@ class GpuTimeAccount:
 
     def states(self) -> dict[tiling.SlotState, Units]:
         """Return cap-unit-nanoseconds by state."""
-        found: dict[tiling.SlotState, Units] = dict.fromkeys(tiling.SlotState, 0)
+        sums: dict[tiling.SlotState, Units] = dict.fromkeys(tiling.SlotState, 0)
         for key, quantity in self.sums.items():
-            found[key.state] = exact(found[key.state] + quantity)
-        return found
+            sums[key.state] = exact(sums[key.state] + quantity)
+        return sums
 
     def tenants(self) -> dict[str, dict[tiling.SlotState, Units]]:
         """Return the same by tenant, for tenants with any."""
-        found: dict[str, dict[tiling.SlotState, Units]] = {}
+        tenants: dict[str, dict[tiling.SlotState, Units]] = {}
         for key, quantity in sorted(self.sums.items()):
             if key.tenant:
-                states = found.setdefault(key.tenant, {})
+                states = tenants.setdefault(key.tenant, {})
                 states[key.state] = exact(states.get(key.state, 0) + quantity)
-        return found
+        return tenants
 
     def held(self, first_day: int, end_day: int) -> dict[str, Units]:
         """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
-        found: dict[str, Units] = {}
+        times: dict[str, Units] = {}
         for key, quantity in self.sums.items():
             if key.state in tiling.HELD and first_day <= key.day < end_day:
-                found[key.tenant] = exact(found.get(key.tenant, 0) + quantity)
-        return found
+                times[key.tenant] = exact(times.get(key.tenant, 0) + quantity)
+        return times
 
 
 def gpu_nanoseconds(parts: Mapping[tiling.SlotState, Units]) -> dict[tiling.SlotState, int]:
@@ -254,12 +254,12 @@ def add_totals(totals: AmountTotals, more: Mapping[AmountKey, int], sign: int = 
         totals[key] = totals.get(key, 0) + sign * amount
 
 
-def totals_of_shares(found: Iterable[MeasuredShare]) -> AmountTotals:
+def totals_of_shares(shares: Iterable[MeasuredShare]) -> AmountTotals:
     """Return the totals of a day in the ledger."""
     totals: AmountTotals = {}
-    for one in found:
-        key = AmountKey(one.measure, one.share.use, one.share.tenant)
-        totals[key] = totals.get(key, 0) + one.share.amount
+    for measured in shares:
+        key = AmountKey(measured.measure, measured.share.use, measured.share.tenant)
+        totals[key] = totals.get(key, 0) + measured.share.amount
     return totals
 
 

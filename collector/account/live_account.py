@@ -324,11 +324,11 @@ class LiveAccount:
 
     def unplaced(self, now_ns: int) -> dict[str, Fraction]:
         """Return the excess of each node's claims at a timestamp, in GPUs, as of the last refresh."""
-        found = {
+        amounts = {
             node: sum((e.amount for e in some if e.start_ns <= now_ns < e.end_ns), Fraction(0))
             for node, some in self._excess.items()
         }
-        return {node: amount for node, amount in sorted(found.items()) if amount}
+        return {node: amount for node, amount in sorted(amounts.items()) if amount}
 
     def _count_held(self, account: GpuAccount, sign: int) -> None:
         for rate in account.rates[1]:
@@ -414,11 +414,11 @@ class LiveAccount:
             self._excess[node] = excess
             if not excess:
                 del self._excess[node]
-            for one in excess:
-                facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
+            for claim in excess:
+                facts = {"claim": claim.claim, "tenant": claim.tenant, "gpus": str(claim.amount)}
                 self.book.problems.report(
                     evidence_records.EvidenceProblem(
-                        "unplaced_excess", "", node, one.start_ns, facts
+                        "unplaced_excess", "", node, claim.start_ns, facts
                     )
                 )
 
@@ -436,13 +436,13 @@ class LiveAccount:
         levels = {claim.id: claim.authority for claim in evidence.claims}
         # The ledger has the overlaps of any number of claims.
         if 1 < len(levels) <= MAX_CLAIMS_ON_LOOP:
-            for one in find_overlaps(evidence):
-                if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
+            for overlap in find_overlaps(evidence):
+                if overlap.kind is not OverlapKind.CONFLICT or overlap.tiling is not Tiling.COMPUTE:
                     continue
-                if levels[one.claim] is ClaimAuthority.ADMINISTRATOR:
+                if levels[overlap.claim] is ClaimAuthority.ADMINISTRATOR:
                     continue  # an exception to a claim on the node; the parser of the file reports others
-                facts = {"earlier": one.claim, "later": one.other}
+                facts = {"earlier": overlap.claim, "later": overlap.other}
                 node = where.stays[-1].node if where.stays else ""
                 self.book.problems.report(
-                    evidence_records.EvidenceProblem("conflict", gpu, node, one.start_ns, facts)
+                    evidence_records.EvidenceProblem("conflict", gpu, node, overlap.start_ns, facts)
                 )

@@ -228,7 +228,7 @@ class AuditTrail:
     lost_records: int = 0
     """Number of records that could not be written; their content is in the system journal."""
     denials: int = 0
-    _repeated: dict[DeniedRequest, int] = field(default_factory=dict)
+    _denial_counts: dict[DeniedRequest, int] = field(default_factory=dict)
     _new_denials: list[DeniedRequest] = field(default_factory=list)
     _repeats: list[tuple[DeniedRequest, int]] = field(default_factory=list)
     _is_ended: bool = False
@@ -318,19 +318,19 @@ class AuditTrail:
         if self._is_ended:
             self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
-        if counted not in self._repeated and self._count_paths(counted.address) >= MAX_PATHS:
+        if counted not in self._denial_counts and self._count_paths(counted.address) >= MAX_PATHS:
             counted = replace(counted, path="")
-        if counted in self._repeated:
-            self._repeated[counted] += 1
-        elif len(self._repeated) >= MAX_DENIED:
-            self._repeated[_OTHER_SENDERS] = self._repeated.get(_OTHER_SENDERS, 0) + 1
+        if counted in self._denial_counts:
+            self._denial_counts[counted] += 1
+        elif len(self._denial_counts) >= MAX_DENIED:
+            self._denial_counts[_OTHER_SENDERS] = self._denial_counts.get(_OTHER_SENDERS, 0) + 1
         else:
-            self._repeated[counted] = 0
+            self._denial_counts[counted] = 0
             self._new_denials.append(counted)
             self._wake.set()
 
     def _count_paths(self, address: str) -> int:
-        return sum(counted.address == address for counted in self._repeated)
+        return sum(counted.address == address for counted in self._denial_counts)
 
     async def _write_denials(self) -> None:
         """Record each new denial immediately; after a minute, the counts of repeated ones."""
@@ -350,8 +350,8 @@ class AuditTrail:
 
     async def _write_repeated(self) -> None:
         await self._write_new_denials()
-        self._repeats += [(denial, count) for denial, count in self._repeated.items() if count]
-        self._repeated.clear()
+        self._repeats += [(denial, count) for denial, count in self._denial_counts.items() if count]
+        self._denial_counts.clear()
         while self._repeats:
             await self._record_denial(*self._repeats.pop(0))
 

@@ -276,7 +276,7 @@ def _gpu_change(facts: dict[str, str]) -> str:
     if change != "facts":
         return _GPU_CHANGES.get(change, "device.sharing")
     after = facts.get("after", "")
-    return "device.firmware" if any(one in after for one in _FIRMWARE) else "device.driver"
+    return "device.firmware" if any(fact in after for fact in _FIRMWARE) else "device.driver"
 
 
 def _setting(name: str) -> str:

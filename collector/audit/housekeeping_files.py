@@ -96,13 +96,13 @@ def read_bytes(path: Path) -> bytes:
         raise HousekeepingError(message) from error
 
 
-def check_epoch(path: Path, found: int, current: int) -> None:
+def check_epoch(path: Path, epoch: int, current: int) -> None:
     """Check that a statement was made by the owner of this epoch, or by one that is just starting.
 
     An owner writes its other statements before `epoch`. Raises HousekeepingError.
     """
-    if found not in {current, current + 1}:
-        message = f"older copy {path}: signed in epoch {found}: expected epoch {current}"
+    if epoch not in {current, current + 1}:
+        message = f"older copy {path}: signed in epoch {epoch}: expected epoch {current}"
         raise HousekeepingError(message)
 
 

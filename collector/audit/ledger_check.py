@@ -33,7 +33,7 @@ class LedgerComparison:
     """Outcome of a comparison."""
 
     differences: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
     """Rows that are still to be recorded, or were lost when an older copy was accepted."""
     rows: Counter[str] = field(default_factory=Counter)
     """Number of compared rows, by kind."""
@@ -137,7 +137,7 @@ class _LedgerCheck:
     def _report(self, source: str, subject: str, problem: str) -> None:
         """Report a row that does not exist, unless it was lost with a replaced database."""
         if self.records.is_lost(source):
-            self.result.waiting.append(f"{subject} was lost with its database")
+            self.result.unrecorded.append(f"{subject} was lost with its database")
         else:
             self.result.add(f"{subject} {problem}")
 
@@ -151,7 +151,7 @@ class _LedgerCheck:
                 for problem in self._differences(row):
                     self.result.add(f"{row.name}: {problem}")
                 if row.name in self.waiting and row.name not in self.records.rows:
-                    self.result.waiting.append(f"{row.name} {self.waiting[row.name]}")
+                    self.result.unrecorded.append(f"{row.name} {self.waiting[row.name]}")
         for name in sorted(missing_rows):
             self.result.add(f"{name} was removed")
 
@@ -279,4 +279,4 @@ def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -
             VerifyOutcome.ALTERED,
             f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
         )
-    return comparison.waiting
+    return comparison.unrecorded

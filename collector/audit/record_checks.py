@@ -84,14 +84,14 @@ class SourceContinuity:
 
     def findings(self) -> tuple[str, ...]:
         """Return the findings that a person must explain, in the order of the log."""
-        found = list(self._again)
+        findings = list(self._again)
         for gap in self._gaps:
             late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
             for first, last in late.missing_in(gap.first, gap.last):
                 what = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
-                found.append((gap.before, what))
+                findings.append((gap.before, what))
         more = (f"and {self._uncounted} more",) if self._uncounted else ()
-        return (*(f"before record {before}: {what}" for before, what in sorted(found)), *more)
+        return (*(f"before record {before}: {what}" for before, what in sorted(findings)), *more)
 
 
 def _source_counter(source: RecordSource) -> tuple[str, str, str]:
@@ -209,8 +209,8 @@ class RecordChecks:
 
     def findings(self) -> tuple[str, ...]:
         """Return the findings that a person must explain."""
-        found = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
+        findings = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
         return (
             *self.continuity.findings(),
-            *(f"record {sequence}: {what}" for sequence, what in found),
+            *(f"record {sequence}: {what}" for sequence, what in findings),
         )

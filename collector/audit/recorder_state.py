@@ -48,7 +48,7 @@ class RecordedNode(msgspec.Struct, array_like=True):
             self.stepped_ns = max(self.stepped_ns, received_ns)
         else:
             boot_id = str(record.data.get("boot_id", ""))
-            self.boots = [*(one for one in self.boots if one != boot_id), boot_id][-MAX_BOOTS:]
+            self.boots = [*(boot for boot in self.boots if boot != boot_id), boot_id][-MAX_BOOTS:]
             self.version = str(record.data.get("version", ""))
             self.received_ns = max(self.received_ns, received_ns)
 

@@ -376,12 +376,12 @@ class PeriodicVerification:
 
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises VerifyError."""
-        found = verify_log(self.directory, self.key)
+        outcome = verify_log(self.directory, self.key)
         if self.database is not None:
             with directory_check.raise_verify_error(
                 directory_check.VerifyOutcome.UNREADABLE, LedgerError
             ):
-                ledger_check.compare_database(self.database(), found.ledger)
+                ledger_check.compare_database(self.database(), outcome.ledger)
 
     @property
     def age_seconds(self) -> float | None:

@@ -241,7 +241,7 @@ def replace(
     """
     before, number = _check_issued(invoice_id, books.store.invoice(invoice_id))
     closings = books.store.closings()
-    later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
+    later = [closing for closing in closings if closing.period.start_ns >= before.period.end_ns]
     if later:
         message = (
             f"cannot replace {invoice_id}: {period_name(later[0].period)} was closed after"
@@ -251,7 +251,7 @@ def replace(
     bill = books.bill(before.period, correcting=False)
     fresh = invoices.issue_invoice(_replacement(bill, before), by.now_ns)
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
-    provisional = next(one for one in closings if one.number == number).provisional
+    provisional = next(closing for closing in closings if closing.number == number).provisional
     if bill.missing_days.all and not provisional:
         message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
         raise invoices.ClosingError(message)

@@ -96,12 +96,12 @@ def simulate_evidence() -> SimulatedEvidence:
 
 def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
     """The same evidence, after the scheduler reported that a claim ended before the month did."""
-    found = dict(known.known)
+    gpus = dict(known.known)
     for name, gpu in known.known.items():
         if any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims):
             evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
-            found[name] = msgspec.structs.replace(gpu, evidence=evidence)
-    return SimulatedEvidence(found)
+            gpus[name] = msgspec.structs.replace(gpu, evidence=evidence)
+    return SimulatedEvidence(gpus)
 
 
 def _evidence(index: int) -> usage_evidence.Evidence:
@@ -112,7 +112,7 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
         claims=_claims(index),
         stretches=tuple(
-            part for boot, instants in boots for part in usage_evidence.stretches(boot, instants)
+            part for boot, instants in boots for part in usage_evidence.join_samples(boot, instants)
         ),
         outages=(
             usage_evidence.GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),

@@ -94,47 +94,47 @@ def listing_document(listing: BillingListing) -> dict[str, Any]:
         },
         "periods": [
             {
-                "period": period_name(one.period),
-                "start": format_timestamp(one.period.start_ns),
-                "end": format_timestamp(one.period.end_ns),
-                "closing": one.number,
-                "tenant": one.tenant or None,
-                "closed": format_timestamp(one.closed_ns),
-                "closed_by": one.closed_by,
-                "price_version": one.price_version,
-                "currency": one.currency,
-                "provisional": one.provisional,
-                "missing_gpu_days": len(one.missing),
-                "corrected": [period_name(period) for period in one.corrected],
+                "period": period_name(closing.period),
+                "start": format_timestamp(closing.period.start_ns),
+                "end": format_timestamp(closing.period.end_ns),
+                "closing": closing.number,
+                "tenant": closing.tenant or None,
+                "closed": format_timestamp(closing.closed_ns),
+                "closed_by": closing.closed_by,
+                "price_version": closing.price_version,
+                "currency": closing.currency,
+                "provisional": closing.provisional,
+                "missing_gpu_days": len(closing.missing),
+                "corrected": [period_name(period) for period in closing.corrected],
             }
-            for one in listing.closings
+            for closing in listing.closings
         ],
         "invoices": [
             {
-                "invoice": one.invoice_id,
-                "tenant": one.tenant,
-                "period": period_name(one.period),
-                "status": one.status.value,
-                "issued": format_timestamp(one.issued_ns or 0),
-                "total": format_amount(one.payable, one.currency),
-                "currency": one.currency,
-                "replaces": one.replaces or None,
+                "invoice": invoice.invoice_id,
+                "tenant": invoice.tenant,
+                "period": period_name(invoice.period),
+                "status": invoice.status.value,
+                "issued": format_timestamp(invoice.issued_ns or 0),
+                "total": format_amount(invoice.payable, invoice.currency),
+                "currency": invoice.currency,
+                "replaces": invoice.replaces or None,
             }
-            for one in listing.invoices
+            for invoice in listing.invoices
         ],
         "credits": [
             {
-                "kind": one.charge.kind.value,
-                "tenant": one.charge.tenant,
-                "period": _span(one.charge),
-                "amount": format_amount(one.charge.amount, one.currency),
-                "currency": one.currency,
-                "reason": one.charge.note,
-                "recorded": format_timestamp(one.recorded_ns),
-                "recorded_by": one.recorded_by,
-                "invoice": listing.billed_on.get(one.charge.charge_id),
+                "kind": adjustment.charge.kind.value,
+                "tenant": adjustment.charge.tenant,
+                "period": _span(adjustment.charge),
+                "amount": format_amount(adjustment.charge.amount, adjustment.currency),
+                "currency": adjustment.currency,
+                "reason": adjustment.charge.note,
+                "recorded": format_timestamp(adjustment.recorded_ns),
+                "recorded_by": adjustment.recorded_by,
+                "invoice": listing.billed_on.get(adjustment.charge.charge_id),
             }
-            for one in listing.adjusted
+            for adjustment in listing.adjusted
         ],
         "pending_corrections": [
             {

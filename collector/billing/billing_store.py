@@ -225,8 +225,8 @@ class BillingStore:
         """An invoice, and the number of the closing that issued it."""
         query = _select_invoices().where(tables.invoices.c.invoice_id == invoice_id)
         with self._transaction(connection) as reading:
-            found = self._read(query, reading)
-            return (found[0], reading.execute(query).one().closing) if found else None
+            invoices = self._read(query, reading)
+            return (invoices[0], reading.execute(query).one().closing) if invoices else None
 
     def audit_position(self, invoice_id: str) -> audit_outbox.LogPosition | None:
         """Position of an invoice's record in the audit log; None if it is not recorded yet."""
@@ -349,5 +349,5 @@ def insert_rows(
     connection: Connection, table: Table, rows: Iterable[row_conversion.RowValues]
 ) -> None:
     """Insert rows, if there are any."""
-    if found := list(rows):
-        connection.execute(table.insert(), found)
+    if values := list(rows):
+        connection.execute(table.insert(), values)

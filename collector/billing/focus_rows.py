@@ -90,11 +90,11 @@ def resource_type(charge: charges.Charge) -> str | None:
     return "MIG instance" if shared else "GPU"
 
 
-def key_values(found: Mapping[str, str | int]) -> str | None:
+def key_values(values: Mapping[str, str | int]) -> str | None:
     """FOCUS KeyValueFormat: one flat JSON object with sorted keys; None if empty."""
-    if not found:
+    if not values:
         return None
-    return json.dumps(dict(found), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return json.dumps(dict(values), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 MAX_DECIMAL_UNITS = 10**focus_files.PRECISION  # in units of the last decimal

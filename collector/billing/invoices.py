@@ -217,7 +217,7 @@ def correction_charges(
     instant, nothing is corrected. Per tenant, invoiced + corrections = recomputed.
     """
     issued = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
-    closed = {one.tenant: one.invoice_id for one in issued if one.period == period}
+    closed = {invoice.tenant: invoice.invoice_id for invoice in issued if invoice.period == period}
     missing: dict[charge_types.Charge, Fraction] = defaultdict(Fraction)
     states: dict[charge_types.Charge, str] = {}
     for sign, charges in ((-1, invoiced_charges(issued, period)), (1, tuple(recomputed))):

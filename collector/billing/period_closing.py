@@ -142,7 +142,7 @@ class BillingBooks:
 
         Raises ClosingError, MissingPriceError.
         """
-        closed = [one.period.end_ns for one in self.store.closings()]
+        closed = [closing.period.end_ns for closing in self.store.closings()]
         if not closed:
             return PendingItems("", (), ())
         book = self._book()
@@ -151,11 +151,11 @@ class BillingBooks:
         )
         return PendingItems(
             book.currency,
-            tuple((one.rated.period, one.charges) for one in corrections),
+            tuple((correction.rated.period, correction.charges) for correction in corrections),
             tuple(
-                (one.rated.period, each)
-                for one in corrections
-                for each in period_rating.merge_reviews(one.rated.reviews)
+                (correction.rated.period, each)
+                for correction in corrections
+                for each in period_rating.merge_reviews(correction.rated.reviews)
             ),
         )
 
@@ -303,11 +303,11 @@ def write_closing(
         for key, source in sorted(bill.sources.items())
     )
     billing_store.insert_rows(connection, tables.closing_revisions, used)
-    own = [one for one in bill.undecided if closing.tenant in ("", one.tenant)]
+    own = [review for review in bill.undecided if closing.tenant in ("", review.tenant)]
     billing_store.insert_rows(
         connection,
         tables.reviews,
-        (tables.review_row(number, at, one) for at, one in enumerate(own)),
+        (tables.review_row(number, at, review) for at, review in enumerate(own)),
     )
     draft = by.draft(
         "billing.close",
@@ -322,22 +322,22 @@ def write_closing(
         },
     )
     rows = [head_chain.record_row(connection, "closing", number, draft, closing.manifest_root)]
-    for one in closed.invoices:
-        _write_invoice(connection, one, number)
+    for invoice in closed.invoices:
+        _write_invoice(connection, invoice, number)
         draft = by.draft(
             "billing.issue",
             {
-                **period_data(one.period),
-                "invoice": one.invoice_id,
-                "tenant": one.tenant,
-                "currency": one.currency,
-                "total_minor": str(one.total_minor),
-                "content_hash": one.content_hash,
-                "replaces": one.replaces,
+                **period_data(invoice.period),
+                "invoice": invoice.invoice_id,
+                "tenant": invoice.tenant,
+                "currency": invoice.currency,
+                "total_minor": str(invoice.total_minor),
+                "content_hash": invoice.content_hash,
+                "replaces": invoice.replaces,
                 "manifest_root": closing.manifest_root,
             },
         )
-        rows.append(head_chain.record_row(connection, "invoice", one.invoice_id, draft))
+        rows.append(head_chain.record_row(connection, "invoice", invoice.invoice_id, draft))
     head_chain.append_head(connection, rows, closing.closed_ns)
 
 
@@ -404,7 +404,7 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
     keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]
     days = {key.day for key in keys}
-    changed = {one for one in closed if not days.isdisjoint(period_rating.rating_days(one))}
+    changed = {span for span in closed if not days.isdisjoint(period_rating.rating_days(span))}
     for day, gpus in ledger_queries.by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.

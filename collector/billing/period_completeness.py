@@ -181,8 +181,8 @@ def check_earlier(
     days = find_unclosed_days(store, period, closings)
     if not days:
         return
-    first = format_timestamp(min(one.day for one in days) * DAY_NS)
-    until_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
+    first = format_timestamp(min(gpu_day.day for gpu_day in days) * DAY_NS)
+    until_ns = min([period.start_ns, *(closing.period.start_ns for closing in closings)])
     fix = "" if closings else f"close the period from {first[:10]} on first, or "
     message = (
         f"cannot close {name}: earlier days are not closed and have billable or undecided time: "
@@ -223,8 +223,8 @@ class DatabaseEvidence:
             return self.store.evidence(gpu, start_ns, end_ns)
         nodes = frozenset(self._homes[gpu])
         if self._loaded is None or self._selection != (nodes, start_ns, end_ns):
-            together = [one for one, homes in self._homes.items() if nodes == homes.keys()]
-            homes_of = {one: set(nodes) for one in together}
+            together = [gpu_id for gpu_id, homes in self._homes.items() if nodes == homes.keys()]
+            homes_of = {gpu_id: set(nodes) for gpu_id in together}
             self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
             self._selection = (nodes, start_ns, end_ns)
         return self._loaded.known(gpu, self._files)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from collector.billing import price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, format_decimal
 from collector.billing.rating import ClaimMinimums, CountedClaim, Rater, RatingResult, UsageReview
-from collector.billing.usage import WITH_TENANT, Usage, usages
+from collector.billing.usage import WITH_TENANT, Usage, usages_of_days
 from collector.ledger import day_tiling, ledger_store, row_conversion
 from collector.metering import evidence
 from collector.metering.tiling import SlotState
@@ -47,7 +47,7 @@ class SourceRevision(NamedTuple):
 class RatedPeriod:
     """A rated period: its charges, undecided use, and the ledger revisions used.
 
-    `held` is the billable compute time in the ledger; `taken` is the compute time of the charges,
+    `held_time` is the billable compute time in the ledger; `charged_time` is the compute time of the charges,
     of undecided use and of use that is free by tariff; both in cap-unit-nanoseconds.
     """
 
@@ -55,17 +55,17 @@ class RatedPeriod:
     charges: tuple[Charge, ...]
     reviews: tuple[UsageReview, ...]
     sources: Mapping[row_conversion.GpuDay, SourceRevision]
-    held: Mapping[LedgerTimeKey, Units]
-    taken: Mapping[LedgerTimeKey, Fraction]
+    held_time: Mapping[LedgerTimeKey, Units]
+    charged_time: Mapping[LedgerTimeKey, Fraction]
 
 
 def ledger_root(sources: Mapping[row_conversion.GpuDay, SourceRevision]) -> str:
     """SHA-256 in hex over the GPU-days in order, each with its revision and content root."""
-    found = sha256()
+    digest = sha256()
     for key in sorted(sources):
         source = sources[key]
-        found.update(f"{key.gpu} {key.day} {source.revision} {source.content_root}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{key.gpu} {key.day} {source.revision} {source.content_root}\n".encode())
+    return digest.hexdigest()
 
 
 def period_days(period: Period) -> range:
@@ -120,7 +120,7 @@ def rate_period(
     reviews: list[UsageReview] = []
     sources: dict[row_conversion.GpuDay, SourceRevision] = {}
     held_time: dict[LedgerTimeKey, Units] = defaultdict(int)
-    taken: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
+    charged_time: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
     has_minimums = _has_minimums(book)
     rater = Rater(book, period)
@@ -131,9 +131,9 @@ def rate_period(
             revisions = [*ledger.revisions(_earlier_days(numbers, revisions, period)), *revisions]
         sources |= dict(map(_source, revisions))
         tilings = [revision.tiling for revision in revisions]
-        used = usages(tilings)
+        used = usages_of_days(tilings)
         rating = rater.rate(used)
-        _add_rated_time(taken, rating, used)
+        _add_rated_time(charged_time, rating, used)
         charges += rating.charges
         reviews += rating.reviews
         for tiling in tilings:
@@ -148,7 +148,7 @@ def rate_period(
     charges += rater.counted.topups()
     charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
     return RatedPeriod(
-        period, tuple(charges), tuple(reviews), sources, dict(held_time), dict(taken)
+        period, tuple(charges), tuple(reviews), sources, dict(held_time), dict(charged_time)
     )
 
 
@@ -237,7 +237,7 @@ def _read_counted_usage(
     ids = {claim for claim, _ in (*used_since, *ended)}
     for gpus in _by_gpus(ledger.select_counted(missing, ids)):
         revisions = list(ledger.revisions(gpus))
-        used = usages(revision.tiling for revision in revisions)
+        used = usages_of_days(revision.tiling for revision in revisions)
         own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
         own += [
             replace(u, claim_end_ns=ended[u.claim, u.counted_on].end_ns)
@@ -259,22 +259,22 @@ def _source(revision: ledger_store.Revision) -> tuple[row_conversion.GpuDay, Sou
     return row_conversion.GpuDay(tiling.gpu, tiling.day), source
 
 
-def _add_held_time(held: dict[LedgerTimeKey, Units], tiling: day_tiling.DayTiling) -> None:
+def _add_held_time(held_time: dict[LedgerTimeKey, Units], tiling: day_tiling.DayTiling) -> None:
     for entry in tiling.entries:
         if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
             key = LedgerTimeKey(entry.tenant, tiling.sku, entry.state)
-            held[key] = exact(held[key] + entry.quantity)
+            held_time[key] = exact(held_time[key] + entry.quantity)
 
 
 def _add_rated_time(
-    taken: dict[LedgerTimeKey, Fraction], rating: RatingResult, used: Iterable[Usage]
+    charged_time: dict[LedgerTimeKey, Fraction], rating: RatingResult, used: Iterable[Usage]
 ) -> None:
     """Add the capacity times time that the outcomes of rating cover."""
     for review in (*rating.reviews, *rating.free):
         usage = review.usage
         if review.group is price_book.PriceGroup.TIME and usage.state in WITH_TENANT:
             length = review.end_ns - review.start_ns
-            taken[LedgerTimeKey(usage.tenant, usage.sku, usage.state)] += (
+            charged_time[LedgerTimeKey(usage.tenant, usage.sku, usage.state)] += (
                 usage.capacity_units * length
             )
     own: dict[tuple[str, str], list[Usage]] = defaultdict(list)
@@ -291,7 +291,7 @@ def _add_rated_time(
                 for usage in own[charge.resource, charge.claim]
                 if usage.start_ns <= charge.service_t0_ns < usage.end_ns
             )
-        taken[LedgerTimeKey(charge.tenant, charge.sku, SlotState(charge.state))] += quantity
+        charged_time[LedgerTimeKey(charge.tenant, charge.sku, SlotState(charge.state))] += quantity
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -138,17 +138,17 @@ def _end_order(usage: Usage) -> tuple[int, int, str]:
 def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_BilledStretch]]]:
     """Billed time and last billed parts of the first GPU's worth, the second and so on."""
     edges: dict[int, list[tuple[_BilledStretch, bool]]] = {}
-    for one in billed:
-        edges.setdefault(one.charge.service_t0_ns, []).append((one, True))
-        edges.setdefault(one.charge.service_t1_ns, []).append((one, False))
+    for stretch in billed:
+        edges.setdefault(stretch.charge.service_t0_ns, []).append((stretch, True))
+        edges.setdefault(stretch.charge.service_t1_ns, []).append((stretch, False))
     current: dict[tuple[str, int], _BilledStretch] = {}
     times: list[int] = []
     lasts: list[Sequence[_BilledStretch]] = []
     for now_ns, until_ns in pairwise(sorted(edges)):
-        for one, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
-            place = one.charge.resource, one.charge.service_t0_ns
+        for stretch, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
+            place = stretch.charge.resource, stretch.charge.service_t0_ns
             if begins:
-                current[place] = one
+                current[place] = stretch
             else:
                 del current[place]
         for at, parts in enumerate(_gpus(current[place] for place in sorted(current))):
@@ -261,13 +261,13 @@ class Rater:
             for outcome in self._rate(usage, gap_ns)
             if self._is_inside(outcome)
         ]
-        charges = [one for one in all_charges if isinstance(one, Charge)]
+        charges = [charge for charge in all_charges if isinstance(charge, Charge)]
         charges.extend(self._placed.topups())
-        reviews = [one for one in all_charges if isinstance(one, UsageReview)]
+        reviews = [review for review in all_charges if isinstance(review, UsageReview)]
         return RatingResult(
             tuple(sorted(charges, key=_charge_order)),
-            tuple(one for one in reviews if one.reason != _NOT_IN_USE),
-            tuple(one for one in reviews if one.reason == _NOT_IN_USE),
+            tuple(review for review in reviews if review.reason != _NOT_IN_USE),
+            tuple(review for review in reviews if review.reason == _NOT_IN_USE),
         )
 
     def _find_claims(self, usage: Usage) -> ClaimMinimums:

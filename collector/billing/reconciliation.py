@@ -87,9 +87,9 @@ def worst_check(
     """Combine many named comparisons into one: that of the largest difference."""
     most = ReconciliationCheck(rule, what, Fraction(0), Fraction(0))
     parts = 0
-    for where, found, expected in pairs:
+    for where, actual, expected in pairs:
         parts += 1
-        check = ReconciliationCheck(rule, what, Fraction(found), Fraction(expected), where=where)
+        check = ReconciliationCheck(rule, what, Fraction(actual), Fraction(expected), where=where)
         if abs(check.difference) > abs(most.difference):
             most = check
     return ReconciliationCheck(rule, what, most.found, most.expected, parts, most.where)
@@ -208,8 +208,8 @@ class _EvidenceComparison:
         name: str,
     ) -> None:
         shared: dict[measures.CountedQuantity, int] = dict.fromkeys(counted, 0)
-        for one in revision.tiling.shares if revision else ():
-            shared[one.measure] = shared.get(one.measure, 0) + one.share.amount
+        for measured in revision.tiling.shares if revision else ():
+            shared[measured.measure] = shared.get(measured.measure, 0) + measured.share.amount
         for measure, amount in shared.items():
             self._counted[measure].append((name, amount, counted.get(measure, 0)))
 
@@ -352,7 +352,7 @@ def reconcile_period(
     checks = list(check_records(books, period))
     if books.evidence is not None:
         checks += evidence_checks(books.ledger, books.evidence, period)
-    closings = [one for one in books.store.closings() if one.period.overlaps(period)]
+    closings = [closing for closing in books.store.closings() if closing.period.overlaps(period)]
     for closing in closings:
         checks += closing_checks(books, closing, seller)
     if not closings:
@@ -396,8 +396,8 @@ def closing_checks(
 def check_billable_time(rated: period_rating.RatedPeriod) -> ReconciliationCheck:
     """R5: billable time in the ledger is charged, free by tariff, or undecided."""
     pairs = (
-        (f"{of.tenant}, {of.sku}, {of.state}", rated.taken.get(of, 0), rated.held.get(of, 0))
-        for of in sorted({*rated.held, *rated.taken})
+        (", ".join(of), rated.charged_time.get(of, 0), rated.held_time.get(of, 0))
+        for of in sorted({*rated.held_time, *rated.charged_time})
     )
     return worst_check(
         "R5", "charges + undecided + free by tariff = ledger, by tenant and state", pairs
@@ -436,8 +436,8 @@ def check_recomputed(
     name = period_name(closing.period)
     root = int(again.manifest_root == closing.manifest_root)
     yield ReconciliationCheck("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))
-    recomputed_hashes = {one.content_hash for one in again.drafts}
-    expected = {one.content_hash for one in issued}
+    recomputed_hashes = {draft.content_hash for draft in again.drafts}
+    expected = {draft.content_hash for draft in issued}
     what = f"invoices of {name}, computed again"
     yield ReconciliationCheck(
         "R7",

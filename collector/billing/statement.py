@@ -253,12 +253,12 @@ def _exact_sum(charges: Iterable[charge_types.Charge]) -> Fraction:
 
 
 def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> SummaryLine:
-    one, unit = charges[0], charges[0].unit
+    first, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
     return SummaryLine(
-        what=f"{one.kind}, correction" if one.corrects else one.kind.replace("_", " "),
-        of=" ".join(part for part in (one.sku, one.mig_profile, one.note) if part),
-        state=one.state,
+        what=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
+        of=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
+        state=first.state,
         start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
         end=format_timestamp(max(charge.service_t1_ns for charge in charges)),
         gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
@@ -266,7 +266,7 @@ def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> Summar
         if unit
         else "",
         unit=unit.label if unit else "",
-        price=unit_price(one.price_nano) if unit else "",
+        price=unit_price(first.price_nano) if unit else "",
         amount=amount,
     )
 

@@ -49,7 +49,7 @@ def statement_periods(
         return sorted({closing.period for closing in closings})
     undecided = books.store.undecided_closings(tenant)
     periods = {head.period for head in books.store.heads(tenant=tenant)}
-    return sorted(periods | {one.period for one in closings if one.number in undecided})
+    return sorted(periods | {closing.period for closing in closings if closing.number in undecided})
 
 
 def read_statement(
@@ -61,17 +61,17 @@ def read_statement(
 
     Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
     """
-    closings = [one for one in books.store.closings() if one.period == period]
+    closings = [closing for closing in books.store.closings() if closing.period == period]
     if not closings:
-        known = ", ".join(period_name(one) for one in statement_periods(books)) or "none"
+        known = ", ".join(period_name(closed) for closed in statement_periods(books)) or "none"
         message = (
             f"no statement of {period_name(period)}: expected one of the closed periods: {known}"
         )
         raise invoices.ClosingError(message)
-    own = [one for one in books.store.heads(period, tenant) if one.period == period]
+    own = [invoice for invoice in books.store.heads(period, tenant) if invoice.period == period]
     if not own:
         return _without_invoice(books, tenant, closings, seller)
-    valid = [one for one in own if not one.void]
+    valid = [invoice for invoice in own if not invoice.void]
     return read_invoice_statement(books, (valid or own)[-1].invoice_id, seller)
 
 
@@ -82,10 +82,10 @@ def _without_invoice(
     seller: str,
 ) -> TenantStatement:
     """The statement of a tenant without an invoice in a closing. Raises UnknownTenantError."""
-    closing = next(one for one in closings if not one.tenant)
+    closing = next(closing for closing in closings if not closing.tenant)
     reviews = period_rating.select_undecided(books.store.reviews(closing.number), tenant)
     if not reviews:
-        tenants = {one.tenant for one in books.store.heads(closing.period)}
+        tenants = {invoice.tenant for invoice in books.store.heads(closing.period)}
         message = (
             f"no invoice of {tenant!r} in {period_name(closing.period)}: expected one of "
             f"{', '.join(sorted(tenants)) or 'none'}"
@@ -110,7 +110,7 @@ def read_invoice_statement(
         message = f"unknown invoice {invoice_id}"
         raise invoices.ClosingError(message)
     invoice, number = stored
-    closing = next(one for one in books.store.closings() if one.number == number)
+    closing = next(closing for closing in books.store.closings() if closing.number == number)
     reviews = period_rating.select_undecided(books.store.reviews(number), invoice.tenant)
     revisions = books.store.revisions(number, {line.charge.resource for line in invoice.lines})
     return TenantStatement(
@@ -128,7 +128,7 @@ def read_invoice_statement(
 def preview_statement(bill: period_closing.Bill, tenant: str, seller: str = "") -> TenantStatement:
     """Preview of a tenant's invoice for an open period, from the current ledger."""
     empty = invoices.draft_invoice((), tenant, bill.period, bill.book.currency)
-    draft = next((one for one in bill.drafts if one.tenant == tenant), empty)
+    draft = next((draft for draft in bill.drafts if draft.tenant == tenant), empty)
     marks = ["Not binding: computed from the current ledger"]
     if bill.missing_days.all:
         marks.append(f"Not complete: {bill.missing_days}")

@@ -190,11 +190,11 @@ class _CapacityStretch(NamedTuple):
     key: _UsageKey
 
 
-def usages(days: Iterable[DayTiling]) -> list[Usage]:
+def usages_of_days(days: Iterable[DayTiling]) -> list[Usage]:
     """All usage of GPU-days, in order of start."""
-    found = list(days)
-    began, ends = _claim_starts(found), _claim_ends(found)
-    used = [usage for day in found for usage in _day_usages(day, began, ends)]
+    tilings = list(days)
+    began, ends = _claim_starts(tilings), _claim_ends(tilings)
+    used = [usage for day in tilings for usage in _day_usages(day, began, ends)]
     return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
 
 
@@ -313,7 +313,7 @@ def _energies(
     The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
     is held, exact to the millijoule.
     """
-    counted = [one.share for one in day.shares if one.measure is measures.CountedQuantity.ENERGY]
+    counted = [row.share for row in day.shares if row.measure is measures.CountedQuantity.ENERGY]
     if not counted:
         return {}
     stretches_by_claim: dict[str, list[_CapacityStretch]] = defaultdict(list)

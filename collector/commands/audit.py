@@ -179,7 +179,7 @@ def verify_command(
         verified = verification.verify_log(
             directory, public, [_read_anchor(anchor) for anchor in anchors]
         )
-        waiting = _compare_ledger(ledger, verified.ledger) if ledger else []
+        unrecorded = _compare_ledger(ledger, verified.ledger) if ledger else []
     except directory_check.VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
@@ -191,7 +191,7 @@ def verify_command(
     )
     for line in _format_cosigners(verified.witnesses):
         click.echo(line)
-    for finding in (*verified.findings, *waiting):
+    for finding in (*verified.findings, *unrecorded):
         click.echo(escape_line(f"to explain: {finding}"))
 
 

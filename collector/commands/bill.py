@@ -103,8 +103,8 @@ def export_command(  # noqa: PLR0913 - its options
     """
     by, log = place.timed_actor, log or place.audit_directory
     with place.books() as books:
-        found = books.store.invoices(period, tenant)
-        tenants = {invoice.tenant for invoice in found}
+        invoices = books.store.invoices(period, tenant)
+        tenants = {invoice.tenant for invoice in invoices}
         order = export.ExportOrder(
             seller=focus_rows.read_seller(sellers) if sellers else place.seller(tenants),
             exported_ns=by.now_ns,
@@ -114,7 +114,7 @@ def export_command(  # noqa: PLR0913 - its options
             checkpoint=audit.read_checkpoint_note(log) if log else None,
         )
         write_export(
-            found,
+            invoices,
             export_provenance.with_origins(order, books),
             directory,
             replace=force,
@@ -149,11 +149,11 @@ def write_export(
 
 def format_summary(manifest: export.ExportManifest) -> list[str]:
     """Summary of an export: a line for every invoice, every currency and every file."""
-    width = max((len(one.tenant) for one in manifest.invoices), default=0)
+    width = max((len(invoice.tenant) for invoice in manifest.invoices), default=0)
     lines = [] if manifest.invoices else ["no invoice is issued"]
     lines += [
-        f"{one.invoice}  {one.tenant.ljust(width)}  {one.rows:>9,} rows  {one.billed:>18} {one.currency}"
-        for one in manifest.invoices
+        f"{invoice.invoice}  {invoice.tenant.ljust(width)}  {invoice.rows:>9,} rows  {invoice.billed:>18} {invoice.currency}"
+        for invoice in manifest.invoices
     ]
     lines += [f"billed: {text} {currency}" for currency, text in manifest.billed.items()]
     lines += [
@@ -203,9 +203,9 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
 def _run_demo(
     ledger: ledger_store.Ledger, directory: Path | None, forms: tuple[export.ExportFormat, ...]
 ) -> bool:
-    found = billing_demo.run_demo(ledger)
+    demo = billing_demo.run_demo(ledger)
     books = period_closing.BillingBooks.for_ledger(ledger)
-    for closed in (found.closed, found.later):
+    for closed in (demo.closed, demo.later):
         click.echo(f"CLOSING {period_name(closed.closing.period)}")
         for line in bill_periods.format_closing(closed):
             click.echo(f"  {line}")
@@ -219,7 +219,7 @@ def _run_demo(
                 click.echo(f"\nnot billed until decided, no tenant: {finding}")
         click.echo()
     click.echo("RECONCILIATION of both")
-    for line in bill_periods.format_checks(found.checks):
+    for line in bill_periods.format_checks(demo.checks):
         click.echo(line)
     if directory is not None:
         order = export.ExportOrder(billing_demo.SELLER, billing_demo.CLOSED_AGAIN_NS, forms)
@@ -229,7 +229,7 @@ def _run_demo(
             directory,
             replace=True,
         )
-    return found.balances
+    return demo.balances
 
 
 @click.group()

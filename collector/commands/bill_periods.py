@@ -136,10 +136,10 @@ def statement_command(  # noqa: PLR0913, PLR0917 - its options
     """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
     with place.books() as books:
         if invoice is None:
-            found = tenant_statements.read_statement(books, tenant, period, place.seller_name)
+            statement = tenant_statements.read_statement(books, tenant, period, place.seller_name)
         else:
-            found = tenant_statements.read_invoice_statement(books, invoice, place.seller_name)
-    _write_statement(found, form, file)
+            statement = tenant_statements.read_invoice_statement(books, invoice, place.seller_name)
+    _write_statement(statement, form, file)
 
 
 @click.command("reconcile")
@@ -243,25 +243,25 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     rows = [("tenant", "invoice", "status", "lines", "total", "")]
     rows += [
         (
-            one.tenant, one.invoice_id, one.status.value, f"{len(one.lines):,}",
-            charges.format_decimal(one.payable, charges.currency_exponent(one.currency)), one.currency,
+            invoice.tenant, invoice.invoice_id, invoice.status.value, f"{len(invoice.lines):,}",
+            charges.format_decimal(invoice.payable, charges.currency_exponent(invoice.currency)), invoice.currency,
         )
-        for one in invoices
+        for invoice in invoices
     ]  # fmt: skip
     return job_metering.format_table(rows, {3, 4})
 
 
 def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
     """Job lists of a period with lines that could not be imported."""
-    found = []
-    for one in imported_lists.newest_lists(books.ledger.database):
-        if one.rejected_count and one.period.overlaps(period):
-            count = job_metering.format_count(one.rejected_count, "line")
-            found.append(f"incomplete job list {one}: {count} not imported")
-            found += [f"  {line}" for line in one.rejected[:_MAX_SHOWN]]
-            if one.rejected_count > _MAX_SHOWN:
-                found.append(f"  and {one.rejected_count - _MAX_SHOWN:,} more")
-    return found
+    lines = []
+    for jobs in imported_lists.newest_lists(books.ledger.database):
+        if jobs.rejected_count and jobs.period.overlaps(period):
+            count = job_metering.format_count(jobs.rejected_count, "line")
+            lines.append(f"incomplete job list {jobs}: {count} not imported")
+            lines += [f"  {line}" for line in jobs.rejected[:_MAX_SHOWN]]
+            if jobs.rejected_count > _MAX_SHOWN:
+                lines.append(f"  and {jobs.rejected_count - _MAX_SHOWN:,} more")
+    return lines
 
 
 def _print_unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:

@@ -92,8 +92,8 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
 
 def _check_listen(address: str, *, running: bool) -> str:
     host, port = server_connections.split_address(address)
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, where = found[0]
+    addrs = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = addrs[0]
     with socket.socket(family, kind, protocol) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -115,7 +115,7 @@ def _check_tls(settings: CollectorSettings) -> str:
 def _check_directory(directory: Path, *, running: bool) -> str:
     if running:
         return f"{directory} is in use by a running collector"
-    nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         message = f"cannot write {nearest} as this user (uid {os.geteuid()})"
         raise SettingsError(message)
@@ -131,7 +131,7 @@ def _check_directory(directory: Path, *, running: bool) -> str:
 
 def _check_tokens(path: Path) -> str:
     entries = credentials.load_credentials(path).entries.values()
-    roles = Counter(str(one.credential.role) for one in entries)
+    roles = Counter(str(entry.credential.role) for entry in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
 
@@ -143,7 +143,7 @@ def _check_inventory(
     try:
         entries = credentials.load_credentials(Path(settings.tokens_file)).entries.values()
         known = {
-            one.credential.name for one in entries if one.credential.role is credentials.Role.NODE
+            row.credential.name for row in entries if row.credential.role is credentials.Role.NODE
         }
         known |= _reporting_nodes(settings, directory)
     except (SettingsError, LedgerError, OSError):

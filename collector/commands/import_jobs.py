@@ -151,9 +151,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     zone = command_options.find_time_zone(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
-        found = form or job_list_reader.detect_format(text)
-        return found, job_list_reader.read_jobs(
-            text, found, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
+        syntax = form or job_list_reader.detect_format(text)
+        return syntax, job_list_reader.read_jobs(
+            text, syntax, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
         )
 
     form, jobs = command_options.parse_file(file, read)
@@ -200,22 +200,22 @@ def _import(
         )
     elif order.as_of_ns is not None:
         jobs = job_list.end_running_jobs(jobs, order.as_of_ns)
-    found = (
+    placed = (
         job_list_import.number_stand_ins(jobs.jobs, source, order.models)
         if order.stand_ins
         else job_list_import.StandInGpus([], {})
     )
     if order.stand_ins:
-        jobs = msgspec.structs.replace(jobs, jobs=tuple(found.jobs))
+        jobs = msgspec.structs.replace(jobs, jobs=tuple(placed.jobs))
     imported = None
     if order.url is not None and period is not None:
-        rejected = [str(one) for one in jobs.rejected]
+        rejected = [str(line) for line in jobs.rejected]
         listed = imported_lists.NewList(
             source,
             period,
             as_of_ns,
             order.as_observed,
-            job_list_import.place_jobs(jobs, order.models, found.models),
+            job_list_import.place_jobs(jobs, order.models, placed.models),
             rejected,
         )
         ledger = ledger_store.Ledger.open(order.url, metadata)

@@ -52,10 +52,10 @@ class DeviceInventory:
     by_node: dict[str, tuple[ExpectedDevices, ...]] = field(default_factory=dict)
 
     @classmethod
-    def from_rows(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
+    def from_rows(cls, rows: Iterable[ExpectedDevices]) -> DeviceInventory:
         """Build an inventory from rows in any order."""
         return cls(
-            dict(sorted(group_rows(found, attrgetter("node"), attrgetter("start_ns")).items()))
+            dict(sorted(group_rows(rows, attrgetter("node"), attrgetter("start_ns")).items()))
         )
 
     def __iter__(self) -> Iterator[ExpectedDevices]:
@@ -63,11 +63,11 @@ class DeviceInventory:
 
     def expected_devices(self, instant_ns: int) -> dict[str, ExpectedDevices]:
         """Expected devices of each node in the inventory at an instant."""
-        found: dict[str, ExpectedDevices] = {}
+        devices: dict[str, ExpectedDevices] = {}
         for row in self:
             if row.start_ns <= instant_ns < row.end_ns:
-                found[row.node] = row
-        return found
+                devices[row.node] = row
+        return devices
 
     def is_removed(self, node: str, instant_ns: int) -> bool:
         """True if a node was in the inventory before an instant, and is not at that instant."""
@@ -137,9 +137,9 @@ class RetiredGpus:
 
     def find_retirement(self, gpu: str, instant_ns: int) -> Retirement | None:
         """The row by which a GPU is retired at an instant; None if it is not."""
-        for one in self.by_gpu.get(gpu, ()):
-            if one.start_ns <= instant_ns < one.end_ns:
-                return one
+        for retirement in self.by_gpu.get(gpu, ()):
+            if retirement.start_ns <= instant_ns < retirement.end_ns:
+                return retirement
         return None
 
     def service_stays(

@@ -230,9 +230,9 @@ class DayFinalizer:
     ) -> None:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         kept = [
-            one
-            for one in self.book.intervals.by_key.values()
-            if not one.stored and (everything or one.touched_ns <= quiet_ns)
+            interval
+            for interval in self.book.intervals.by_key.values()
+            if not interval.stored and (everything or interval.touched_ns <= quiet_ns)
         ]
         claims = list(self.book.unwritten)
         for fact_group in list(evidence_tables.group_items(kept)) or [[]]:
@@ -259,23 +259,23 @@ class DayFinalizer:
         try:
             written = [
                 evidence_store.compress_interval(
-                    one.interval, content, self.book.contacts_of(one.interval.node)
+                    interval.interval, content, self.book.contacts_of(interval.interval.node)
                 )
-                async for one, content in _encode_intervals(kept)
+                async for interval, content in _encode_intervals(kept)
             ]
             early = node_claims.find_early_claims(claims, self.book.receipts)
             await asyncio.to_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
-            for one in kept:
-                one.stored = False
+            for interval in kept:
+                interval.stored = False
             raise
         for fact in claims:
             self.book.unwritten.pop(fact, None)
         self.counts.intervals += len(written)
-        for one in kept:
-            self._open_days.record_stored(one.interval)
-            if one.stored:
-                self.book.intervals.release(one)
+        for interval in kept:
+            self._open_days.record_stored(interval.interval)
+            if interval.stored:
+                self.book.intervals.release(interval)
 
     # Finalizing --------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class DayFinalizer:
         if claim_events.is_gpu(gpu):
             return self.live.finalized.open_ns(gpu)
         gpus = self.book.gpus_in(claim_events.node_of_key(gpu))
-        return min((self.live.finalized.open_ns(one) for one in gpus), default=-FOREVER_NS)
+        return min((self.live.finalized.open_ns(name) for name in gpus), default=-FOREVER_NS)
 
     def _seen_ns(self) -> int | None:
         try:
@@ -357,8 +357,8 @@ async def _encode_intervals(
     kept: Sequence[evidence_memory.IntervalInMemory],
 ) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
     """Yield intervals with their encoding, yielding to the event loop periodically."""
-    for number, one in enumerate(kept):
-        one.stored = True
-        yield one, node_intervals.encode_interval(one.interval)
+    for number, interval in enumerate(kept):
+        interval.stored = True
+        yield interval, node_intervals.encode_interval(interval.interval)
         if number % _YIELD_EVERY == 0:
             await asyncio.sleep(0)

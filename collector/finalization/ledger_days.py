@@ -260,13 +260,13 @@ class OpenDayCounter:
         ]
         for job_group in group_by_nodes(jobs, homes):
             try:
-                found = await asyncio.to_thread(open_amounts, stores.store, homes, files, job_group)
+                tally = await asyncio.to_thread(open_amounts, stores.store, homes, files, job_group)
             except BaseException:
                 self.book.late |= late
                 raise
-            for counted in found:
+            for counted in tally:
                 last_day = self.live.finalized.days.get(counted.gpu, -1)
-                days = {day: found for day, found in counted.days.items() if day > last_day}
+                days = {day: sums for day, sums in counted.days.items() if day > last_day}
                 self.live.amounts.count(
                     counted.gpu, counted.upto_ns, days, restart=counted.gpu in restarted
                 )

@@ -202,7 +202,7 @@ class ViewApi:
     views: Callable[[], CollectorViews]
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
-    unwritable: Callable[[], Awaitable[str]] = _writable
+    ledger_problem: Callable[[], Awaitable[str]] = _writable
     """Reason why the ledger cannot be written; empty if there is none."""
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
@@ -356,7 +356,7 @@ class ViewApi:
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
         problem = "" if self.views().instant_ns else _NOT_COMPUTED
-        problem = problem or self.metrics.unknown_reason or await self.unwritable()
+        problem = problem or self.metrics.unknown_reason or await self.ledger_problem()
         problem = f"read-only: {self.read_only}" if self.read_only else problem
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")

@@ -170,20 +170,20 @@ class InventoryWatch:
         comparisons: list[NodeComparison] | None = None
         if inventory is not None:
             comparisons = []
-            for one in compare_nodes(inventory.expected_devices(now_ns), reported):
-                comparisons.append(one)
+            for comparison in compare_nodes(inventory.expected_devices(now_ns), reported):
+                comparisons.append(comparison)
                 await offer()
         gone: list[GoneGpu] = []
         for gpu in list(self.core.evidence.gpus):
             if gpu not in shown and retired.find_retirement(gpu, now_ns) is None:
                 gone += self._find_gone_gpus(gpu, reported, fresh_from_ns)
             await offer()
-        in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
-        reporting = {one.gpu: shown[one.gpu] for one in in_force if shown.get(one.gpu)}
-        for retirement in in_force:
-            if retirement.gpu in reporting:
-                self._report_retired_gpu(retirement, reporting[retirement.gpu])
-        last = {one.gpu: seen[1] for one in in_force if (seen := self._last_sample(one.gpu))}
+        in_force = [row for row in retired if row.start_ns <= now_ns < row.end_ns]
+        reporting = {row.gpu: shown[row.gpu] for row in in_force if shown.get(row.gpu)}
+        for row in in_force:
+            if row.gpu in reporting:
+                self._report_retired_gpu(row, reporting[row.gpu])
+        last = {row.gpu: seen[1] for row in in_force if (seen := self._last_sample(row.gpu))}
         compared = None if comparisons is None else tuple(comparisons)
         return InventoryComparison(now_ns, compared, tuple(gone), tuple(in_force), reporting, last)
 
@@ -212,11 +212,11 @@ class InventoryWatch:
         ):
             yield GoneGpu(seen[1], gpu, seen[0])
 
-    def _report_retired_gpu(self, one: Retirement, node: str) -> None:
+    def _report_retired_gpu(self, retirement: Retirement, node: str) -> None:
         """Record a trouble, once, for a retired GPU that still reports."""
-        facts = {"retired_ns": str(one.start_ns), "why": one.reason}
+        facts = {"retired_ns": str(retirement.start_ns), "why": retirement.reason}
         self.core.evidence.problems.report(
-            EvidenceProblem("retired_seen", one.gpu, node, one.start_ns, facts)
+            EvidenceProblem("retired_seen", retirement.gpu, node, retirement.start_ns, facts)
         )
 
 
@@ -305,7 +305,7 @@ def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]
     for gone in found.gone:
         age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
         yield view_cells.ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
-    for gpu in dict.fromkeys(one.gpu for one in found.retired):
+    for gpu in dict.fromkeys(retirement.gpu for retirement in found.retired):
         node = found.reporting.get(gpu, "")
         labels = (node or found.last_nodes.get(gpu, ""), gpu)
         yield view_cells.ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
@@ -326,19 +326,19 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
         if comparisons is None
         else [_node_document(comparison, names_of) for comparison in comparisons],
         "gone_gpus": [
-            {"node": one.node, "gpu": one.gpu, **names(one.node, one.gpu), "seen_ns": one.seen_ns}
-            for one in found.gone
+            {"node": gpu.node, "gpu": gpu.gpu, **names(gpu.node, gpu.gpu), "seen_ns": gpu.seen_ns}
+            for gpu in found.gone
         ],
         "retired_gpus": [
             {
-                "gpu": one.gpu,
-                **names(found.reporting.get(one.gpu), one.gpu),
-                "from_ns": one.start_ns,
-                "to_ns": None if one.end_ns == FOREVER_NS else one.end_ns,
-                "why": one.reason,
-                "reported_by": found.reporting.get(one.gpu),
+                "gpu": retirement.gpu,
+                **names(found.reporting.get(retirement.gpu), retirement.gpu),
+                "from_ns": retirement.start_ns,
+                "to_ns": None if retirement.end_ns == FOREVER_NS else retirement.end_ns,
+                "why": retirement.reason,
+                "reported_by": found.reporting.get(retirement.gpu),
             }
-            for one in found.retired
+            for retirement in found.retired
         ],
     }
 

@@ -133,8 +133,8 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
     """As `newest_lists`, within a transaction."""
     table = job_lists
     rows = connection.execute(sa.select(table).order_by(table.c.list))
-    found = {(imported.source, imported.period): imported for imported in map(_imported_list, rows)}
-    return [found[key] for key in sorted(found)]
+    lists = {(imported.source, imported.period): imported for imported in map(_imported_list, rows)}
+    return [lists[key] for key in sorted(lists)]
 
 
 def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActor) -> bool:

@@ -263,7 +263,7 @@ class JobListBuilder:
             self.never_started += 1
             return
         first, other = self._jobs.get(job.claim, (self._number, job))
-        ended, ran = sorted((job, other), key=lambda one: one.end_ns)
+        ended, ran = sorted((job, other), key=lambda run: run.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
             reason = f"job {job.id} differs from {self.what} {first}"
             reject("", reason)
@@ -272,8 +272,8 @@ class JobListBuilder:
     def build(self, cluster: str = "") -> JobList:
         """The list: each job once, in order."""
         jobs = sorted(job for _, job in self._jobs.values())
-        found = build_job_list(jobs, self.without_gpus, self.never_started)
-        return msgspec.structs.replace(found, rejected=tuple(self.bad.errors), cluster=cluster)
+        built = build_job_list(jobs, self.without_gpus, self.never_started)
+        return msgspec.structs.replace(built, rejected=tuple(self.bad.errors), cluster=cluster)
 
 
 def pci_address(text: str) -> str | None:
@@ -379,8 +379,8 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
 def map_list_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
     """A list with the tenants of its accounts."""
     every = map_tenants([*jobs.jobs, *jobs.unended], source, tenants)
-    found = build_job_list(every, jobs.without_gpus, jobs.never_started)
-    return msgspec.structs.replace(jobs, jobs=found.jobs, unended=found.unended)
+    mapped = build_job_list(every, jobs.without_gpus, jobs.never_started)
+    return msgspec.structs.replace(jobs, jobs=mapped.jobs, unended=mapped.unended)
 
 
 def account_name(tenant: str) -> str:

@@ -263,12 +263,12 @@ class _NewestLists:
     @classmethod
     def read(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
         """Read the lists of a database."""
-        found = [
+        lists = [
             imported
             for imported in imported_lists.read_newest_lists(connection)
             if imported.period.overlaps(period)
         ]
-        return cls({imported.number: imported for imported in found}, period, now_ns)
+        return cls({imported.number: imported for imported in lists}, period, now_ns)
 
     def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
         """The days of some GPUs in the period, according to the lists."""

@@ -139,10 +139,10 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
 def _shards(where: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
     """Shards as whole GPUs and a share of one more."""
     whole, rest = divmod(count, per_gpu)
-    found = [job_list.UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
+    gpus = [job_list.UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
     if rest:
-        found.append(job_list.UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
-    return found
+        gpus.append(job_list.UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
+    return gpus
 
 
 ALIBABA_COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")

@@ -125,10 +125,10 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
     unplaced: dict[str, Fraction] = defaultdict(Fraction)
     capacity = 0
     free = Fraction(0)
-    for one in known.values():
-        (stay,) = one.stays
+    for evidence_ in known.values():
+        (stay,) = evidence_.stays
         capacity += stay.end_ns - stay.start_ns
-        for entry in timeline_entries(one):
+        for entry in timeline_entries(evidence_):
             if entry.tiling is not units.Tiling.COMPUTE:
                 continue
             if entry.state is tiling.SlotState.INFERRED:
@@ -147,10 +147,10 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
         unplaced_ns=dict(sorted(unplaced.items())),
         overlaps=tuple(
-            JobOverlap(gpu, one)
+            JobOverlap(gpu, overlap)
             for gpu, evidence_ in known.items()
-            for one in find_overlaps(evidence_)
-            if one.tiling is units.Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
+            for overlap in find_overlaps(evidence_)
+            if overlap.tiling is units.Tiling.COMPUTE and overlap.kind is OverlapKind.CONFLICT
         ),
     )
 

@@ -112,7 +112,7 @@ def read_kubernetes(
         with builder.line(place):
             pod = untrusted_text.convert_json(listed, _JobPod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
-            job_list.check_gpu_count("spec.containers", sum(one.gpus for one in unplaced), 1)
+            job_list.check_gpu_count("spec.containers", sum(part.gpus for part in unplaced), 1)
             start_ns, end_ns = span or (0, timestamps.FOREVER_NS)
             bad.check_past("status.startTime", start_ns)
             if end_ns < timestamps.FOREVER_NS:
@@ -164,9 +164,9 @@ def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
         return start_ns, timestamps.FOREVER_NS
     field = "status.containerStatuses.state.terminated.finishedAt"
     ends = [
-        _instant_ns(field, one.state.terminated.finished_at)
-        for one in statuses
-        if one.state and one.state.terminated and one.state.terminated.finished_at
+        _instant_ns(field, container.state.terminated.finished_at)
+        for container in statuses
+        if container.state and container.state.terminated and container.state.terminated.finished_at
     ]
     deleted = pod.metadata.deletion_timestamp
     if is_gone and len(ends) < len(statuses) and deleted:

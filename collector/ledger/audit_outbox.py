@@ -137,11 +137,11 @@ class LedgerRecords:
         elif kind in ROW_RECORD_TYPES and isinstance(name := data.get(ROW), str):
             self._add_row(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
 
-    def _add_row(self, into: dict[T, RecordedRow], key: T, found: RecordedRow) -> None:
+    def _add_row(self, into: dict[T, RecordedRow], key: T, row: RecordedRow) -> None:
         before = into.get(key)
         if before and not self.is_lost(before.source) and len(self.repeated) < MAX_NAMED:
-            self.repeated.append(f"record {found.record}: {key} was already recorded")
-        into[key] = found
+            self.repeated.append(f"record {row.record}: {key} was already recorded")
+        into[key] = row
 
     def is_lost(self, source: str) -> bool:
         """True if a row was lost with a database that an accepted older copy replaced."""
@@ -313,8 +313,8 @@ def store_positions(connection: sa.Connection, log: str, places: list[LogPositio
 def find_last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
     """Return the last row that is noted for this log; None if there is none."""
     known = sa.select(placed_rows).where(placed_rows.c.log == log)
-    found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
-    return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
+    row = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
+    return LogPosition(row.id, row.leaf, row.checkpoint_size) if row else None
 
 
 def _select_unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:

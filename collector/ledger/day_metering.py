@@ -148,9 +148,9 @@ def _instance(claim: MeteredClaim) -> str:
     return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
 
 
-def _clip_overlaps(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
+def _clip_overlaps(overlaps: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
     """Yield the part of each overlap within a window."""
-    for overlap in found:
+    for overlap in overlaps:
         start, end = max(overlap.start_ns, start_ns), min(overlap.end_ns, end_ns)
         if start < end:
             yield replace(overlap, start_ns=start, end_ns=end)

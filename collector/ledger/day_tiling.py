@@ -111,11 +111,11 @@ def find_capacity_units(day_tiling: DayTiling) -> int:
     """
     if day_tiling.capacity_units:
         return day_tiling.capacity_units
-    edges = [edge for one in day_tiling.entries for edge in (one.slot_lo, one.slot_hi)]
-    edges += [edge for one in day_tiling.shares for edge in (one.share.slot_lo, one.share.slot_hi)]
-    sizes = [one.units for one in day_tiling.overlaps]
+    edges = [edge for entry in day_tiling.entries for edge in (entry.slot_lo, entry.slot_hi)]
+    edges += [edge for row in day_tiling.shares for edge in (row.share.slot_lo, row.share.slot_hi)]
+    sizes = [overlap.units for overlap in day_tiling.overlaps]
     denominators = {value.denominator for value in (*edges, *sizes)}
-    units = lcm(CAPACITY_UNITS, *(GPU_CAPACITY * one for one in denominators))
+    units = lcm(CAPACITY_UNITS, *(GPU_CAPACITY * number for number in denominators))
     return units if units <= MAX_CAPACITY_UNITS else ROUNDED_CAPACITY_UNITS
 
 
@@ -140,23 +140,23 @@ def round_tiling(day_tiling: DayTiling) -> DayTiling:
         return from_revision_units(to_revision_units(value, units), units)
 
     entries = (
-        replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi))
-        for one in day_tiling.entries
+        replace(row, slot_lo=cut(row.slot_lo), slot_hi=cut(row.slot_hi))
+        for row in day_tiling.entries
     )
     shares = (
         replace(
-            one,
+            row,
             share=replace(
-                one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
+                row.share, slot_lo=cut(row.share.slot_lo), slot_hi=cut(row.share.slot_hi)
             ),
         )
-        for one in day_tiling.shares
+        for row in day_tiling.shares
     )
-    overlaps = (replace(one, units=cut(one.units)) for one in day_tiling.overlaps)
+    overlaps = (replace(row, units=cut(row.units)) for row in day_tiling.overlaps)
     return replace(
         day_tiling,
-        entries=tuple(one for one in entries if one.slot_lo < one.slot_hi),
-        shares=tuple(one for one in shares if one.share.slot_lo < one.share.slot_hi),
+        entries=tuple(row for row in entries if row.slot_lo < row.slot_hi),
+        shares=tuple(row for row in shares if row.share.slot_lo < row.share.slot_hi),
         overlaps=tuple(overlaps),
     )
 
@@ -179,15 +179,15 @@ def content_root(day_tiling: DayTiling) -> str:
     """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
     units = find_capacity_units(day_tiling)
     overlaps = [
-        {**msgspec.structs.asdict(one), "units": to_revision_units(one.units, units)}
-        for one in sorted(day_tiling.overlaps)
+        {**msgspec.structs.asdict(row), "units": to_revision_units(row.units, units)}
+        for row in sorted(day_tiling.overlaps)
     ]
     content: tuple[Any, ...] = (
         day_tiling.sku,
         [_entry(entry, units) for entry in sort_entries(day_tiling.entries)],
         [
-            {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
-            for one in sorted(day_tiling.shares)
+            {"measure": row.measure, "share": _slots(msgspec.structs.asdict(row.share), units)}
+            for row in sorted(day_tiling.shares)
         ],
         [_claim(claim) for claim in sorted(day_tiling.claims)],
         units,
@@ -235,17 +235,17 @@ def check_tiling(day_tiling: DayTiling) -> None:
 def _check_rest(day_tiling: DayTiling) -> None:
     """Check counted amounts and claims for values that a database could not store."""
     texts = [day_tiling.gpu, day_tiling.sku]
-    for one in day_tiling.shares:
-        share = one.share
+    for measured in day_tiling.shares:
+        share = measured.share
         # An increment without a holder starts at the previous reading, possibly on an earlier day.
         if share.t0_ns > share.t1_ns or not day_tiling.start_ns < share.t1_ns <= day_tiling.end_ns:
             message = (
-                f"invalid {one.measure} of {day_tiling.gpu}: ({share.t0_ns}, {share.t1_ns}]: expected"
+                f"invalid {measured.measure} of {day_tiling.gpu}: ({share.t0_ns}, {share.t1_ns}]: expected"
                 f" times within day {day_tiling.day}"
             )
             raise TilingError(message)
         if not 0 < share.amount <= _MAX_INTEGER:
-            message = f"invalid {one.measure} of {day_tiling.gpu}: {share.amount}: expected 1 to {_MAX_INTEGER}"
+            message = f"invalid {measured.measure} of {day_tiling.gpu}: {share.amount}: expected 1 to {_MAX_INTEGER}"
             raise TilingError(message)
         texts += (share.tenant, share.workload, share.claim)
     for claim in day_tiling.claims:

@@ -210,9 +210,9 @@ def check_not_older_copy(connection: Connection, database: str) -> None:
 
 def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
     """Return a row that this transaction has written, as read from the database."""
-    found = schema.covered_tables[kind]
-    keys = list(found.table.primary_key.columns)
-    query = select(found.table)
+    covered = schema.covered_tables[kind]
+    keys = list(covered.table.primary_key.columns)
+    query = select(covered.table)
     for column, value in zip(keys, key, strict=True):
         query = query.where(column == value)
     return next(_items(connection, kind, connection.execute(query).all()))
@@ -239,11 +239,11 @@ def record_row(
 
 def read_rows(connection: Connection, kind: str, days: range | None = None) -> Iterator[HashedRow]:
     """Yield all rows of a kind as read from the database; `days` restricts ledger days."""
-    found: schema.CoveredTable = schema.covered_tables[kind]
-    keys = list(found.table.primary_key.columns)
-    query = select(found.table).order_by(*keys)
-    if days is not None and "day" in found.table.c:
-        query = query.where(found.table.c.day >= days.start, found.table.c.day < days.stop)
+    covered: schema.CoveredTable = schema.covered_tables[kind]
+    keys = list(covered.table.primary_key.columns)
+    query = select(covered.table).order_by(*keys)
+    if days is not None and "day" in covered.table.c:
+        query = query.where(covered.table.c.day >= days.start, covered.table.c.day < days.stop)
     yield from _items(connection, kind, connection.execute(query).all())
 
 

@@ -126,8 +126,8 @@ class Ledger:
     ) -> dict[row_conversion.GpuDay, int]:
         """Return those of some revisions in which a claim of `claims` for a number of GPUs holds the GPU."""
         with self.database.transaction() as connection:
-            found = ledger_queries.find_counted_days(connection, numbers, claims)
-        return {key: numbers[key] for key in found}
+            days = ledger_queries.find_counted_days(connection, numbers, claims)
+        return {key: numbers[key] for key in days}
 
     def clock_suspect(
         self, numbers: Mapping[row_conversion.GpuDay, int]

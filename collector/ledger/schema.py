@@ -137,7 +137,7 @@ def _part_table(name: str, *items: sa.Column[Any] | sa.CheckConstraint) -> sa.Ta
     """Table of the parts of a revision, with its key."""
     uuid, numbers = sa.Column("gpu_uuid", sa.Text, primary_key=True), key_numbers("day", "revision")
     names = ["gpu_uuid", "day", "revision"]
-    revision = sa.ForeignKeyConstraint(names, [f"ledger_revision.{one}" for one in names])
+    revision = sa.ForeignKeyConstraint(names, [f"ledger_revision.{column}" for column in names])
     return sa.Table(name, metadata, uuid, *numbers, *items, revision)
 
 

@@ -253,7 +253,7 @@ GAP_NS = 30_000_000_000
 QUARANTINE_NS = 60_000_000_000
 
 
-def stretches(
+def join_samples(
     boot: str, timestamps_ns: NDArray[np.int64], uncertainty_ns: int = 0
 ) -> list[SampleStretch]:
     """Return the stretches of the samples of one boot, which may be in any order."""

@@ -44,7 +44,7 @@ def natural_sort_key(text: str) -> tuple[tuple[bool, int, str], ...]:
     )
 
 
-def precedence(claim: MeteredClaim) -> Precedence:
+def claim_order(claim: MeteredClaim) -> Precedence:
     """Sort key of claims; the greatest takes slots first."""
     id_bytes = claim.id.encode(errors="surrogatepass")
     return claim.authority, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
@@ -84,7 +84,7 @@ def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]
 
 
 def _claim_order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
-    return precedence(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
+    return claim_order(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
 
 
 def allocations(
@@ -161,7 +161,7 @@ def _group(
     group, others, taken = [first], deque[MeteredClaim](), set[units.CapacityRange]()
     for claim in following:
         slots = claim.slots(tiling)
-        if claim.exclusive or any(slots_intersect(slots, one) for one in taken):
+        if claim.exclusive or any(slots_intersect(slots, other) for other in taken):
             others.append(claim)
         else:
             group.append(claim)
@@ -257,20 +257,20 @@ def divide_claims(
     claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
 ) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
     """Return the holds over time, in ascending slots; time without claims is omitted."""
-    found: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
+    pieces: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
     for now, until, _, held in allocations(claims, tiling):
-        timeline.append_piece(found, timeline.TimePiece(now, until, tuple(_join_holds(held))))
-    return found
+        timeline.append_piece(pieces, timeline.TimePiece(now, until, tuple(_join_holds(held))))
+    return pieces
 
 
 def _join_holds(held: Iterable[HeldSlots]) -> list[HeldSlots]:
     """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
-    found: list[HeldSlots] = []
+    joined: list[HeldSlots] = []
     for slots, claim in sorted(held, key=lambda hold: hold.slots):
-        if found and found[-1].claim is claim and found[-1].slots.high == slots.low:
-            slots = units.CapacityRange(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
-        found.append(HeldSlots(slots, claim))
-    return found
+        if joined and joined[-1].claim is claim and joined[-1].slots.high == slots.low:
+            slots = units.CapacityRange(joined.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
+        joined.append(HeldSlots(slots, claim))
+    return joined
 
 
 def fill_free_slots(

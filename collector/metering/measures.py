@@ -254,8 +254,8 @@ def attribute_shares(
 def _group_amounts(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Column]]:
     """Yield the amounts of each key."""
     order = np.argsort(keys, kind="stable")
-    found, first = np.unique(keys[order], return_index=True)
-    return zip(found.tolist(), np.split(amounts[order], first[1:]), strict=False)
+    groups, first = np.unique(keys[order], return_index=True)
+    return zip(groups.tolist(), np.split(amounts[order], first[1:]), strict=False)
 
 
 def _find_lasting_owners(owned: SlotOwners, piece_number: int, end_ns: int) -> list[OwnedSlots]:

@@ -173,8 +173,8 @@ def _groups(
     groups: dict[MeteredClaim, _ShareGroup] = {}
     for claims in share_groups:
         own = set(claims)
-        units = (Fraction(requested_size(one, one.slots(tiling)) or 0) for one in claims)
-        had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
+        units = (Fraction(requested_size(claim, claim.slots(tiling)) or 0) for claim in claims)
+        had = sum((Fraction(sizes.get(claim, 0)) for claim in claims), Fraction(0))
         ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
         group = _ShareGroup(claims, [hold for hold in holds if hold.claim not in own], ratio)
         groups |= dict.fromkeys(claims, group)
@@ -203,5 +203,5 @@ def _find_holders(
         missing -= units
         yield other, kind, units, Fraction(1)
     if missing > 0:
-        other = next((one for one in group.claims if one is not claim), claim)
+        other = next((holder for holder in group.claims if holder is not claim), claim)
         yield other, OverlapKind.OVERSUBSCRIBED, missing, group.ratio

@@ -170,13 +170,13 @@ def _place_in_order(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedCla
     for start_ns, end_ns, present_gpus, in_force in _divide_time(gpus, counts):
         if start_ns == until_ns:
             lasting = frozenset(in_force)
-            for one in present_gpus:
-                one.before = lasting.intersection(part.claim for part in granted.get(one.gpu, ()))
+            for gpu_ in present_gpus:
+                gpu_.before = lasting.intersection(part.claim for part in granted.get(gpu_.gpu, ()))
         excess = _fill(present_gpus, in_force)
-        granted, until_ns = {one.gpu: one.parts for one in present_gpus}, end_ns
-        for one in present_gpus:
-            for part in one.parts:
-                _append_span(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
+        granted, until_ns = {gpu_.gpu: gpu_.parts for gpu_ in present_gpus}, end_ns
+        for gpu_ in present_gpus:
+            for part in gpu_.parts:
+                _append_span(runs.setdefault((gpu_.gpu, part), []), start_ns, end_ns)
         for claim, amount in excess:
             _append_span(over.setdefault((claim, amount), []), start_ns, end_ns)
     claims: dict[str, list[evidence.MeteredClaim]] = {}
@@ -198,7 +198,7 @@ def _join_parts(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[Unp
     """Return claims to place with their parts: a claim stays where consecutive parts follow each other."""
     joined_counts: dict[UnplacedClaim, list[UnplacedClaim]] = {}
     last: dict[UnplacedClaim, UnplacedClaim] = {}
-    for count in sorted(set(counts), key=lambda one: (one.begins_ns, one.end_ns, one)):
+    for count in sorted(set(counts), key=lambda part: (part.begins_ns, part.end_ns, part)):
         own_id = count.reported_id or count.id
         whole = replace(count, id=own_id, review="", from_ns=-FOREVER_NS, end_ns=FOREVER_NS)
         before = last.pop(whole, None)

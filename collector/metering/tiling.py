@@ -193,7 +193,7 @@ def _contents(
         if scene is None:
             continue
         reserved = [
-            (slots, one) for slots, one in zip(divided.reserved, values[2:], strict=True) if one
+            (slots, hold) for slots, hold in zip(divided.reserved, values[2:], strict=True) if hold
         ]
         useless = divided.stranded.get(scene.layout, ()) if scene.layout else ()
         parts: _Parts = []
@@ -202,8 +202,8 @@ def _contents(
                 _append(parts, slots, _held_content(claim, scene))
                 continue
             for part in _split_slots(slots, [*useless, *(kept for kept, _ in reserved)]):
-                by = max((one for kept, one in reserved if _is_within(part, kept)), default=None)
-                stranded = any(_is_within(part, one) for one in useless)
+                by = max((hold for kept, hold in reserved if _is_within(part, kept)), default=None)
+                stranded = any(_is_within(part, span) for span in useless)
                 _append(parts, part, _free_content(by, scene, stranded=stranded))
         yield timeline.TimePiece(start, end, parts)
 

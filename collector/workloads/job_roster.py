@@ -94,7 +94,7 @@ def _find_named_claims(
     cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
     for low, high in pairwise(sorted(cuts)):
         within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
-        yield low, high, max(within, key=holders.precedence, default=claim)
+        yield low, high, max(within, key=holders.claim_order, default=claim)
 
 
 def _job(gpu: str, tenant: str, claim: MeteredClaim) -> JobKey:
@@ -230,7 +230,7 @@ class JobRoster:
         alone = len(now) == 1
         for holding in now:
             self._enter(JobGpu(gpu, position, holding, alone))
-        for job in {one.job for one in before} - {one.job for one in now}:
+        for job in {holding.job for holding in before} - {holding.job for holding in now}:
             self._leave(gpu, job)
         nodes = before[0].node if before else "", now[0].node if now else ""
         self._move(gpu, position, *nodes)

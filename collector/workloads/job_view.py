@@ -161,9 +161,9 @@ class RunningJobs:
     def _rollups(
         self, job: job_roster.RunningJob
     ) -> Iterator[tuple[declare.Metric, tuple[str, ...], float]]:
-        for (metric, part), found in self._totals.items():
+        for (metric, part), totals in self._totals.items():
             for rollup in catalog.BY_JOB.get(metric, ()):
-                value = found.total(rollup, job.number)
+                value = totals.total(rollup, job.number)
                 if value is not None:
                     yield _derived_metric(metric, rollup), part, to_base_units(metric, value)
 

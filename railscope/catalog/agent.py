@@ -17,7 +17,7 @@ SOURCE_READS = _SOURCE.counter("railscope_source_reads_total", "Complete reads o
 SOURCE_MISSED = _SOURCE.counter("railscope_source_missed_ticks_total", "Ticks at which the source could not be read because the read before had not returned.", "agent", detail=FULL)
 SOURCE_CPU = _SOURCE.counter("railscope_source_cpu_seconds_total", "Processor time that the agent has used to read the source and to discover its devices.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO, detail=FULL)
 SOURCE_PERIOD = _SOURCE.gauge("railscope_source_period_seconds", "Time from one read of the source to the next, as the governor has set it.", "agent", scale=NANO, detail=FULL)
-SOURCE_STRETCH = _SOURCE.gauge("railscope_source_stretch_ratio", "Period of the source in configured periods: more than 1 where the governor has lengthened it.", "agent", detail=FULL)
+PERIOD_FACTOR = _SOURCE.gauge("railscope_source_stretch_ratio", "Period of the source in configured periods: more than 1 where the governor has lengthened it.", "agent", detail=FULL)
 SOURCE_ABSENT = _SOURCE.gauge("railscope_source_absent_readings", "Readings of the source that have no value now, by reason.", "agent", about=ABSENCE, detail=BASIC, total=SOURCE_STATE)
 HUNG_TIME = _AGENT.gauge("railscope_agent_hung_device_seconds", "Time since a call to a device that has not returned; the device has no values meanwhile.", "agent", about=HUNG_DEVICE, scale=NANO, detail=BASIC)
 AGENT_READS = _AGENT.counter("railscope_agent_reads_total", "Complete reads of all sources.", "agent, sum of railscope_source_reads_total")

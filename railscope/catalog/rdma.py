@@ -84,11 +84,11 @@ for _metric, _row in _ROWS:
 
 
 def _agreed() -> dict[str, Metric]:
-    found: dict[str, set[Metric]] = defaultdict(set)
+    by_file: dict[str, set[Metric]] = defaultdict(set)
     for files in FILES.values():
         for file, metric in files.items():
-            found[file].add(metric)
-    return {file: metrics.pop() for file, metrics in found.items() if len(metrics) == 1}
+            by_file[file].add(metric)
+    return {file: metrics.pop() for file, metrics in by_file.items() if len(metrics) == 1}
 
 
 COUNTER_FILES = _agreed()

@@ -67,12 +67,12 @@ def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
 
 def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derived]:
     """Return the roll-ups over jobs, by name."""
-    found = (
+    families = (
         Derived(_declare(source, "job", rollup), source, "job", rollup)
         for source, rollups in chosen.items()
         for rollup in rollups
     )
-    return {derived.metric.name: derived for derived in found}
+    return {derived.metric.name: derived for derived in families}
 
 
 def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:

@@ -248,10 +248,10 @@ def _value(number: _Number) -> int | None:
 def _counts(allocated: Iterable[_SacctResource]) -> dict[str, int]:
     """Return generic resources by name, with the type if present, as `parse_tres` does."""
     counts: dict[str, int] = {}
-    for one in allocated:
-        if one.type != "gres":
+    for resource in allocated:
+        if resource.type != "gres":
             continue
-        name, count = one.name or "", _value(one.count)
+        name, count = resource.name or "", _value(resource.count)
         if count is None or count < 0 or name in counts:
             message = f"invalid count of {name!r}: expected one number, at least 0"
             raise FormatError(message)

@@ -160,8 +160,8 @@ def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledg
     assert published is not None
     rated = rate_period(ledger, published.book, ONE, newest_revisions(ledger))
     assert check_billable_time(rated).passes
-    taken = {of: quantity for of, quantity in rated.taken.items() if of.tenant == "red"}
-    check = check_billable_time(replace(rated, taken=taken))
+    taken = {of: quantity for of, quantity in rated.charged_time.items() if of.tenant == "red"}
+    check = check_billable_time(replace(rated, charged_time=taken))
     assert check.difference == -60 * GPU_CAPACITY * HOUR_NS
     assert check.where == f"green, {SKU}, observed"
     assert check_charged_amount(rated.charges, invoices).passes

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days
 
-from collector.billing.usage import usages
+from collector.billing.usage import usages_of_days
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import JobList, ListedGpu, ListedJob
 from collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
@@ -162,7 +162,7 @@ def test_both_tilings_are_complete_and_held_time_is_reported_by_the_scheduler(jo
 @given(job_lists())
 def test_what_would_be_rated_is_what_tenants_have(jobs):
     rated: Counter[str] = Counter()
-    for usage in usages(job_days(jobs, "gpu")):
+    for usage in usages_of_days(job_days(jobs, "gpu")):
         if usage.tenant:
             time = usage.capacity_units * (usage.end_ns - usage.start_ns)
             rated[usage.tenant] += time // GPU_CAPACITY

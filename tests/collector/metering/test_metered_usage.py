@@ -12,7 +12,7 @@ from support.billing import book, price
 
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import HELD, usages
+from collector.billing.usage import HELD, usages_of_days
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling
 from collector.metering.measures import (
@@ -74,7 +74,7 @@ def test_usage_is_all_that_is_held_and_kept(case: MeteringCase, by_ns: int) -> N
         if entry.tiling is Tiling.COMPUTE and entry.state in RESERVED_TOO:
             metered[entry.tenant, entry.state] += entry.quantity
     used: Counter[tuple[str, SlotState]] = Counter()
-    for usage in usages(days):
+    for usage in usages_of_days(days):
         assert usage.start_ns // DAY_NS == (usage.end_ns - 1) // DAY_NS
         if usage.state in RESERVED_TOO:
             used[usage.tenant, usage.state] += usage.capacity_units * usage.duration_ns
@@ -83,7 +83,7 @@ def test_usage_is_all_that_is_held_and_kept(case: MeteringCase, by_ns: int) -> N
 
 @given(metering_cases(), shifts)
 def test_rating_takes_every_usage_and_bills_nothing_twice(case: MeteringCase, by_ns: int) -> None:
-    used = usages(days_of(case, by_ns))
+    used = usages_of_days(days_of(case, by_ns))
     rated = rate(used, BOOK, Period(0, 3 * DAY_NS))
     hours = sum((charge.quantity for charge in rated.charges), Fraction(0))
     certain = sum(
@@ -111,7 +111,7 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
             if one.share.use is AmountAttribution.ATTRIBUTED and (day.day, one.share.claim) in held:
                 attributed[day.day, one.share.claim] += one.share.amount
     known: Counter[tuple[int, str]] = Counter()
-    for usage in usages(days):
+    for usage in usages_of_days(days):
         if isinstance(usage.energy_millijoules, int):
             known[usage.start_ns // DAY_NS, usage.claim] += usage.energy_millijoules
     assert +known == attributed
@@ -121,12 +121,12 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
 def test_the_start_of_a_claim_is_that_of_the_evidence(case: MeteringCase, by_ns: int) -> None:
     days = days_of(case, by_ns)
     began = {(claim.id, claim.start_ns) for day in days for claim in day.claims}
-    for usage in usages(days[1:]):
+    for usage in usages_of_days(days[1:]):
         if usage.claim and usage.state in HELD:
             assert (usage.claim, usage.claim_start_ns) in began
 
 
 @given(metering_cases(), shifts)
 def test_uncounted_energy_is_not_known(case: MeteringCase, by_ns: int) -> None:
-    for usage in usages(days_of(case, by_ns, counted=False)):
+    for usage in usages_of_days(days_of(case, by_ns, counted=False)):
         assert usage.energy_millijoules is Absent.UNSUPPORTED

@@ -19,8 +19,8 @@ from collector.metering.evidence import (
     PartitionLayout,
     SampleStretch,
     SlotReservation,
+    join_samples,
     join_stretches,
-    stretches,
 )
 from collector.metering.measures import (
     AmountAttribution,
@@ -55,7 +55,7 @@ def claim(name, start, end, authority=ClaimAuthority.SCHEDULER, **rest: object):
 
 
 def seen(*seconds: int, boot="a", uncertainty=0):
-    found = stretches(boot, np.array(seconds, np.int64) * S, uncertainty * S)
+    found = join_samples(boot, np.array(seconds, np.int64) * S, uncertainty * S)
     return tuple(found)
 
 
