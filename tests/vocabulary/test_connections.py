@@ -136,13 +136,13 @@ def test_a_host_is_an_address_or_a_network_of_ipv6(one: str, other: str, *, same
 SMALL = """
 import asyncio, resource, sys
 sys.path[:0] = {path!r}
-from test_connections import Echo
+from test_connections import EchoProtocol
 from railscope.server_connections import ConnectionAcceptor, ServerConnections, listening_sockets
 
 async def run():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
     assert ServerConnections.within_descriptors(1000, 1000).max_connections == 8
-    acceptor = ConnectionAcceptor(ServerConnections(1000, 1000), Echo)
+    acceptor = ConnectionAcceptor(ServerConnections(1000, 1000), EchoProtocol)
     sockets = await listening_sockets("127.0.0.1:0")
     acceptor.start(sockets)
     print(sockets[0].getsockname()[1], flush=True)
