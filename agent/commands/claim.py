@@ -29,7 +29,7 @@ _MAX_ANSWER_BYTES = 64 << 20
 _NO_ANSWER, _UNAVAILABLE = 0, 503
 _OK = 200
 _COLUMNS = (
-    "index", "device", "pci_address", "share", "source", "level", "workload", "tenant", "owner", "start", "id",
+    "index", "device", "pci_address", "share", "source", "authority", "workload", "tenant", "owner", "start", "id",
 )  # fmt: skip
 """Columns of the list of claims."""
 Command = TypeVar("Command", bound=Callable[..., Any])

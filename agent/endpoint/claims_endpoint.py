@@ -259,7 +259,7 @@ def _claim_row(
     gpu = gpus.get(claim.gpu)
     return {
         "id": claim.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
-        "source": claim.source, "level": claim.authority.label, "workload": claim.workload,
+        "source": claim.source, "authority": claim.authority.label, "workload": claim.workload,
         "owner": claim.owner, "tenant": claim.tenant, "gpu": claim.gpu, "device": claim.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
         "pci_address": gpu.pci_address if gpu else "",
