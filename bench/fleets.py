@@ -17,7 +17,6 @@ from bench import harness, load
 from collector.access.credentials import digest_token
 
 CONNECTIONS = 32
-VIEWS_SECONDS = 2.0
 MAX_WAIT_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _VIEWS = re.compile(r"^railscope_collector_views_refresh_seconds (\S+)", re.MULTILINE)

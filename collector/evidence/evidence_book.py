@@ -186,14 +186,17 @@ class EvidenceBook:
         it is copied.
         """
         receipts = self.node(presence.node)
-        if not receipts.accepts(uuid):
-            self.excess_gpus += 1
-            facts = {"max": str(node_intervals.MAX_GPUS)}
-            self._report("too_many_gpus", presence.node, presence.received_ns, facts)
-            return None
-        if receipts.record_contact(uuid, node_intervals.FirstContact(presence.received_ns, pci)):
-            self.changed |= receipts.gpus.keys() & self.gpus.keys()
-            self.version += 1
+        contact = receipts.gpus.get(uuid)
+        if contact is None or presence.received_ns <= contact.received_ns:
+            if not receipts.accepts(uuid):
+                self.excess_gpus += 1
+                facts = {"max": str(node_intervals.MAX_GPUS)}
+                self._report("too_many_gpus", presence.node, presence.received_ns, facts)
+                return None
+            contact = node_intervals.FirstContact(presence.received_ns, pci)
+            if receipts.record_contact(uuid, contact):
+                self.changed |= receipts.gpus.keys() & self.gpus.keys()
+                self.version += 1
         presences = self.gpu(uuid).presences
         key = f"{presence.node}\n{presence.boot}"
         existing = presences.get(key)
@@ -205,7 +208,8 @@ class EvidenceBook:
             return None
         before = len(existing.spans) if existing else 0
         received_ns = self._add_presence(uuid, presence, key)
-        self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
+        if added := len(presences[key].spans) - before:
+            self.spans.add(presence.node, uuid, added)
         return received_ns
 
     def _add_presence(self, uuid: str, presence: gpu_node_history.GpuPresence, key: str) -> int:
