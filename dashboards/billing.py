@@ -86,7 +86,7 @@ def _money() -> Iterator[panels.Panel]:
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
     most = "max by (tenant) (railscope_tenant_quota_gpus)"
     for ident, title, about, keys, column, value, quota in (
-        (301, "Quotas", "Of this day or month (UTC). Quotas stop nothing.", TENANT | {"period": "Period"}, "Used", used, bound),
+        (301, "Quotas", "Of this day or month (UTC). Quotas are not enforced.", TENANT | {"period": "Period"}, "Used", used, bound),
         (302, "GPUs at once", "Held now, and the quota.", TENANT, "Held", now, most),
     ):  # fmt: skip
         share = query.ask(f"{value} / ({quota} > 0)", query.SHARE)

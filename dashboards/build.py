@@ -55,7 +55,11 @@ def dashboards() -> tuple[tuple[str, str], ...]:
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; fail if a file would change.")
 @click.option(
-    "--to", "directory", default=GENERATED, type=click.Path(path_type=Path), help="Directory."
+    "--to",
+    "directory",
+    default=GENERATED,
+    type=click.Path(path_type=Path),
+    help="Directory to write the dashboards to.",
 )
 def main(*, check: bool, directory: Path) -> None:
     """Write the Grafana dashboards."""

@@ -36,7 +36,9 @@ class Kind(StrEnum):
 
     DOCSTRING = "docstring"
     MESSAGE = "message"
+    ERROR = "error message"
     NAME = "name"
+    CLASS = "class name"
     FUNCTION = "function"
     MODULE = "module name"
     EVENT = "log event"
@@ -82,6 +84,7 @@ DOCUMENT = frozenset({Kind.DOCUMENT, Kind.ALERT, Kind.COMMENT})
 READER = DOCUMENT | {Kind.MESSAGE}
 TEST = frozenset({Kind.TEST_DOCSTRING, Kind.TEST_NAME})
 PROSE = READER | TEST | {Kind.DOCSTRING, Kind.COMMIT}
+PRODUCT = frozenset({Kind.DOCSTRING, Kind.MESSAGE})
 NAME = frozenset({Kind.NAME})
 
 
@@ -106,6 +109,9 @@ _NOT_PARTICIPLES = "embed|hundred|infrared|sacred|shred|testbed"
 """Further words in -ed, beside those in -eed such as `speed`."""
 _PARTICIPLE = rf"(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z"
 _UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
+
+_PROPER_NOUNS = "Kubernetes|Linux|Prometheus|Slurm"
+"""Names that an error message may start with, beside those with a second capital letter or a digit."""
 
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 EVENT_EXCEPTIONS = {
@@ -134,9 +140,13 @@ RULES: tuple[Rule, ...] = (
     _word_rule("refus(?:e|es|ed|ing|als?)", "reject", DOCUMENT),
     _word_rule("settl(?:e|es|ed|ing)", "finalize", DOCUMENT),
     _word_rule("rogue|stray", "unclaimed", READER),
-    _word_rule("custody", "witness", DOCUMENT),
+    _word_rule("custody", "witness", DOCUMENT | PRODUCT),
     _word_rule("cards?", "NIC", DOCUMENT),
-    _word_rule(r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT),
+    _word_rule(
+        r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT | PRODUCT
+    ),
+    _word_rule("put(?:s|ting)? aside", "rename to", PRODUCT),
+    _word_rule("a look(?!-)", "a poll", PRODUCT),
     _word_rule(r"(?:agent|collector)'s page", "metrics endpoint", DOCUMENT),
     _word_rule(r"(?!(?:is|as|has|was)\b)\w+s a second", "per second", DOCUMENT),
     _word_rule("belongs? into", "belong in", READER),
@@ -150,6 +160,17 @@ RULES: tuple[Rule, ...] = (
         rf"(?:\A|_){_PARTICIPLE}",
         "ends in the participle {found!r}: name the thing that the module contains",
     ),
+    _form(
+        Kind.CLASS,
+        r"\A_?(?:Told|Known|Kept|Held|Seen|Place|Look|Word|Door|Office|Part|Trouble)\Z",
+        "{found!r} states no kind: name kind and domain",
+    ),
+    _form(
+        Kind.ERROR,
+        rf"\A(?!(?:{_PROPER_NOUNS})\b)(?:[A-Z][a-z]+|A)\b",
+        "starts with {found!r}: expected lower case",
+    ),
+    _form(Kind.ERROR, r"(?<!\.)\.\Z", "ends with a full stop"),
     _form(
         Kind.FUNCTION,
         r"\A(?:of|at|on|over|beyond|by)\Z",
@@ -202,6 +223,7 @@ def source(place: str, text: str) -> Iterator[Passage]:
     """Yield every docstring of a module, those of attributes included, message, and bound name."""
     nodes = list(ast.walk(ast.parse(text)))
     yield from _messages(place, nodes)
+    yield from _errors(place, nodes)
     yield from _docstrings(place, nodes, Kind.DOCSTRING)
     for line, name in _names(nodes):
         yield Passage(Kind.NAME, place, line, name)
@@ -209,6 +231,8 @@ def source(place: str, text: str) -> Iterator[Passage]:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Passage(Kind.FUNCTION, place, node.lineno, node.name)
+            case ast.ClassDef():
+                yield Passage(Kind.CLASS, place, node.lineno, node.name)
             case ast.Call():
                 yield from _event(place, node)
 
@@ -288,6 +312,20 @@ def _messages(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
                 continue
         if " " in text:
             yield Passage(Kind.MESSAGE, place, node.lineno, " ".join(prose(text).split()))
+
+
+def _errors(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
+    """Yield the text of each exception: an argument of its call, or the value of `message`."""
+    for node in nodes:
+        match node:
+            case ast.Raise(exc=ast.Call(args=texts)):
+                pass
+            case ast.Assign(targets=[ast.Name(id="message")], value=text):
+                texts = [text]
+            case _:
+                continue
+        for text in texts:
+            yield Passage(Kind.ERROR, place, text.lineno, prose(_rendered(text)).rstrip())
 
 
 def alerts(place: str, text: str) -> Iterator[Passage]:

@@ -54,7 +54,7 @@ def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
 
 
 def choose_most_complete(stated: Iterable[Names]) -> Names | None:
-    """Return the names with the fewest empty ones: a stream may contain only a device's key."""
+    """Return the names with the most values set; a stream may contain only a device's key."""
     return max(stated, key=_count_names, default=None)
 
 

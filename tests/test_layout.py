@@ -8,6 +8,7 @@ from layout import (
     MAX_MODULES,
     Module,
     figures,
+    imports,
     parse_module,
     shared_names,
     sizes,
@@ -36,7 +37,7 @@ def test_lines_of_imports_and_nested_classes_are_counted() -> None:
         "agent/x.py", 10, 6, (("Outer", 6), ("Inner", 7), ("Local", 10))
     )
     assert "1 modules" in figures([module()])
-    assert "0.0%" in figures([])
+    assert "0.00%" in figures([])
 
 
 def test_a_class_name_that_exists_twice_is_named_with_its_places() -> None:
@@ -59,3 +60,10 @@ def test_the_limits_are_the_greatest_allowed_values(extra: int, problems: int) -
     assert len(list(sizes([module(line_count=MAX_MODULE_LINES + extra)]))) == problems
     many = [module(f"agent/x{number}.py") for number in range(MAX_MODULES + extra)]
     assert len(list(sizes(many))) == problems
+
+
+@pytest.mark.parametrize(("import_line_count", "problems"), [(0, 0), (4, 0), (5, 1)])
+def test_the_share_of_imports_is_below_its_limit(import_line_count: int, problems: int) -> None:
+    modules = [Module("agent/x.py", 40, import_line_count, ()), module("agent/y.py", 60)]
+    assert len(list(imports(modules))) == problems
+    assert list(imports([])) == []

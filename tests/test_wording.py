@@ -27,6 +27,18 @@ BAD = {
     'f(help=f"as the driver {x} tells")': "'tells'",
     'x = f"mend {y:{width + 1}}"': "'mend'",
     'x = {"problem": "nobody reads it"}': "'nobody'",
+    '"""Report of a silent node."""': "'silent node'",
+    'x = "in the custody of the log"': "'custody'",
+    '"""Segment that was put aside."""': "'put aside'",
+    '"""Time of a look at the pods."""': "'a look'",
+    'x = "kept for ever"': "'for ever'",
+    '"""Start anew."""': "'anew'",
+    "class Told: ...": "class name 'Told' states no kind",
+    "class _Place: ...": "'_Place'",
+    'message = f"Unknown claim: {name}"': "error message starts with 'Unknown'",
+    'raise ValueError("A claim exists")': "starts with 'A'",
+    'raise ClaimError(f"{name}: no claim.")': "ends with a full stop",
+    'message = ("invalid time: " "expected RFC 3339.")': "ends with a full stop",
 }
 
 
@@ -52,6 +64,13 @@ def test_a_broken_rule_is_named_with_its_place(text: str) -> None:
         "folderUid = 1",
         "def at_end(): ...",
         "at = 1",
+        '"""Result of a look-up."""',
+        "class PlaceOfRecord: ...",
+        'message = "GPU 3: expected a UUID"',
+        'message = "Slurm: missing job ID"',
+        'message = "Ed25519: invalid key"',
+        'raise ValueError(f"{name}: expected at most ...")',
+        'x = "Panel of a dashboard."',
     ],
 )
 def test_plain_text_has_no_problem(text: str) -> None:

@@ -251,7 +251,7 @@ class _SourceReadings:
 
 @dataclass(slots=True)
 class _ObservedGpu:
-    """A GPU that has been seen."""
+    """Observed GPU with its columns and events."""
 
     entity: Entity
     lifetime: GpuLifetime = field(default_factory=GpuLifetime)

@@ -67,7 +67,7 @@ class GpuHealthFacts:
     changes: Mapping[declare.Metric, Mapping[GpuPart, CounterIncrease]] = field(
         default_factory=dict
     )
-    """Of counters that were read at least twice."""
+    """Increases of counters that were read at least twice."""
     xids: tuple[ActionableXid, ...] = ()
     """Relevant Xids since the last reset of the GPU and the last load of its driver."""
     absent_sources: Mapping[str, Absent] = field(default_factory=dict)

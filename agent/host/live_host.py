@@ -306,7 +306,7 @@ class LiveHost(files.RootedFiles):
 
     @cached_property
     def boot_id(self) -> str:
-        """The kernel's boot ID, which a process outlives in no case; empty in a tree without one."""
+        """Boot ID of the kernel, constant for the life of a process; empty in a tree without one."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except FileNotFoundError:

@@ -159,7 +159,7 @@ def _entries(of: Shape) -> Shape:
 
 
 def _row(of: Shape, min_length: int, max_length: int = _MAX_ENTRIES) -> Shape:
-    """A list whose places have a meaning: one malformed entry spoils all of it."""
+    """Shape of a list with fixed positions: one malformed entry invalidates the list."""
 
     def shape(value: Any) -> Json:
         if not isinstance(value, list) or not min_length <= len(value) <= max_length:

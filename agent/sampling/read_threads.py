@@ -141,7 +141,7 @@ class ReadThreads:
         started.thread.submit(started.run).add_done_callback(lambda _: self._finish(started))
 
     def _divide(self, running: _ReadRound) -> None:
-        """End the turn of a round: its remaining jobs continue in another one."""
+        """Hand the remaining jobs of a round to another round."""
         self._waiting[:0] = running.take_all()
         running.deliver()
         self._end_turn(running)

@@ -1,10 +1,10 @@
 """Sampler: reads every source at its period, on a thread, with a deadline.
 
-The sources of one driver are a family: never two of them are read at once. Families that are due together
+The sources of one driver are a family: at most one of them is read at a time. Families that are due together
 share a thread (agent/sampling/read_threads.py).
 
-A call that does not return is left to its thread, and the family continues with a new one: only the device
-of that call has no values, for the reason `timeout` (agent/sampling/hang_guard.py).
+A call that does not return keeps its thread, and the family continues on a new one: only that call's device
+is without values (absence reason `timeout`; agent/sampling/hang_guard.py).
 
 Reads of a source never overlap: while a slow one has not returned, ticks of its family are missed and
 counted, its sources age, and their readings are absent for the same reason. The result of a read that

@@ -146,7 +146,10 @@ class CommandClaims:
             if existing is None and self._path is None:
                 raise ClaimNotStoredError(self._problem)
             if existing is None:
-                message = f"unknown claim {name!r}"
+                expected = (
+                    "expected the ID of a claim started by command; fix: railscope claim list"
+                )
+                message = f"unknown claim {name!r}: {expected}"
                 raise UnknownClaimError(message)
             if existing.end_ns is None:
                 existing = _end_claim(existing, end_ns, end_boot)

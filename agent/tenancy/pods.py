@@ -41,7 +41,7 @@ class NodePods:
     """Pods of the node. `alive` is None if their control groups are not visible."""
 
     uids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    """By namespace and name; a pod that was created again has several uids."""
+    """UIDs by namespace and name; a recreated pod has several."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     alive_pods: frozenset[str] | None = None
 

@@ -129,7 +129,8 @@ class _LedgerCheck:
             if database not in databases:
                 problem = f"belongs to another database, {database}"
             elif n > last.get(database, 0):
-                problem = "is missing in the database: it is an older copy"
+                expected = "expected every recorded head; the database is an older copy"
+                problem = f"is missing in the database: {expected}"
             else:
                 continue
             self._report(recorded.source, f"head {n} of record {recorded.record}", problem)

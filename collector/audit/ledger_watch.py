@@ -175,7 +175,7 @@ class LedgerWatch:
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
                 has_tables = inspect(connection).has_table(head_chain.stops.name)
-                problem = "the tables of a ledger are missing"
+                problem = "missing ledger tables: expected a database written by railscope"
                 if has_tables:
                     problem = find_head_difference(connection, self.known_head)
                 if not problem:

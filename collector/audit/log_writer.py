@@ -46,7 +46,10 @@ class CheckpointPublisher:
     note: str = ""
     """Checkpoint over the signed tree; empty if nothing is signed."""
     _last_attempt: tuple[merkle.TreeHead, str] = field(default=(EMPTY_TREE, ""))
-    """Counts as signed if its checkpoint is on disk: the attempt may have failed after the rename."""
+    """Tree and note of the last attempt.
+
+    Treated as signed if its checkpoint is on disk, because the attempt may have failed after the rename.
+    """
 
     def open(self) -> None:
         """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""

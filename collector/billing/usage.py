@@ -162,7 +162,7 @@ def reject_double_usage(ordered: Sequence[Usage]) -> None:
             claims = {(other.tenant, other.claim) for other in running}
             units = sum(other.capacity_units for other in running)
             if len(claims) < len(running) or units > GPU_CAPACITY:
-                message = f"usage billed twice at the same time: {usage}"
+                message = f"usage overlaps: {usage}: expected each GPU share to be billed once"
                 raise DoubleUsageError(message)
 
 

@@ -301,9 +301,10 @@ def forget(person: str, salts: Path) -> None:
         message = f"cannot delete a salt in {salts}: {error.strerror}"
         raise click.ClickException(message) from error
     if not is_deleted:
-        message = f"unknown name: no salt in {salts}: no record refers to it, or it was forgotten"
+        expected = "expected a recorded name whose salt was not erased"
+        message = f"unknown name: no salt in {salts}: {expected}"
         raise click.ClickException(message)
-    click.echo("forgotten: no record can be attributed to that name any more")
+    click.echo("salt erased: no record can be attributed to that name any more")
 
 
 def _find_commitment(salts: Path, person: str) -> str:

@@ -110,7 +110,7 @@ class IntervalInMemory(msgspec.Struct):
 
     @property
     def interval_count(self) -> int:
-        """Return the number of usual intervals that it counts as."""
+        """Return the weight of the interval, in intervals of usual size."""
         return 1 + self.size_bytes // INTERVAL_BYTES
 
     @property

@@ -38,7 +38,7 @@ gpu_nodes = sa.Table(
     sa.Column("node", sa.Text, primary_key=True),
     sa.Column("since_ns", sa.BigInteger, primary_key=True),
 )
-"""The nodes a GPU was seen in, and since when: the lowest value counts."""
+"""Nodes that have reported a GPU, with the time of the first report; the lowest time counts."""
 
 first_contacts = sa.Table(
     "evidence_contact",

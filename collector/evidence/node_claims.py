@@ -397,7 +397,7 @@ def claimed_time_under_review(
 def subtract_stays(
     stays: Iterable[evidence.NodeStay], shown: Iterable[evidence.NodeStay]
 ) -> tuple[evidence.NodeStay, ...]:
-    """Return stays without the time of others."""
+    """Return `stays` minus the time covered by `shown`."""
     gone = gpu_node_history.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
         evidence.NodeStay(start, stay.node, end)

@@ -273,8 +273,9 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
             f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_KEYS[kind]))}"
         )
         raise FileError(message)
-    if missing := sorted(_KEYS[kind] - table.keys() - {"to"}):
-        message = f"{where}: {missing[0]} is missing"
+    required = sorted(_KEYS[kind] - {"to"})
+    if missing := [key for key in required if key not in table]:
+        message = f"{where}: missing key {missing[0]}: expected all of {', '.join(required)}"
         raise FileError(message)
     texts = {name: table[name] for name in _KEYS[kind] & table.keys() - {"from", "to"}}
     for name, text in texts.items():

@@ -301,7 +301,7 @@ class FinalizedGpus(NamedTuple):
     numbers: dict[row_conversion.GpuDay, int]
     """The newest revision of each day that may still change."""
     clock_suspect: list[evidence.ClockDoubt]
-    """The marks of all days, repeated once per day."""
+    """Marks of all days; the same mark appears once per day."""
 
 
 def read_finalized(

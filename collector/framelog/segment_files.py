@@ -145,7 +145,10 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
 log = structlog.get_logger(__name__)
 
 MAX_BYTES = 256 << 20
-"""Of the directory; above it records are counted and left in their segments."""
+"""Maximum size of the quarantine directory.
+
+Above it, further records are counted and stay in their segments.
+"""
 _SUFFIX = ".record"
 
 

@@ -130,7 +130,7 @@ class TenantScope(StrEnum):
     OWN = "own part"
     """The handler omits the content of other tenants."""
     NAMED = "own path"
-    """The path names a tenant; any other is denied, even if it does not exist."""
+    """The path names a tenant; access to any other is denied, even if that tenant does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

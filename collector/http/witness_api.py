@@ -169,7 +169,8 @@ class WitnessApi:
         """Note the time of a key change. Raises KeyChangeLimitError."""
         now_ns, before_ns = self.guard.wall_ns(), self._key_changed_ns.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < MIN_KEY_CHANGE_NS:
-            message = f"{node} changed its key less than an hour ago"
+            expected = "expected at least one hour since its last change"
+            message = f"key change rejected: {node}: {expected}"
             raise KeyChangeLimitError(message)
         self._key_changed_ns[node] = now_ns
 

@@ -124,13 +124,13 @@ class NewList(NamedTuple):
 
 
 def newest_lists(database: Database) -> list[ImportedList]:
-    """The newest list of each source and period, by source and time."""
+    """Return the newest list of each source and period, by source and time."""
     with database.transaction() as connection:
         return read_newest_lists(connection)
 
 
 def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
-    """As `newest_lists`, within a transaction."""
+    """Return the newest list of each source and period, by source and time, within a transaction."""
     table = job_lists
     rows = connection.execute(sa.select(table).order_by(table.c.list))
     lists = {(imported.source, imported.period): imported for imported in map(_imported_list, rows)}

@@ -95,7 +95,8 @@ def check_gpu_count(field: str, gpus: int, nodes: int) -> None:
     """
     limit = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
     if gpus > limit:
-        reason = f"{gpus} GPUs, nodes {max(nodes, 1)}: expected at most {limit} GPUs"
+        place = f"{nodes} nodes" if nodes > 1 else "1 node"
+        reason = f"{gpus} GPUs on {place}: expected at most {limit}"
         reject(field, reason)
 
 

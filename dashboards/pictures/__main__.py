@@ -47,7 +47,11 @@ async def picture_of(
 @click.command()
 @click.option("--prometheus", "url", required=True, help="Address, such as http://localhost:9090.")
 @click.option(
-    "--to", "directory", required=True, type=click.Path(path_type=Path), help="Directory."
+    "--to",
+    "directory",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory to write the pictures to.",
 )
 @click.option(
     "--dashboard", "names", multiple=True, help="Dashboard, by the name of its file; default: all."
@@ -66,7 +70,7 @@ async def picture_of(
     callback=_seconds,
     default="15s",
     show_default=True,
-    help="How often Prometheus scrapes.",
+    help="Scrape interval of Prometheus.",
 )
 @click.option(
     "--choose",
@@ -75,7 +79,12 @@ async def picture_of(
     metavar="VARIABLE=VALUE",
     help="Value of a variable; default: its first value.",
 )
-@click.option("--sections", type=click.IntRange(min=0), default=0, help="Only so many rows.")
+@click.option(
+    "--sections",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Maximum number of dashboard rows to draw; 0: all.",
+)
 def main(  # noqa: PLR0913 - options of a command
     *,
     url: str,

@@ -19,7 +19,7 @@ FRAMES = _COLLECTOR.counter("railscope_collector_received_frames_total", "Frames
 DUPLICATES = _COLLECTOR.counter("railscope_collector_duplicate_frames_total", "Duplicate frames discarded.", "collector")
 MISSING = _COLLECTOR.gauge("railscope_collector_missing_frames", "Frames of an agent that never arrived: inside its sequence, or at the end of an earlier run. A node counts for at most 10^9.", "collector")
 MISSING_OF_NODE = _NODE.gauge("railscope_node_missing_frames", "Frames of this node that never arrived.", "collector")
-RUN_ENDS_IGNORED = _COLLECTOR.counter("railscope_collector_ignored_run_ends_total", "Stated last sequences of an earlier run's streams that were not accepted: no frame of the stream was received (stream), it is more than 129,600,000 frames beyond the last received one (distance), it contradicts an earlier statement (repeated).", "collector", about=entities.REJECTION)
+RUN_ENDS_IGNORED = _COLLECTOR.counter("railscope_collector_ignored_run_ends_total", "Final sequence numbers reported for streams of an earlier run that were not accepted: no frame of the stream was received (stream), it is more than 129,600,000 frames beyond the last received one (distance), it contradicts an earlier statement (repeated).", "collector", about=entities.REJECTION)
 VALUES = _COLLECTOR.counter("railscope_collector_received_values_total", "Values in the accepted frames.", "collector")
 RECEIVED_BYTES = _COLLECTOR.counter("railscope_collector_received_bytes_total", "Bytes of the accepted envelopes as received.", "collector")
 REJECTED = _COLLECTOR.counter("railscope_collector_rejected_envelopes_total", "Envelopes rejected, by reason.", "collector", about=entities.REJECTION)

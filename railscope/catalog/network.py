@@ -11,7 +11,7 @@ _BOND = MetricTable(BOND, origin="/sys/class/net/*/bonding/")
 _MEMBER = MetricTable(BOND_MEMBER, origin="/sys/class/net/*/bonding_slave/", resets=MEMBERSHIP)
 
 TCP_CONNECTIONS = _NETWORK.gauge("railscope_tcp_connections", "TCP connections that are established or closing.", "/proc/net/snmp Tcp CurrEstab")
-ECN = _NETWORK.counter("railscope_ip_receive_ecn_packets_total", "Received IP packets by their ECN bits; CE: a switch on the way was congested. RDMA passes by.", "/proc/net/netstat IpExt InNoECTPkts, InECT0Pkts, InECT1Pkts, InCEPkts", about=ECN_CODE)
+ECN = _NETWORK.counter("railscope_ip_receive_ecn_packets_total", "Received IP packets by their ECN bits; CE: a switch on the way was congested. RDMA traffic is not counted.", "/proc/net/netstat IpExt InNoECTPkts, InECT0Pkts, InECT1Pkts, InCEPkts", about=ECN_CODE)
 SOFTNET_DROPPED = _NETWORK.counter("railscope_softnet_dropped_packets_total", "Received packets dropped because a processor's backlog was full (net.core.netdev_max_backlog).", "/proc/net/softnet_stat column 2, all processors", node_exporter="node_softnet_dropped_total")
 SOFTNET_SQUEEZED = _NETWORK.counter("railscope_softnet_squeezes_total", "Times a processor stopped receiving with work left (net.core.netdev_budget).", "/proc/net/softnet_stat column 3, all processors", node_exporter="node_softnet_times_squeezed_total")
 SOFTNET_FLOW_LIMITED = _NETWORK.counter("railscope_softnet_flow_limit_dropped_packets_total", "Received packets dropped because one flow filled half of a processor's backlog.", "/proc/net/softnet_stat column 11, all processors", node_exporter="node_softnet_flow_limit_count_total")

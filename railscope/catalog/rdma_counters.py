@@ -166,7 +166,7 @@ RESPONDER_ERRORS = (
     RdmaRow("responder_queue_errors", "Requests of peers for a queue pair in error.", "mana: responder_local_qp_error; mlx4: rq_num_lqpoe", bits=32),
     RdmaRow("responder_protection_errors", "Requests of peers for which local memory was not accessible.", "mlx4: rq_num_lpe", bits=32),
     RdmaRow("responder_malformed_request_errors", "Receive requests with a wrong form.", "bnxt_re: res_wqe_format_err; mana: responder_malformed_wqe"),
-    RdmaRow("responder_maximum_errors", "Requests beyond the longest allowed.", "bnxt_re: res_exceed_max"),
+    RdmaRow("responder_maximum_errors", "Requests longer than the maximum allowed.", "bnxt_re: res_exceed_max"),
     RdmaRow("responder_overlong_errors", "Requests longer than their receive request.", "bnxt_re: res_exceeds_wqe"),
     RdmaRow("responder_opcode_errors", "Requests with an unexpected operation.", "bnxt_re: res_opcode_err"),
     RdmaRow("responder_unsupported_opcode_errors", "Requests with an operation that is not supported.", "bnxt_re: res_unsup_opcode"),

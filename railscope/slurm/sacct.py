@@ -223,7 +223,7 @@ def _record_of(place: int, listed: Any) -> AccountedJob:
 def _job_of(job: _SacctJob) -> notation.SlurmJob:
     number = _value(job.job_id)
     if number is None:
-        message = "missing job ID"
+        message = "missing job ID: expected an integer"
         raise FormatError(message)
     states = job.state.current
     start, end = _value(job.time.start) or None, _value(job.time.end) or None

@@ -123,7 +123,7 @@ def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
     start, end = notation.times("COMPLETING" if is_completing else state, start, end)
     number = notation.json_number(job["job_id"])
     if number is None:
-        message = "missing job ID"
+        message = "missing job ID: expected an integer"
         raise FormatError(message)
     return notation.SlurmJob(
         id=number,

@@ -2,9 +2,9 @@
 
 Rarely changing are limits, thresholds, modes and the link to a Grace processor.
 
-Use of BAR1, the PCIe window to a GPU's memory, is as on real GPUs with a window as large as their
-memory: drivers from 590 on map all used memory; older ones map the memory registered for the rail's
-NIC (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR space"). MIG devices report no use.
+BAR1 usage follows real GPUs whose BAR1 window is as large as their memory: drivers from 590 on map
+all used memory; older ones map the memory registered for the rail's NIC (NVIDIA, GPUDirect RDMA,
+"Displaying GPU BAR space"). MIG devices report no use.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ async def test_a_calendar_has_maintenance_outages_and_reservations(core: Collect
     ("text", "problem"),
     [
         ("[[holiday]]\n", "holiday"),
-        ("[[maintenance]]\nholds = 'n1'\n", "maintenance 1: from is missing"),
+        ("[[maintenance]]\nholds = 'n1'\n", "maintenance 1: missing key from: expected all of "),
         ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-01T00:00:00\n", "with an offset"),
         ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-02T00:00:00Z\nto = 2026-01-01T00:00:00Z\n", "expected an end after"),
         ("[[outage]]\nholds = ''\nfrom = 2026-01-02T00:00:00Z\n", "invalid holds: expected a string"),
