@@ -37,6 +37,11 @@ settings.register_profile("thorough", deadline=None, max_examples=1000, derandom
 settings.load_profile("railscope")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start tests of real programs first: they wait for minutes, and others run meanwhile."""
+    items.sort(key=lambda item: "chain" not in item.path.parts)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_logger() -> Iterator[None]:
     """Commands configure the logger of the whole process; no test sees another's."""

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
 from chain_support import ProgramDirectory, wait_until
 from crash_support import SMALL, read, send_until_acknowledged
@@ -35,7 +34,7 @@ def keep_reference(directory: Path, ahead_ns: int) -> None:
     directory.mkdir()
     reference_ns = time.time_ns() - clock.boot_clock_ns() - ahead_ns
     kept = ClockState(clock.this_boot(), reference_ns, kept_ns=time.time_ns() - ahead_ns)
-    (directory / clock.FILE).write_bytes(msgspec.json.encode(kept))
+    (directory / clock.FILE).write_bytes(clock.encode_state(kept))
 
 
 async def shows(site: ProgramDirectory, line: str) -> bool:

@@ -190,6 +190,9 @@ def speak_http2(reply: Callable[[H2Connection], object]) -> Callable[[socket.soc
             if any(isinstance(event, StreamEnded) for event in events):
                 reply(http)
                 connection.sendall(http.data_to_send())
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):  # until the client closes: its writes must not fail
+                    pass
                 return
 
     return speak
