@@ -170,7 +170,12 @@ def check_foreign(
         name = path.relative_to(directory).as_posix()
         if _TEMPORARY.fullmatch(name):
             continue  # being written, or left behind by a writer that was killed
-        problem = _find_file_problem(path, name, tiles)
+        try:
+            problem = _find_file_problem(path, name, tiles)
+        except FileNotFoundError:
+            if os.path.lexists(path):
+                raise
+            continue  # a writer has removed it since: a tile with more records replaces it
         if problem and os.path.lexists(path):
             if _read_acknowledged(directory, key).count > signed + len(unsigned):
                 return  # The log has grown since; the file is checked on the next run.
