@@ -85,7 +85,7 @@ async def test_it_is_read_again_and_again_or_never(directory: Path) -> None:
     one = rereading(directory, clock, 0.01)
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(20):
-        while one.is_valid is None:  # noqa: ASYNC110 - it tells nobody
+        while one.is_valid is None:  # noqa: ASYNC110 - no event is set
             await asyncio.sleep(0.01)
         alter(directory)
         while one.is_valid:  # noqa: ASYNC110 - as above

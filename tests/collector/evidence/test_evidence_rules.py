@@ -107,7 +107,7 @@ def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Co
     ]
     reported = after.envelopes_of(host(), [400], events={400: events[0]})
     accept(core, reported)
-    assert compute_states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
+    assert compute_states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was reported late"
 
 
 def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: CollectorState):
