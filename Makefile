@@ -43,16 +43,28 @@ demo: $(VENV)/.ready-to-run
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
-# No real servers, no simulated hours. Half a minute on two cores.
+# Something of every package; no real servers, no simulated hours. Half a minute on two cores.
+QUICK_AGENT := collector_link gpu_failures hang_guard kernel_stream lldp nic_burst nic_settings nvlink \
+	nvme optics metrics_endpoint rdma_drivers spool topology_rules verdict verdict_xids
+QUICK_TENANCY := claims_file kubernetes_claims processes_on_gpus shares slices slurm_claims
+QUICK_COLLECTOR := access/test_access_credentials access/test_access_entries audit/test_audit_directory \
+	billing/test_prices billing/test_rating billing/test_seller_file evidence/test_claim_authority \
+	evidence/test_claim_facts evidence/test_evidence_claims evidence/test_evidence_rules \
+	evidence/test_expected_gpus evidence/test_spans jobs/test_jobs_kubernetes jobs/test_jobs_sacct \
+	jobs/test_jobs_shares jobs/test_jobs_totals metering/test_metering_cases \
+	metering/test_metering_examples metering/test_metering_units test_decode test_fleet test_metering \
+	test_schemas test_sequences
+QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table docs_queries layout \
+	reasons supervise wording
+
 quick: $(VENV)/.ready-to-test
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
 		tests/vocabulary tests/slurm tests/pictures tests/agent/owners \
+		$(QUICK_AGENT:%=tests/agent/test_%.py) $(QUICK_TENANCY:%=tests/agent/tenancy/test_%.py) \
 		tests/collector/inventory tests/collector/account tests/collector/workloads \
-		tests/collector/test_decode.py tests/collector/test_fleet.py tests/collector/test_metering.py \
-		tests/collector/test_schemas.py tests/collector/test_sequences.py \
-		tests/test_bounded_answers.py tests/test_dashboard_tables.py tests/test_dashboards.py \
-		tests/test_demo_faults.py tests/test_demo_table.py tests/test_docs_queries.py \
-		tests/test_layout.py tests/test_reasons.py tests/test_supervise.py tests/test_wording.py
+		$(QUICK_COLLECTOR:%=tests/collector/%.py) tests/simulator/test_driver_counters.py \
+		tests/simulator/test_simulated_sharing.py tests/simulator/test_simulated_tree.py \
+		$(QUICK_ROOT:%=tests/test_%.py)
 
 thorough: $(VENV)/.ready-to-test servers
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 -m thorough
@@ -69,7 +81,7 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py docs/wording.py docs/layout.py
+	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py

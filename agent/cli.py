@@ -287,10 +287,7 @@ async def _record(
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host,
-        FrameOrigin(node, "record", host.boot_id),
-        machine_sources(read),
-        lambda _frame: None,
+        host, FrameOrigin(node, "record", host.boot_id), machine_sources(read), lambda _frame: None
     )
     await sampler.once()
     sampling = asyncio.ensure_future(sampler.run())

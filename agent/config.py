@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from railscope.settings import SettingsError
+from railscope.settings import SettingsError, read_named_file
 
 PREFIX = "RAILSCOPE_AGENT_"
 CLAIMS_SOCKET = "claims.sock"
@@ -72,13 +71,13 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     drives: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
     """State and health of NVMe drives."""
     power: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """CPU energy (RAPL)."""
+    """Period of the energy of processors (RAPL)."""
     sensors: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 10.0
     """Temperatures, fans, voltages and power."""
     memory_errors: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
     """Errors of main memory."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
-    """The kernel log."""
+    """Period of the kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
     """The agent's own state."""
 
@@ -87,7 +86,7 @@ class BurstSettings(Struct, frozen=True, kw_only=True):
     """Burst sampling: histograms over short windows."""
 
     enabled: bool = True
-    """Enable burst sampling."""
+    """True if burst sampling is enabled."""
     window_seconds: Annotated[float, Meta(ge=0.02, le=1.0)] = 0.1
     """Length of a window in seconds; NICs are polled at this period."""
     interfaces: str = ""
@@ -274,11 +273,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
         """Return the token of the metrics endpoint; empty if there is none. Raises SettingsError."""
         if not self.metrics_token_file:
             return self.metrics_token.strip()
-        try:
-            token = Path(self.metrics_token_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"cannot read metrics_token_file {self.metrics_token_file}: {error}"
-            raise SettingsError(message) from error
+        token = read_named_file("metrics_token_file", self.metrics_token_file)
         if not token:
             message = (
                 f"invalid metrics_token_file {self.metrics_token_file}: expected a "

@@ -34,7 +34,7 @@ from railscope.settings import MAX_QUOTED, SettingsError
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node, without the disabled ones. Raises SettingsError."""
-    wiring, book = (
+    wiring, matcher = (
         network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
         xids or XidMatcher(),
     )
@@ -47,7 +47,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     every: list[Source] = [
         GpuSource.load(periods.gpu, gpus),
         GpuActivitySource(periods.gpu_activity, gpus),
-        NvmlEventSource(book, periods.gpu_event, gpus),
+        NvmlEventSource(matcher, periods.gpu_event, gpus),
         GpuSharingSource(periods.gpu_process, gpus, lists),
         GpuProcessSource(periods.gpu_process, gpus),
         MigSource(periods.mig, gpus),
@@ -76,7 +76,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         RaplSource(periods.power),
         HwmonSource(periods.sensors),
         EdacSource(periods.memory_errors),
-        KernelLogStream(periods.kernel, book),
+        KernelLogStream(periods.kernel, matcher),
         ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]

@@ -1,4 +1,4 @@
-"""`python -m bench.agent`: cost of the agent, beside the cost of other programs for the same work."""
+"""`python -m bench.agent`: cost of the agent, compared with other programs that do the same work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench import agent_costs, harness, host_files
 DEVICES = 8
 VALUES = 3000
 ANSWER_SECONDS = 20
-FOUR_A_SECOND = 0.25
+FOUR_PER_SECOND = 0.25
 CONSECUTIVE = "back to back"
 
 AT_FULL_SPEED = harness.Aim("<=", 0.12)
@@ -55,28 +55,28 @@ def scrape_ratios(report: harness.BenchReport, directory: Path, length: AgentBen
     """Measure a live scrape of 8 RDMA devices by three programs."""
     root = directory / "scraped"
     host_files.write_tree(root, DEVICES)
-    paces = {
+    schedules = {
         CONSECUTIVE: agent_costs.ScrapeSchedule(length.fast_scrapes, None),
-        "4 per second": agent_costs.ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
+        "4 per second": agent_costs.ScrapeSchedule(length.slow_scrapes, FOUR_PER_SECOND),
         "4 per second, gzip": agent_costs.ScrapeSchedule(
-            length.slow_scrapes, FOUR_A_SECOND, gzip=True
+            length.slow_scrapes, FOUR_PER_SECOND, gzip=True
         ),
     }
     found: dict[str, dict[str, agent_costs.ScrapeCost]] = {"agent": {}}
     if report.has_program(agent_costs.NODE_EXPORTER):
         with agent_costs.node_exporter(root, directory) as server:
             found["node_exporter"] = {
-                n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
+                n: agent_costs.measure_scrapes(server, p) for n, p in schedules.items()
             }
     with agent_costs.plain_exporter(root, directory) as server:
         found["plain exporter"] = {
-            n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
+            n: agent_costs.measure_scrapes(server, p) for n, p in schedules.items()
         }
-    with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
+    with agent_costs.agent_server(root, directory, FOUR_PER_SECOND) as server:
         for name in ("4 per second", "4 per second, gzip"):
-            found["agent"][name] = agent_costs.measure_scrapes(server, paces[name])
+            found["agent"][name] = agent_costs.measure_scrapes(server, schedules[name])
         unread = replace(
-            agent_costs.measure_scrapes(server, paces[CONSECUTIVE]), reads_a_scrape=1.0
+            agent_costs.measure_scrapes(server, schedules[CONSECUTIVE]), reads_per_scrape=1.0
         )
     with agent_costs.agent_server(root, directory, agent_costs.AT_ONCE) as server:
         read = agent_costs.read_cost(server, length.read_seconds)
@@ -86,7 +86,7 @@ def scrape_ratios(report: harness.BenchReport, directory: Path, length: AgentBen
             aim = AT_FULL_SPEED if name == CONSECUTIVE else AT_FOUR_HERTZ
             report.ratio(
                 f"CPU per series, agent / {other}, {name}",
-                found["agent"][name].cpu_a_series / cost.cpu_a_series,
+                found["agent"][name].cpu_per_series / cost.cpu_per_series,
                 aim if other == "node_exporter" else None,
             )
     for program, costs in found.items():
@@ -104,7 +104,7 @@ def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBench
     answers = directory / "answers.msgpack"
     moving = host_files.write_tree(mixed, DEVICES)
     host_files.write_answers(answers, ANSWER_SECONDS)
-    all_files = host_files.write_tree(files, VALUES // host_files.VALUES_A_PORT)
+    all_files = host_files.write_tree(files, VALUES // host_files.VALUES_PER_PORT)
 
     def cost(
         root: Path, moved: list[Path], period: float, kept: Path | None
@@ -122,18 +122,18 @@ def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBench
     report.ratio("wire / gzipped text, bytes per value", slow.wire_to_text, WIRE)
     report.ratio("agent resident, every value a file", real.resident_bytes / MEBIBYTE, MEMORY)
     report.ratio("agent resident, whole agent", slow.resident_bytes / MEBIBYTE, MEMORY_OF_ALL)
-    report.ratio("wake-ups per tick, 1 Hz", slow.switches_a_tick, WAKE_UPS)
-    report.ratio("wake-ups per tick, 10 Hz", fast.switches_a_tick)
+    report.ratio("wake-ups per tick, 1 Hz", slow.switches_per_tick, WAKE_UPS)
+    report.ratio("wake-ups per tick, 10 Hz", fast.switches_per_tick)
     for name, one in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
         report.figure(name, str(one))
         recorded = f", of which {harness.mebibytes(one.answers_bytes)} are recorded answers"
         report.figure(f"{name}, memory", f"{one.memory}{recorded if one.answers_bytes else ''}")
-        wire, text = one.wire_bytes_a_value, one.text_bytes_a_value
+        wire, text = one.wire_bytes_per_value, one.text_bytes_per_value
         report.figure(
             f"{name}, bytes per value", f"{wire:.2f} on the wire, {text:.2f} as gzipped text"
         )
-    if slow.calls_a_tick is not None and slow.preads_a_tick is not None:
-        calls = f"{slow.calls_a_tick:.0f}, and {slow.preads_a_tick:.0f} preads"
+    if slow.calls_per_tick is not None and slow.preads_per_tick is not None:
+        calls = f"{slow.calls_per_tick:.0f}, and {slow.preads_per_tick:.0f} preads"
         report.figure("host calls per tick", calls)
 
 

@@ -50,19 +50,19 @@ class ScrapeCost:
     cpu_seconds: float
     series: int
     sent_bytes: int
-    scrapes_a_second: float
-    reads_a_scrape: float = 1.0
+    scrapes_per_second: float
+    reads_per_scrape: float = 1.0
 
     @property
-    def cpu_a_series(self) -> float:
+    def cpu_per_series(self) -> float:
         """Processor time per series, the operand of ratios."""
         return self.cpu_seconds / self.series
 
     def __str__(self) -> str:
         return (
             f"{self.cpu_seconds * 1e3:.3f} ms CPU per scrape, {self.series} series,"
-            f" {self.cpu_a_series * 1e6:.2f} us per series, {self.scrapes_a_second:.0f} scrapes/s,"
-            f" {self.sent_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads per scrape"
+            f" {self.cpu_per_series * 1e6:.2f} us per series, {self.scrapes_per_second:.0f} scrapes/s,"
+            f" {self.sent_bytes / 1e3:.0f} kB sent, {self.reads_per_scrape:.2f} reads per scrape"
         )
 
 
@@ -98,9 +98,9 @@ class Scraper:
         self._connection.close()
 
 
-def measure_scrapes(server: harness.ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
+def measure_scrapes(server: harness.ServerProcess, schedule: ScrapeSchedule) -> ScrapeCost:
     """Scrape a running server and return the cost of a scrape."""
-    plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=pace.gzip)
+    plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=schedule.gzip)
     for _ in range(WARM_UP):
         text = plain.scrape().decode()
         sent = scraper.scrape()
@@ -108,13 +108,13 @@ def measure_scrapes(server: harness.ServerProcess, pace: ScrapeSchedule) -> Scra
     for _ in range(REPEATS):
         started = time.monotonic()
         with server.measure() as spent:
-            for turn in range(1, pace.scrapes + 1):
+            for turn in range(1, schedule.scrapes + 1):
                 scraper.scrape()
-                if pace.period_seconds:
-                    due = started + turn * pace.period_seconds
+                if schedule.period_seconds:
+                    due = started + turn * schedule.period_seconds
                     time.sleep(max(0.0, due - time.monotonic()))
-        costs.append(spent.cpu_seconds / pace.scrapes)
-        rates.append(pace.scrapes / spent.wall_seconds)
+        costs.append(spent.cpu_seconds / schedule.scrapes)
+        rates.append(schedule.scrapes / spent.wall_seconds)
     reads = _reads(plain.scrape().decode()) - before
     plain.close()
     scraper.close()
@@ -123,7 +123,7 @@ def measure_scrapes(server: harness.ServerProcess, pace: ScrapeSchedule) -> Scra
         rdma_series(text),
         len(sent),
         statistics.median(rates),
-        reads / (pace.scrapes * REPEATS) if before else 1.0,
+        reads / (schedule.scrapes * REPEATS) if before else 1.0,
     )
 
 
@@ -191,7 +191,7 @@ def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
 
 
 def plain_exporter(root: Path, directory: Path) -> harness.ServerProcess:
-    """Start the plain Python exporter beside this file."""
+    """Start the plain Python exporter of this directory."""
     port = harness.free_port()
     command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
     return harness.ServerProcess(command, port=port, log=directory / "plain_exporter.log")
@@ -257,14 +257,14 @@ class TickCost:
     """Cost of one agent over a period of time."""
 
     share_of_core: float
-    cpu_a_tick: float
-    values_a_tick: float
-    switches_a_tick: float
-    wire_bytes_a_value: float
-    text_bytes_a_value: float
+    cpu_per_tick: float
+    values_per_tick: float
+    switches_per_tick: float
+    wire_bytes_per_value: float
+    text_bytes_per_value: float
     memory: harness.ProcessMemory
-    calls_a_tick: float | None = None
-    preads_a_tick: float | None = None
+    calls_per_tick: float | None = None
+    preads_per_tick: float | None = None
     answers_bytes: int = 0
     """Part of the resident memory that a node does not need: its recorded answers."""
 
@@ -276,13 +276,13 @@ class TickCost:
     @property
     def wire_to_text(self) -> float:
         """Bytes per value on the wire, against gzipped Prometheus text of the same node."""
-        return self.wire_bytes_a_value / self.text_bytes_a_value
+        return self.wire_bytes_per_value / self.text_bytes_per_value
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu_a_tick * 1e3:.2f} ms CPU per tick of {self.values_a_tick:,.0f} values,"
-            f" {self.cpu_a_tick / self.values_a_tick * 1e6:.2f} us per value,"
-            f" {self.switches_a_tick:.1f} wake-ups per tick"
+            f"{self.cpu_per_tick * 1e3:.2f} ms CPU per tick of {self.values_per_tick:,.0f} values,"
+            f" {self.cpu_per_tick / self.values_per_tick * 1e6:.2f} us per value,"
+            f" {self.switches_per_tick:.1f} wake-ups per tick"
         )
 
 
@@ -298,7 +298,7 @@ class TickPlan:
     settle_seconds: float
     push_seconds: float
     answers: Path | None = None
-    """With answers the agent runs on a bench host, without them it is `railscope agent run` on the tree."""
+    """Recorded answers: with them the agent runs on a bench host, without them as `railscope agent run` on the tree."""
 
 
 def measure_ticks(plan: TickPlan) -> TickCost:
@@ -322,14 +322,14 @@ def measure_ticks(plan: TickPlan) -> TickCost:
     preads, answers_bytes = counts.pop("pread", 0), counts.pop(node.ANSWERS_BYTES, 0)
     return TickCost(
         spent.share_of_core,
-        cpu_a_tick=spent.cpu_seconds / ticks,
-        values_a_tick=values / ticks,
-        switches_a_tick=spent.switches / ticks,
-        wire_bytes_a_value=wire / values,
-        text_bytes_a_value=len(gzip.compress(text)) / shown,
+        cpu_per_tick=spent.cpu_seconds / ticks,
+        values_per_tick=values / ticks,
+        switches_per_tick=spent.switches / ticks,
+        wire_bytes_per_value=wire / values,
+        text_bytes_per_value=len(gzip.compress(text)) / shown,
         memory=memory,
-        calls_a_tick=sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
-        preads_a_tick=preads / (lived / plan.period_seconds) if counts else None,
+        calls_per_tick=sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
+        preads_per_tick=preads / (lived / plan.period_seconds) if counts else None,
         answers_bytes=answers_bytes,
     )
 

@@ -18,15 +18,15 @@ from bench.long_run import ManualClock
 from railscope.frame import FrameOrigin
 
 WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
-FOUR_A_SECOND = 0.25
+FOUR_PER_SECOND = 0.25
 SERIES = 3000
-TICKS_A_SECOND = 10
+TICKS_PER_SECOND = 10
 
 BURST_SAMPLING = harness.Aim("<=", 1.5, " %")
 RESIDENT = harness.Aim("<=", 40, " MiB")
 FLAT = harness.Aim("<=", 1.02)
-CALLS_A_NIC = harness.Aim("<=", 3)
-CALLS_A_GPU = harness.Aim("<=", 2)
+CALLS_PER_NIC = harness.Aim("<=", 3)
+CALLS_PER_GPU = harness.Aim("<=", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,17 @@ class FabricBench:
 
     def counters(self) -> None:
         """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
-        schedule = agent_costs.ScrapeSchedule(self.length.scrapes, FOUR_A_SECOND)
+        schedule = agent_costs.ScrapeSchedule(self.length.scrapes, FOUR_PER_SECOND)
         root, others = self.fabric.root, {}
         if self.report.has_program(agent_costs.NODE_EXPORTER):
             with agent_costs.node_exporter(root, self.directory) as server:
                 others["node_exporter"] = agent_costs.measure_scrapes(server, schedule)
         with agent_costs.plain_exporter(root, self.directory) as server:
             others["plain exporter"] = agent_costs.measure_scrapes(server, schedule)
-        with agent_costs.agent_server(root, self.directory, FOUR_A_SECOND) as server:
+        with agent_costs.agent_server(root, self.directory, FOUR_PER_SECOND) as server:
             ours = agent_costs.measure_scrapes(server, schedule)
         for other, theirs in others.items():
-            ratio = ours.cpu_a_series / theirs.cpu_a_series
+            ratio = ours.cpu_per_series / theirs.cpu_per_series
             self.report.ratio(f"CPU per counter, agent / {other}, 4 per second", ratio)
             self.report.figure(other, str(theirs))
         self.report.figure("agent", str(ours))
@@ -152,7 +152,7 @@ class FabricBench:
                 if tick % 10 == 0:
                     gpus.run()
 
-        tick_for(TICKS_A_SECOND)  # devices and line rates are read once
+        tick_for(TICKS_PER_SECOND)  # devices and line rates are read once
         host.of.clear()
         host.preads = 0
         tick_for(ticks)
@@ -161,15 +161,15 @@ class FabricBench:
             calls[host_interface] += count
         device_ticks = ticks * host_files.DEVICES
         a_nic = (calls["ethtool"] + host.preads) / device_ticks
-        self.report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
+        self.report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_PER_NIC)
         a_gpu = calls["nvml"] / device_ticks
-        self.report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_A_GPU)
+        self.report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_PER_GPU)
 
     def memory(self) -> None:
         """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
         root = self.directory / "files"
-        host_files.write_tree(root, SERIES // host_files.VALUES_A_PORT)
-        with agent_costs.agent_server(root, self.directory, FOUR_A_SECOND) as server:
+        host_files.write_tree(root, SERIES // host_files.VALUES_PER_PORT)
+        with agent_costs.agent_server(root, self.directory, FOUR_PER_SECOND) as server:
             time.sleep(self.length.settle_seconds)
             scraper = agent_costs.Scraper(server.port, gzip=False)
             scraper.scrape()

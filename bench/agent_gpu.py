@@ -142,7 +142,7 @@ APART_SECONDS = 0.12
 """A tick represents one second; GPM samples must be 110 ms apart. Caches are cold by then."""
 
 ORIGIN = FrameOrigin("bench", "run", "boot")
-A_TICK = Aim("<=", 2, " ms")
+PER_TICK = Aim("<=", 2, " ms")
 
 
 class CallRecordingHost(LiveHost):
@@ -232,7 +232,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
         message = "compiling the stand-in failed: cc: not found; fix: install the package gcc"
         raise click.ClickException(message)
     sys.path.append(str(TESTS))
-    from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are no package
+    from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are not a package
     from support.full_gpus import full_gpus, nvml_sources  # type: ignore[import-not-found] # noqa: PLC0415 - as above
     from support.standin import NvmlStandin, build  # type: ignore[import-not-found] # noqa: PLC0415 - as above
 
@@ -243,7 +243,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
         [SourceReader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
     )
     for _ in range(SETTLING_READS):
-        _pass_a_second(clock)
+        _pass_per_second(clock)
         for reader in (*readers, *listening):
             _settle(reader)
     naive = {reader.source.name: _one_by_one(hosts[1], reader) for reader in listening}
@@ -251,7 +251,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
     gc.freeze()
     meter, ours, theirs = ThreadMeter(standin), TickSeries(), TickSeries()
     for second in range(ticks):
-        _pass_a_second(clock)
+        _pass_per_second(clock)
         due = [reader for reader in readers if second % round(reader.source.period_seconds) == 0]
         _tick(ours, meter, {reader.source.name: partial(_read, reader) for reader in due})
         _tick(theirs, meter, {reader.source.name: naive[reader.source.name] for reader in due})
@@ -260,7 +260,7 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
     _report_costs(report, ours, theirs, ticks)
 
 
-def _pass_a_second(clock: Any) -> None:
+def _pass_per_second(clock: Any) -> None:
     time.sleep(APART_SECONDS)
     clock.advance(1)
 
@@ -298,7 +298,7 @@ def _tick(course: TickSeries, meter: ThreadMeter, works: dict[str, Callable[[], 
 def _report_costs(report: BenchReport, ours: TickSeries, theirs: TickSeries, ticks: int) -> None:
     mine, naive = ours.total, theirs.total
     report.ratio(
-        f"Python per tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, A_TICK
+        f"Python per tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, PER_TICK
     )
     report.ratio("Python per tick, agent / one call per value", mine.python_ns / naive.python_ns)
     report.figure(

@@ -37,7 +37,7 @@ _BEGIN, _END = "<!-- figures -->", "<!-- end of figures -->"
 DAY_SECONDS = 86_400
 SNAPSHOT = "/api/v1/admin/tsdb/snapshot"
 _GZIP_LEVEL = 1
-"""As the agent compresses its responses."""
+"""Compression level of the agent's responses."""
 _LEAD_SECONDS = 900
 _RDMA_DEVICES, _ANSWER_SECONDS, _SETTLE_SECONDS = 10, 60, 6
 _VALUES = 3_000
@@ -70,7 +70,7 @@ class PrometheusCost:
 
     series: int
     memory: float
-    """Resident bytes."""
+    """Resident memory in bytes."""
     disk: float
     """Bytes per day of a block."""
     cpu: float
@@ -81,10 +81,14 @@ class PrometheusCost:
     def row(self, detail: MetricDetail, fleet: int) -> str:
         """Return the row of a fleet in the table."""
         return _row(
-            f"`{detail}`", f"{fleet:,}", f"{self.series * fleet:,}",
-            _amount(self.memory * fleet / _GB, "GB"), _amount(self.disk * fleet / _GB, "GB"),
-            _amount(self.network * fleet / _MB, "MB/s"), _amount(self.cpu * fleet, "cores"),
-        )  # fmt: skip
+            f"`{detail}`",
+            f"{fleet:,}",
+            f"{self.series * fleet:,}",
+            _amount(self.memory * fleet / _GB, "GB"),
+            _amount(self.disk * fleet / _GB, "GB"),
+            _amount(self.network * fleet / _MB, "MB/s"),
+            _amount(self.cpu * fleet, "cores"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,15 @@ class OwnCost:
     def row(self, fleet: int) -> str:
         """Return the row of a fleet in the table."""
         one, received = self.agent, self.collector
-        sent = one.wire_bytes_a_value * one.values_a_tick
+        sent = one.wire_bytes_per_value * one.values_per_tick
         return _row(
-            f"{fleet:,}", _amount(one.share_of_core, "cores"),
-            _amount(self.agent_memory / _MB, "MB"), _amount(sent * fleet / _MB, "MB/s"),
-            _amount(received.paced_share / received.size.nodes * fleet, "cores"),
-            _amount(received.bytes_a_node * fleet / _GB, "GB"),
-        )  # fmt: skip
+            f"{fleet:,}",
+            _amount(one.share_of_core, "cores"),
+            _amount(self.agent_memory / _MB, "MB"),
+            _amount(sent * fleet / _MB, "MB/s"),
+            _amount(received.periodic_share / received.size.nodes * fleet, "cores"),
+            _amount(received.bytes_per_node * fleet / _GB, "GB"),
+        )
 
 
 @click.option("--write", "is_written", is_flag=True, help="Write the tables to docs/costs.md.")
@@ -137,11 +143,17 @@ def main(
     report.figure("collector", str(own.collector))
     lines += [
         "",
-        _row("nodes", "agent: processor time of each", "memory of each", "network to the collector",
-             "collector: processor time", "memory"),
+        _row(
+            "nodes",
+            "agent: processor time of each",
+            "memory of each",
+            "network to the collector",
+            "collector: processor time",
+            "memory",
+        ),
         _row(*["---"] * 6),
         *(own.row(fleet) for fleet in FLEETS),
-    ]  # fmt: skip
+    ]
     text = "\n".join(lines)
     click.echo(text)
     if is_written:
@@ -246,7 +258,7 @@ def measure_own(size: CardinalitySize, directory: Path) -> OwnCost:
     answers = directory / "answers.msgpack"
     moving = host_files.write_tree(tree, _RDMA_DEVICES)
     host_files.write_answers(answers, _ANSWER_SECONDS)
-    counted = host_files.write_tree(files, _VALUES // host_files.VALUES_A_PORT)
+    counted = host_files.write_tree(files, _VALUES // host_files.VALUES_PER_PORT)
     times = size.agent_seconds, _SETTLE_SECONDS, size.push_seconds
     agent, reader = (
         agent_costs.measure_ticks(agent_costs.TickPlan(root, directory, moved, 1.0, *times, kept))

@@ -37,7 +37,7 @@ _SAMPLE = re.compile(r"(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 _GPU = "GPU-"
-_SERIES_A_REQUEST = 1000
+_SERIES_PER_REQUEST = 1000
 _COLLECTOR_TURNS = 2
 _TENANTS = 50
 _OWN_SPEED, _OWN_LEVEL = (0.5, 1.5), (0.97, 1.03)
@@ -185,7 +185,7 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
     claims.write_text("\n".join(["tenant,holds,from,to", *rows, ""]), encoding="ascii")
     with (
         fleets.collector(nodes, directory, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
-        fleets.LoadProcess(server.port, nodes, directory / "streams") as loader,
+        fleets.LoadProcess(server, nodes, directory / "streams") as loader,
     ):
         texts = []
         for turn in range(_COLLECTOR_TURNS):
@@ -229,8 +229,8 @@ class SeriesWriter:
     ) -> Iterator[http_requests.Request]:
         """Yield requests with these series; NaN values are omitted."""
         common = b"".join(http_requests.encode_label(*pair) for pair in target)
-        for first in range(0, len(series), _SERIES_A_REQUEST):
-            part = slice(first, first + _SERIES_A_REQUEST)
+        for first in range(0, len(series), _SERIES_PER_REQUEST):
+            part = slice(first, first + _SERIES_PER_REQUEST)
             there = ~np.isnan(values[part])
             block = http_requests.encode_samples(values[part], self._times)
             parts = []

@@ -1,4 +1,4 @@
-"""`python -m bench.collector`: cost of the collector, beside a time-series database.
+"""`python -m bench.collector`: cost of the collector, compared with a time-series database.
 
 The same values are written to VictoriaMetrics by its fastest way: Prometheus' remote write. It
 receives every series once before the measurement starts, so that building its index does not count.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import click
 import numpy as np
 
 from bench import fleets, harness, http_requests, load
@@ -34,14 +35,14 @@ class StoreCost:
     wall_seconds: float
 
     @property
-    def cpu_a_value(self) -> float:
+    def cpu_per_value(self) -> float:
         """Processor seconds per value."""
         return self.cpu_seconds / self.values
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu_a_value * 1e9:.0f} ns CPU per value,"
-            f" {1 / self.cpu_a_value / 1e6:.2f} M values per CPU second,"
+            f"{self.cpu_per_value * 1e9:.0f} ns CPU per value,"
+            f" {1 / self.cpu_per_value / 1e6:.2f} M values per CPU second,"
             f" {self.values / self.wall_seconds / 1e6:.2f} M values/s wall time"
             " (remote write, known series)"
         )
@@ -63,7 +64,7 @@ def measure_store(
                 harness.http_get(server.port, FLUSH)
             _wait_until_idle(server)
         inserted = _inserted_rows(server.port)
-    values = load.LoadNodes(streams, 1).values_a_turn * nodes * turns
+    values = load.LoadNodes(streams, 1).values_per_turn * nodes * turns
     expected = values + values // turns
     if inserted < expected:
         message = (
@@ -161,44 +162,59 @@ SHARE = harness.Aim("<=", 35, " %")
 _KIB = 1 << 10
 
 
+@click.option(
+    "--nodes", "numbers", type=int, multiple=True, help="Measure only this fleet; may be repeated."
+)
+@click.option("--no-store", "no_store", is_flag=True, help=f"Leave {harness.VICTORIA} out.")
 @harness.benchmark("Collector", full=THOROUGH, quick=QUICK)
-def main(report: harness.BenchReport, size: CollectorBenchSize, directory: Path) -> None:
+def main(
+    report: harness.BenchReport,
+    size: CollectorBenchSize,
+    directory: Path,
+    *,
+    numbers: Sequence[int],
+    no_store: bool,
+) -> None:
     """Measure the collector and print ratios."""
+    known = {one.nodes: one for one in size.fleets}
+    chosen = [known.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or size.fleets
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
     node = load.LoadNodes(streams, 1)
     report.figure(
         "load",
         f"{node.columns:,} columns per node from {len(streams)} sources,"
-        f" {node.values_a_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
+        f" {node.values_per_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
     )
-    costs = [fleets.measure(one, directory / "streams", directory) for one in size.fleets]
-    if report.has_program(harness.VICTORIA):
+    costs = [fleets.measure(one, directory / "streams", directory) for one in chosen]
+    if not no_store and report.has_program(harness.VICTORIA):
         store = measure_store(streams, size.store_nodes, size.store_turns, directory)
         report.figure(harness.VICTORIA, f"{size.store_nodes} nodes: {store}")
         for cost in costs:
             what = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"
-            report.ratio(what, store.cpu_a_value * cost.values_a_cpu_second, CPU_RATIO)
+            report.ratio(what, store.cpu_per_value * cost.values_per_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
     for fewer, more in pairwise(costs):
-        added = more.bytes_a_node * more.size.nodes - fewer.bytes_a_node * fewer.size.nodes
+        added = more.bytes_per_node * more.size.nodes - fewer.bytes_per_node * fewer.size.nodes
         what = f"memory per further node, from {fewer.size.nodes} to {more.size.nodes}"
         report.ratio(what, added / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY)
 
 
 def _report_size(report: harness.BenchReport, cost: FleetCost) -> None:
     nodes = f"{cost.size.nodes} nodes"
-    report.ratio(f"memory per node, {nodes}", cost.bytes_a_node / _KIB, MEMORY)
+    report.ratio(f"memory per node, {nodes}", cost.bytes_per_node / _KIB, MEMORY)
     report.ratio(f"acknowledged, p99, {nodes}", cost.p99 * 1e3, ACKNOWLEDGED)
     report.ratio(f"refresh of all views, {nodes}", cost.views_seconds, REFRESH)
     report.ratio(
         f"the first refresh after a flood, {nodes}", cost.first_views_seconds, FIRST_REFRESH
     )
     report.ratio(
-        f"CPU to register a node, {nodes}", cost.registration_cpu_a_node * 1e3, REGISTRATION
+        f"CPU to register a node, {nodes}", cost.registration_cpu_per_node * 1e3, REGISTRATION
     )
-    report.ratio(f"share of a core at the natural period, {nodes}", cost.paced_share * 100, SHARE)
+    report.ratio(
+        f"share of a core at the natural period, {nodes}", cost.periodic_share * 100, SHARE
+    )
     report.figure(nodes, str(cost))
 
 

@@ -18,8 +18,8 @@ LARGE = 1000
 """Nodes of the cluster for which dashboards and rules must stay cheap."""
 MAX_SAMPLES = 50_000_000
 """Limit of samples in memory of one query; Prometheus rejects a query above it (--query.max-samples)."""
-ALIKE_NODES, TRIES = 3, 3
-SHOWN = 8
+ALIKE_NODES = 3
+SHOWN, SHOWN_RULES = 8, 60
 _MARGIN_SECONDS = 30
 FLUSH = "/internal/force_flush"
 
@@ -28,11 +28,6 @@ OF_INTERVAL = harness.Aim("<=", 0.2)
 ALL_RULES = harness.Aim("<=", 15)
 """Percent of a core."""
 REJECTED = harness.Aim("<=", 0)
-BY_KIND = (
-    'increase(railscope_pcie_aer_errors_total{severity="fatal"}[15m]) > 0',
-    'increase(railscope_pcie_device_errors_total{severity="fatal"}[15m]) > 0',
-)
-"""An alert on counters by kind of error, and on the kernel's own sum of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +42,12 @@ class ClusterSize:
     span_seconds: int
     scrapes: int
     rules_seconds: int
+    """Seconds from one evaluation of all rules to the next."""
+    evaluations: int
 
 
-THOROUGH = ClusterSize(100, 16, 6, 840, span_seconds=2700, scrapes=240, rules_seconds=15)
-QUICK = ClusterSize(2, 2, 1, 150, span_seconds=600, scrapes=52, rules_seconds=1)
+THOROUGH = ClusterSize(100, 16, 6, 840, 2700, 240, rules_seconds=15, evaluations=5)
+QUICK = ClusterSize(2, 2, 1, 150, 600, 52, rules_seconds=1, evaluations=2)
 
 
 @dataclass
@@ -65,12 +62,9 @@ class ClusterQueryCost:
         default_factory=dict
     )
     """Answers to queries with recorded series, with those series replaced by their expressions."""
-    groups: dict[str, query_database.RuleGroupCost] = field(default_factory=dict)
-    queried: dict[str, float] = field(default_factory=dict)
-    """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
-    following: float = 0.0
-    """Share of a core that Prometheus used to evaluate all rules, without what it used before."""
-    compared: tuple[query_database.QueryCost, ...] = ()
+    rules: query_database.RulesCost | None = None
+    idle: float = 0.0
+    """Share of a core that Prometheus uses without rules."""
 
     @property
     def times(self) -> float:
@@ -103,8 +97,6 @@ def main(  # noqa: PLR0913 - flags
     queries = () if only_rules else query_database.panel_queries()
     chosen = [q for q in queries if not names or q.dashboard in names]
     needed = query_database.needed_metrics(chosen, rules=not names)
-    if not names:
-        needed |= promql.metrics_in(BY_KIND[0])
     cluster = cluster_scrapes.cluster_scrapes_of(size.nodes, size.loop_scrapes, size.faults, needed)
     if chosen:
         check_other_database(report, size, cluster, chosen, directory)
@@ -123,27 +115,16 @@ def measure(
     cost = ClusterQueryCost(size.nodes)
     with load_database(query_database.prometheus(directory), size, cluster) as (running, span):
         record(running, chosen, span)
-        for question in chosen:
-            cost.answers[question] = running.ask(question, span)
-            if promql.recorded_in(question.expression):
-                plain = replace(question, expression=promql.expand(question.expression))
-                cost.unrecorded[question] = running.ask(plain, span)
+        for panel_query in chosen:
+            cost.answers[panel_query] = running.measure_query(panel_query, span)
+            if promql.recorded_in(panel_query.expression):
+                plain = replace(panel_query, expression=promql.expand(panel_query.expression))
+                cost.unrecorded[panel_query] = running.measure_query(plain, span)
         if rules:
-            cost.compared = tuple(running.query_instant(text, span.end) for text in BY_KIND)
-            for group in promql.rule_groups():
-                cost.queried[group["name"]] = sum(
-                    min(
-                        running.query_instant(promql.expand(rule["expr"]), span.end).seconds
-                        for _ in range(TRIES)
-                    )
-                    for rule in group["rules"]
-                )
             with running.server.measure() as idle:
                 time.sleep(size.rules_seconds)
-            with running.server.measure() as spent:
-                running.follow(directory, size.rules_seconds)
-                cost.groups = running.rule_groups(2)
-            cost.following = max(spent.share_of_core - idle.share_of_core, 0.0)
+            cost.idle = idle.share_of_core
+            cost.rules = running.follow(directory, size.rules_seconds, size.evaluations)
         cost.series = running.series()
         cost.resident = running.server.memory().resident
     return cost
@@ -176,7 +157,7 @@ def record(
     span: query_database.QueryRange,
 ) -> None:
     """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
-    wanted = {name for question in chosen for name in promql.recorded_in(question.expression)}
+    wanted = {name for panel_query in chosen for name in promql.recorded_in(panel_query.expression)}
     scrapes = round(span.seconds) // cluster_scrapes.SCRAPE_SECONDS + 1
     writer = cluster_scrapes.SeriesWriter(query_database.WRITE, span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
@@ -204,49 +185,49 @@ def report_costs(report: harness.BenchReport, cost: ClusterQueryCost) -> None:
         )
     rejected = sum(bool(answer.problem) for answer in cost.answers.values())
     report.ratio("queries that Prometheus rejects", rejected, REJECTED)
-    for question, plain in cost.unrecorded.items():
-        answer = cost.answers[question]
+    for panel_query, plain in cost.unrecorded.items():
+        answer = cost.answers[panel_query]
         if plain.peak:  # a rejected query has none
-            report.ratio(f"peak samples, recorded / not, {question}", answer.peak / plain.peak)
-        report.figure(f"{question}, not recorded", _cost_text(plain, cost.times))
-    if cost.compared:
-        by_kind, together = cost.compared
-        report.ratio("time, PCIe errors of all kinds / by kind", together.seconds / by_kind.seconds)
-        report.figure("PCIe errors by kind, instant query", _cost_text(by_kind, cost.times))
-        report.figure("PCIe errors of all kinds, instant query", _cost_text(together, cost.times))
-    shares = {
-        name: min(cost.queried[name], one.seconds) * cost.times / one.interval_seconds
-        for name, one in cost.groups.items()
-    }
-    if shares:
-        longest = max(shares, key=lambda name: shares[name])
-        report.ratio(f"time, {longest} {at} / its interval", shares[longest], OF_INTERVAL)
-        own = [share for name, share in shares.items() if name.endswith("recorded")]
-        report.ratio(f"share of a core, recording rules {at}", 100 * sum(own), unit=" %")
-        report.ratio(
-            f"share of a core, all rules {at}",
-            100 * cost.following * cost.times,
-            ALL_RULES,
-            unit=" %",
-        )
+            report.ratio(f"peak samples, recorded / not, {panel_query}", answer.peak / plain.peak)
+        report.figure(f"{panel_query}, not recorded", _cost_text(plain, cost.times))
+    if cost.rules:
+        _report_rules(report, cost.rules, cost)
     report.figure(
         "Prometheus",
         f"{cost.nodes} nodes, {cost.series:,} series, RSS {harness.mebibytes(cost.resident)}",
     )
     _report_dashboards(report, cost)
-    for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
-        one = cost.groups[name]
+
+
+def _report_rules(
+    report: harness.BenchReport, rules: query_database.RulesCost, cost: ClusterQueryCost
+) -> None:
+    at = f"at {LARGE:,} nodes"
+    groups = rules.groups()
+    longest = next(iter(groups))
+    report.ratio(f"time, {longest} {at} / its interval", groups[longest] * cost.times, OF_INTERVAL)
+    own = sum(share for name, share in groups.items() if name.endswith("recorded"))
+    report.ratio(f"share of a core, recording rules {at}", 100 * own * cost.times, unit=" %")
+    share = 100 * rules.share_at_own_intervals(cost.idle) * cost.times
+    report.ratio(f"share of a core, all rules {at}", share, ALL_RULES, unit=" %")
+    for name, share in groups.items():
+        report.figure(f"group {name}", _share_text(share, cost))
+    for rule in sorted(rules.rules, key=lambda rule: -rule.share)[:SHOWN_RULES]:
         report.figure(
-            name,
-            f"{cost.queried[name] * 1e3:.1f} ms as queries, {one.seconds * 1e3:.1f} ms evaluated by"
-            f" Prometheus, every {one.interval_seconds:g} s; {one.series} resulting series",
+            f"rule {rule.name}",
+            f"{_share_text(rule.share, cost)}; {min(rule.seconds) * 1e3:.2f} ms every"
+            f" {rule.interval_seconds:g} s",
         )
+
+
+def _share_text(share: float, cost: ClusterQueryCost) -> str:
+    return f"{100 * share * cost.times:.3f} % of a core at {LARGE:,} nodes"
 
 
 def _report_dashboards(report: harness.BenchReport, cost: ClusterQueryCost) -> None:
     by_dashboard: dict[str, list[query_database.QueryCost]] = {}
-    for question, answer in cost.answers.items():
-        by_dashboard.setdefault(question.dashboard, []).append(answer)
+    for panel_query, answer in cost.answers.items():
+        by_dashboard.setdefault(panel_query.dashboard, []).append(answer)
     for name, answers in by_dashboard.items():
         report.figure(
             f"dashboard {name}",
@@ -255,8 +236,8 @@ def _report_dashboards(report: harness.BenchReport, cost: ClusterQueryCost) -> N
             f" peak {max(a.peak for a in answers) / 1e6:,.2f} M",
         )
     by_peak = sorted(cost.answers.items(), key=lambda item: -item[1].peak)
-    for question, answer in by_peak[:SHOWN]:
-        report.figure(f"most expensive: {question}", _cost_text(answer, cost.times))
+    for panel_query, answer in by_peak[:SHOWN]:
+        report.figure(f"most expensive: {panel_query}", _cost_text(answer, cost.times))
 
 
 def _cost_text(answer: query_database.QueryCost, times: float) -> str:
@@ -283,11 +264,11 @@ def check_other_database(
         harness.http_get(running.port, FLUSH)
         record(running, chosen, span)
         harness.http_get(running.port, FLUSH)
-        answers = {question: running.ask(question, span) for question in chosen}
-    rejected = {question: answer for question, answer in answers.items() if answer.problem}
+        answers = {panel_query: running.measure_query(panel_query, span) for panel_query in chosen}
+    rejected = {panel_query: answer for panel_query, answer in answers.items() if answer.problem}
     report.ratio("queries that VictoriaMetrics rejects", len(rejected), REJECTED)
-    for question, answer in rejected.items():
-        report.figure(f"VictoriaMetrics: {question}", answer.problem)
+    for panel_query, answer in rejected.items():
+        report.figure(f"VictoriaMetrics: {panel_query}", answer.problem)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class FleetSize:
     turns: int
     """Turns sent as fast as they are acknowledged."""
 
-    pace_seconds: float
+    period_seconds: float
     """Seconds over which one more turn is spread; ten seconds is the natural period."""
 
 
@@ -43,39 +43,44 @@ class FleetCost:
     cpu_seconds: float
     wall_seconds: float
     first_views_seconds: float
-    """The refresh that computes everything again, after the flood."""
+    """Seconds of the refresh that computes everything again, after the flood."""
     views_seconds: float
-    """The later refreshes."""
-    bytes_a_node: float
+    """Seconds of the later refreshes."""
+    bytes_per_node: float
     p50: float
     p99: float
     worst: float
-    paced_share: float
-    wire_bytes_a_value: float
-    registration_cpu_a_node: float
+    periodic_share: float
+    wire_bytes_per_value: float
+    registration_cpu_per_node: float
+    reconnections: int
 
     @property
-    def values_a_cpu_second(self) -> float:
+    def values_per_cpu_second(self) -> float:
         """Values per CPU second, from receipt until durable, acknowledged and in the views."""
         return self.values / self.cpu_seconds
 
     def __str__(self) -> str:
         return (
-            f"{self.values_a_cpu_second / 1e6:.1f} M values per CPU second"
+            f"{self.values_per_cpu_second / 1e6:.1f} M values per CPU second"
             f" ({self.cpu_seconds / self.values * 1e9:.1f} ns each),"
             f" {self.values / self.wall_seconds / 1e6:.1f} M values/s wall time,"
-            f" {self.wire_bytes_a_value:.2f} bytes per value; at the natural period"
-            f" {self.paced_share:.1%} of a core, acknowledged in {self.p50 * 1e3:.1f} ms (p50),"
+            f" {self.wire_bytes_per_value:.2f} bytes per value; at the natural period"
+            f" {self.periodic_share:.1%} of a core, acknowledged in {self.p50 * 1e3:.1f} ms (p50),"
             f" {self.p99 * 1e3:.1f} (p99), {self.worst * 1e3:.1f} (worst);"
-            f" {self.registration_cpu_a_node * 1e3:.1f} ms CPU to register a node"
+            f" {self.registration_cpu_per_node * 1e3:.1f} ms CPU to register a node;"
+            f" {self.reconnections} reconnections"
         )
 
 
 class LoadProcess:
     """The load generator, controlled by one command per line."""
 
-    def __init__(self, port: int, nodes: int, streams: Path) -> None:
-        self._command = [sys.executable, "-m", "bench.loader", str(port), str(nodes), str(streams)]
+    def __init__(self, server: harness.ServerProcess, nodes: int, streams: Path) -> None:
+        arguments = [str(server.port), str(nodes), str(streams)]
+        self._command = [sys.executable, "-m", "bench.loader", *arguments]
+        self._server = server
+        self.reconnections = 0
 
     def __enter__(self) -> Self:
         """Start."""
@@ -98,9 +103,13 @@ class LoadProcess:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            message = "a command to the load generator failed: it has ended; its error is above"
+            message = (
+                "a command to the load generator failed: it has ended; its error is above. The last"
+                f" output of the collector:\n{self._server.log_end()}"
+            )
             raise harness.BenchError(message)
         answer: dict[str, Any] = json.loads(line)
+        self.reconnections += answer.get("reconnections", 0)
         return answer
 
 
@@ -108,7 +117,7 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
     """Register nodes, flood, wait for the views, then continue at the natural period."""
     with (
         collector(size.nodes, directory) as server,
-        LoadProcess(server.port, size.nodes, streams) as loader,
+        LoadProcess(server, size.nodes, streams) as loader,
     ):
         refreshes_of(server, 1)
         empty = server.memory().resident
@@ -125,8 +134,8 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
         refreshes = refreshes_of(server, 5)
         first, views = max(refreshes), statistics.median(refreshes[-3:])
         loader.execute("prepare", 2 + size.turns, 1)
-        with server.measure() as pacing:
-            paced = loader.execute("pace", CONNECTIONS, size.pace_seconds)
+        with server.measure() as sending:
+            periodic = loader.execute("periodic", CONNECTIONS, size.period_seconds)
         full = server.memory().resident
     a_turn = flooding.cpu_seconds / size.turns
     return FleetCost(
@@ -136,13 +145,14 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
         wall_seconds=flood["seconds"],
         first_views_seconds=first,
         views_seconds=views,
-        bytes_a_node=(full - empty) / size.nodes,
-        p50=paced["p50"],
-        p99=paced["p99"],
-        worst=paced["worst"],
-        paced_share=pacing.cpu_seconds / paced["seconds"],
-        wire_bytes_a_value=prepared["bytes_a_value"],
-        registration_cpu_a_node=max(0.0, registration.cpu_seconds - a_turn) / size.nodes,
+        bytes_per_node=(full - empty) / size.nodes,
+        p50=periodic["p50"],
+        p99=periodic["p99"],
+        worst=periodic["worst"],
+        periodic_share=sending.cpu_seconds / periodic["seconds"],
+        wire_bytes_per_value=prepared["bytes_per_value"],
+        registration_cpu_per_node=max(0.0, registration.cpu_seconds - a_turn) / size.nodes,
+        reconnections=loader.reconnections,
     )
 
 

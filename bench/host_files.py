@@ -35,9 +35,9 @@ def write_answers(path: Path, seconds: int) -> None:
 
 COUNTERS = [*sorted(RDMA.counters.zeros), "vendor_port_events"]
 HW_COUNTERS = sorted(set(RDMA.hw_counters["mlx5_core"].zeros) - {"lifespan"})
-HW_COUNTERS_A_PORT = 50
-FILES_A_PORT = len(COUNTERS) + HW_COUNTERS_A_PORT
-VALUES_A_PORT = FILES_A_PORT + 4
+HW_COUNTERS_PER_PORT = 50
+FILES_PER_PORT = len(COUNTERS) + HW_COUNTERS_PER_PORT
+VALUES_PER_PORT = FILES_PER_PORT + 4
 """Counter files, and the agent's other values of a port: two states, up, rate."""
 
 _MOVING = {
@@ -65,7 +65,7 @@ _DEVICE = {
 def write_tree(root: Path, devices: int) -> list[Path]:
     """Write the tree below a directory; return the files that change under load."""
     moving = []
-    extra = HW_COUNTERS_A_PORT - len(HW_COUNTERS)
+    extra = HW_COUNTERS_PER_PORT - len(HW_COUNTERS)
     hw_counters = [*HW_COUNTERS, *(f"vendor_extra_{number:02}" for number in range(extra))]
     for device in range(devices):
         base = root / "sys/class/infiniband" / f"mlx5_{device}"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bench.harness import HOST, BenchError
 
 Request = tuple[bytes, bytes]
-"""Head and body."""
+"""Head and body of a request."""
 
 _END_OF_HEAD = b"\r\n\r\n"
 _CHUNK = 65536
@@ -31,17 +31,38 @@ class PostResult:
 
     elapsed_seconds: float
     latencies: list[float]
+    reconnections: int
+    """Connections that the server had closed while they were idle."""
 
 
 class PostConnection:
-    """One persistent connection."""
+    """One persistent connection; as agents do, it is opened again if the server has closed it."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection((HOST, port), timeout=120)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._port = port
+        self._socket = self._open()
+        self._is_reused = False
+        self.reconnections = 0
+
+    def _open(self) -> socket.socket:
+        opened = socket.create_connection((HOST, self._port), timeout=120)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
 
     def post(self, request: Request) -> tuple[int, bytes]:
         """Send a request and return its answer: status and content."""
+        try:
+            return self._exchange(request)
+        except ConnectionError:
+            if not self._is_reused:
+                raise
+        # The server may have closed the idle connection just before it was used.
+        self._socket.close()
+        self._socket, self._is_reused = self._open(), False
+        self.reconnections += 1
+        return self._exchange(request)
+
+    def _exchange(self, request: Request) -> tuple[int, bytes]:
         self._socket.sendall(request[0] + request[1])
         data = b""
         while _END_OF_HEAD not in data:
@@ -54,13 +75,14 @@ class PostConnection:
                 size = int(value)
         while len(content) < size:
             content += self._more()
+        self._is_reused = True
         return int(top.split(b" ", 2)[1]), content
 
     def _more(self) -> bytes:
         data = self._socket.recv(_CHUNK)
         if not data:
             message = "reading a response failed: the server closed the connection"
-            raise BenchError(message)
+            raise ConnectionAbortedError(message)
         return data
 
     def close(self) -> None:
@@ -83,6 +105,7 @@ def post_all(
     """
     latencies = [0.0] * len(requests)
     problems: list[Exception] = []
+    reconnections: list[int] = []
     started = time.monotonic() + 0.05
 
     def work(first: int) -> None:
@@ -103,13 +126,14 @@ def post_all(
             problems.append(error)
         finally:
             wire.close()
+            reconnections.append(wire.reconnections)
 
     threads = list(_start_threads(work, min(connections, len(requests))))
     for thread in threads:
         thread.join()
     if problems:
         raise problems[0]
-    return PostResult(time.monotonic() - started, latencies)
+    return PostResult(time.monotonic() - started, latencies, sum(reconnections))
 
 
 def _start_threads(work: Callable[[int], None], count: int) -> Iterator[threading.Thread]:

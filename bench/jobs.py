@@ -25,7 +25,7 @@ from railscope.wire import Batch, WireEntity, WireSchema
 
 NS = 1_000_000_000
 NOW_NS = 1_790_000_000 * NS
-GPUS_A_JOB, TENANTS = 8, 50
+GPUS_PER_JOB, TENANTS = 8, 50
 SMALL = 10
 TURNS = 30
 LINEAR = harness.Aim("<=", 1.3)
@@ -62,7 +62,7 @@ class JobCluster:
                 update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
                 core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
-                    job = (number * len(known.gpus) + place) // GPUS_A_JOB
+                    job = (number * len(known.gpus) + place) // GPUS_PER_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
                     roster.set_holdings(
                         gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)]
@@ -86,7 +86,7 @@ class JobCluster:
                 rows = fleet.fresh_rows(block, NOW_NS - 30 * NS, NOW_NS)
                 gathered.add(table, self.positions.select_unchanged(block, rows))
         job_of_position = self.roster.job_of_position.copy()
-        averages = self.averages.follow(gathered, job_of_position, NOW_NS)
+        averages = self.averages.update(gathered, job_of_position, NOW_NS)
         return RunningJobs(
             NOW_NS,
             tuple(self.roster.jobs()),

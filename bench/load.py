@@ -132,7 +132,7 @@ def _piece(stream: SourceLoad, variant: int, turn: int) -> SharedBatch:
     return SharedBatch(stream.schema.stream, len(rows), *pack_rows(rows))
 
 
-def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return wall and boot timestamps of the rows of a turn, the last of them at its end."""
     last, step = turn * ROWS + ROWS - 1, ROWS // rows
     seconds = range(last - step * (rows - 1), last + 1, step)
@@ -154,7 +154,7 @@ class LoadNodes:
             if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
         }
         self._digests = [self._digests_of(number) for number in range(count)]
-        self.values_a_turn = sum(s.rows * columns_of(s.schema) for s in streams)
+        self.values_per_turn = sum(s.rows * columns_of(s.schema) for s in streams)
         self.columns = sum(columns_of(stream.schema) for stream in streams)
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
@@ -189,7 +189,7 @@ class LoadNodes:
                 part.stream,
                 digests[part.stream],
                 turn * part.rows + 1,
-                *instants(turn, part.rows),
+                *sample_timestamps(turn, part.rows),
                 part.base,
                 part.changed,
                 part.steps,
@@ -216,7 +216,7 @@ def origin(number: int) -> frame.FrameOrigin:
 
 def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:
     """Return the request head of one node."""
-    _, boot = instants(turn)
+    _, boot = sample_timestamps(turn)
     # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
     sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
     lines = {

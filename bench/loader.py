@@ -2,7 +2,7 @@
 
 Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one JSON answer
 each: `prepare FIRST COUNT` builds the requests of some turns, `post CONNECTIONS TURNS` sends the
-next ones, or all, as fast as they are acknowledged, `pace CONNECTIONS SECONDS` spreads all over
+next ones, or all, as fast as they are acknowledged, `periodic CONNECTIONS SECONDS` spreads all over
 time. Like an agent, it sends the schemas that the collector requests, and then the frames again.
 """
 
@@ -62,18 +62,19 @@ class LoadGenerator:
         """Execute one command."""
         if command == "prepare":
             return self._prepare(int(arguments[0]), int(arguments[1]))
-        paced, turns = command == "pace", len(self._later)
-        if not paced and len(arguments) > 1:
+        periodic, turns = command == "periodic", len(self._later)
+        if not periodic and len(arguments) > 1:
             turns = int(arguments[1])
         self._requests, self._later = self._later.split(turns)
-        over = float(arguments[1]) if paced else 0.0
+        over = float(arguments[1]) if periodic else 0.0
         posted = http_requests.post_all(
             self._port, self._requests, int(arguments[0]), over_seconds=over, answer=self._again
         )
         ordered = sorted(posted.latencies)
         return {
             "seconds": posted.elapsed_seconds,
-            "values": len(self._requests) * self._nodes.values_a_turn,
+            "values": len(self._requests) * self._nodes.values_per_turn,
+            "reconnections": posted.reconnections,
             "p50": ordered[len(ordered) // 2],
             "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
             "worst": ordered[-1],
@@ -83,8 +84,8 @@ class LoadGenerator:
         turns = range(first, first + count)
         bodies = [body for turn in turns for body in self._nodes.bodies(turn)]
         self._later = PreparedTurns(self._nodes.count, first, bodies)
-        values = len(bodies) * self._nodes.values_a_turn
-        return {"requests": len(bodies), "bytes_a_value": sum(map(len, bodies)) / max(values, 1)}
+        values = len(bodies) * self._nodes.values_per_turn
+        return {"requests": len(bodies), "bytes_per_value": sum(map(len, bodies)) / max(values, 1)}
 
     def _again(
         self, wire: http_requests.PostConnection, position: int, status: int, content: bytes

@@ -39,6 +39,10 @@ class ManualClock:
         """Return immediately."""
         self.boot_ns = max(self.boot_ns, boot_ns)
 
+    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
+        """Return False: time does not pass by itself."""
+        return False
+
 
 def main(root: str, answers: str, hours: str) -> None:
     """Run and print."""
@@ -57,8 +61,8 @@ def main(root: str, answers: str, hours: str) -> None:
             name = reader.source.name
             if clock.boot_ns < due[name]:
                 continue
-            pace = 1 if name == _BURST_SAMPLING else _SLOWER
-            due[name] = clock.boot_ns + pace * round(reader.source.period_seconds * NS)
+            factor = 1 if name == _BURST_SAMPLING else _SLOWER
+            due[name] = clock.boot_ns + factor * round(reader.source.period_seconds * NS)
             if frame := reader.run().frame:
                 latest[name] = frame
         if clock.boot_ns % _MINUTE_NS == 0:

@@ -42,7 +42,7 @@ MORE = (1, 2, 4, 8)
 RATED = Aim("<=", 60, " s")
 LINEAR = Aim("<=", 2.2)
 AN_EVENT = Aim("<=", 1.3)
-A_PART = Aim("<=", 1.3)
+PER_PART = Aim("<=", 1.3)
 HALVED = Aim("<=", 0.65)
 BOOK = price_book.PriceBook(
     1, 0, "EUR", (price_book.Price(SKU, price_book.Tariff.ALLOCATED, 2_490_000_000, 0),)
@@ -75,12 +75,12 @@ class GpuMonth:
 def month(index: int, times: int = 1) -> GpuMonth:
     """Return a month of a GPU with a multiple of the usual claims and gaps; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
-    instants = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
-    seen = np.ones(len(instants), np.bool_)
+    timestamps_ns = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
+    seen = np.ones(len(timestamps_ns), np.bool_)
     for _ in range(SILENCES * times):
-        start = chance.randrange(len(instants))
+        start = chance.randrange(len(timestamps_ns))
         seen[start : start + chance.randrange(3, 180)] = False
-    instants = instants[seen]
+    timestamps_ns = timestamps_ns[seen]
     edges = sorted(
         chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
     )
@@ -98,20 +98,20 @@ def month(index: int, times: int = 1) -> GpuMonth:
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
-        stretches=tuple(usage_evidence.join_samples("boot", instants)),
+        stretches=tuple(usage_evidence.join_samples("boot", timestamps_ns)),
         sightings=(
             usage_evidence.NodeSighting(
                 usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns
             ),
         ),
     )
-    _, firsts = np.unique(instants // COUNTED_NS, return_index=True)
-    read = instants[firsts]
+    _, firsts = np.unique(timestamps_ns // COUNTED_NS, return_index=True)
+    read = timestamps_ns[firsts]
     counters = (read - MONTH.start_ns) // 1_000_000 * 500
     return GpuMonth(
         evidence,
         measures.compute_increments([measures.CounterReadings("boot", read, counters)]),
-        instants,
+        timestamps_ns,
     )
 
 
@@ -241,7 +241,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
         shared = replace(one, evidence=structs.replace(one.evidence, claims=claims))
         costs.append(cpu_seconds(partial(_meter_usage, shared)) / (count * (count + 1) / 2))
     what = f"CPU per part held, {counts[-1]} / {counts[0]} claims that share a GPU"
-    report.ratio(what, costs[-1] / costs[0], A_PART)
+    report.ratio(what, costs[-1] / costs[0], PER_PART)
     shown = ", ".join(f"{1e6 * cost:.0f}" for cost in costs)
     report.figure("CPU per part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
@@ -251,16 +251,16 @@ def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], timestamps_ns: Se
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0
     before = timestamps_ns[0]
-    for instant in timestamps_ns[1:]:
-        while at < len(claims) and claims[at][1] <= instant:
+    for timestamp_ns in timestamps_ns[1:]:
+        while at < len(claims) and claims[at][1] <= timestamp_ns:
             at += 1
         if (
             at < len(claims)
-            and claims[at][0] <= instant
-            and instant - before <= usage_evidence.GAP_NS
+            and claims[at][0] <= timestamp_ns
+            and timestamp_ns - before <= usage_evidence.GAP_NS
         ):
-            held += instant - before
-        before = instant
+            held += timestamp_ns - before
+        before = timestamp_ns
     return held
 
 

@@ -30,6 +30,7 @@ from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_reader
 from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
 from railscope import capture, service
+from railscope.reading import Absent
 
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
@@ -134,6 +135,10 @@ class _CountedFile:
     def text(self, index: int) -> bytes:
         self._host.preads += 1
         return self._files.text(index)
+
+    def texts(self) -> list[bytes | Absent]:
+        self._host.preads += self._count
+        return self._files.texts()
 
     def close(self) -> None:
         self._files.close()

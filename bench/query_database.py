@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -59,8 +59,8 @@ def panel_queries() -> Iterator[PanelQuery]:
 
 def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[str]:
     """Return the metrics in the queries, and those of the rules."""
-    texts = [question.expression for question in chosen]
-    texts += [v["query"] for question in chosen for v in question.variables]
+    texts = [panel_query.expression for panel_query in chosen]
+    texts += [v["query"] for panel_query in chosen for v in panel_query.variables]
     if rules:
         texts += [rule["expr"] for group in rule_groups() for rule in group["rules"]]
     return frozenset().union(*map(metrics_in, texts))
@@ -70,11 +70,6 @@ PROMETHEUS = "prometheus"
 WRITE = "/api/v1/write"
 RULES_SECONDS = 15
 """Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
-MAX_INTERVAL_SECONDS = 120
-"""A rule group that is evaluated less often costs next to nothing."""
-_RULE_SAMPLE = re.compile(
-    r'prometheus_rule_group_(?P<what>\w+)\{rule_group="[^"]*;(?P<group>[^"]+)"\} (?P<value>\S+)'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +85,42 @@ class QueryCost:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleGroupCost:
-    """Cost of one evaluation of a rule group."""
+@dataclass(slots=True)
+class RuleCost:
+    """Seconds of the evaluations of a rule, and how often its group is evaluated."""
 
-    seconds: float
+    group: str
+    name: str
     interval_seconds: float
-    series: int
-    """Resulting series, including those of alerts."""
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Share of a core: the shortest evaluation, free of other load, per interval."""
+        return min(self.seconds) / self.interval_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RulesCost:
+    """Cost of all rules, evaluated every few seconds."""
+
+    rules: Sequence[RuleCost]
+    share_of_core: float
+    """Share of a core that Prometheus used."""
+    every_seconds: int
+
+    def share_at_own_intervals(self, idle: float) -> float:
+        """Return the share of a core of all rules at the intervals of their groups."""
+        total = sum(sum(rule.seconds) for rule in self.rules)
+        at_own = sum(sum(rule.seconds) / rule.interval_seconds for rule in self.rules)
+        return max(self.share_of_core - idle, 0.0) * at_own * self.every_seconds / total
+
+    def groups(self) -> dict[str, float]:
+        """Return the share of each group, in descending order."""
+        shares: dict[str, float] = {}
+        for rule in self.rules:
+            shares[rule.group] = shares.get(rule.group, 0.0) + rule.share
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +149,18 @@ class QueryDatabase:
                 raise BenchError(message)
         wire.close()
 
-    def ask(self, question: PanelQuery, span: QueryRange) -> QueryCost:
+    def measure_query(self, panel_query: PanelQuery, span: QueryRange) -> QueryCost:
         """Run a query of a dashboard, with all values of its variables selected."""
         expression = fill_variables(
-            question.expression, self._choose_variables(question.variables, span)
+            panel_query.expression, self._choose_variables(panel_query.variables, span)
         )
-        if not question.points:
+        if not panel_query.points:
             return self.query_instant(expression, span.end)
-        return self.query_range(expression, span, span.seconds / question.points)
+        return self.query_range(expression, span, span.seconds / panel_query.points)
 
-    def query_instant(self, expression: str, instant: float) -> QueryCost:
+    def query_instant(self, expression: str, timestamp: float) -> QueryCost:
         """Run an instant query."""
-        return _cost(*self._time_query("query", query=expression, time=str(instant)))
+        return _cost(*self._time_query("query", query=expression, time=str(timestamp)))
 
     def query_range(self, expression: str, span: QueryRange, step: float) -> QueryCost:
         """Run a range query."""
@@ -184,60 +207,52 @@ class QueryDatabase:
         )
         return int(float(match[1])) if match else 0
 
-    def rule_groups(self, least: int) -> dict[str, RuleGroupCost]:
-        """Return the least cost of each rule group, after at least `least` evaluations of each.
-
-        Groups that are evaluated every few minutes or less often are left out.
-        """
-        seconds: dict[str, float] = {}
-        while True:
-            groups: dict[str, dict[str, float]] = {}
-            for match in _RULE_SAMPLE.finditer(http_get(self.port, "/metrics")):
-                groups.setdefault(match["group"], {})[match["what"]] = float(match["value"])
-            groups = {
-                name: one
-                for name, one in groups.items()
-                if one["interval_seconds"] <= MAX_INTERVAL_SECONDS
-            }
-            for name, one in groups.items():
-                # Nothing before the end of the first: an iteration counts from its beginning.
-                if took := one["last_duration_seconds"]:
-                    seconds[name] = min(took, seconds.get(name, took))
-            if groups.keys() == seconds.keys() and all(
-                one["iterations_total"] > least for one in groups.values()
-            ):
-                return {
-                    name: RuleGroupCost(
-                        seconds[name], one["interval_seconds"], int(one["last_evaluation_samples"])
-                    )
-                    for name, one in groups.items()
-                }
-            time.sleep(0.5)
-
-    def follow(self, directory: Path, interval_seconds: int) -> None:
-        """Evaluate all rules from now on; an interval below the default applies to all groups."""
+    def follow(self, directory: Path, interval_seconds: int, evaluations: int) -> RulesCost:
+        """Evaluate all rules every few seconds, and return what they cost at their own intervals."""
         (directory / "rules").mkdir()
+        rules = []
         for path in RULES.glob("*.yml"):
-            rules = yaml.safe_load(path.read_text())
-            for group in rules["groups"] if interval_seconds < RULES_SECONDS else ():
-                group.pop("interval", None)
-            (directory / "rules" / path.name).write_text(yaml.safe_dump(rules))
-        _configure(directory, interval_seconds)
+            content = yaml.safe_load(path.read_text())
+            for group in content["groups"]:
+                own = _seconds(group.get("interval", f"{RULES_SECONDS}s"))
+                group["interval"] = f"{interval_seconds}s"
+                rules += [RuleCost(group["name"], _rule_name(rule), own) for rule in group["rules"]]
+            (directory / "rules" / path.name).write_text(yaml.safe_dump(content))
+        rules.sort(key=lambda rule: rule.group)
         http_get(self.port, "/-/reload", "POST")
+        while not all(self._evaluations()):
+            time.sleep(interval_seconds / 10)
+        with self.server.measure() as spent:
+            for _ in range(evaluations):
+                time.sleep(interval_seconds)
+                for rule, seconds in zip(rules, self._evaluations(), strict=True):
+                    rule.seconds.append(seconds)
+        return RulesCost(rules, spent.share_of_core, interval_seconds)
+
+    def _evaluations(self) -> list[float]:
+        """Return the seconds of the last evaluation of each rule, in the order of group names."""
+        groups = json.loads(http_get(self.port, "/api/v1/rules"))["data"]["groups"]
+        groups.sort(key=lambda group: group["name"])
+        return [rule["evaluationTime"] for group in groups for rule in group["rules"]]
 
 
-def _configure(directory: Path, interval_seconds: int) -> None:
-    settings = {
-        "global": {"evaluation_interval": f"{interval_seconds}s"},
-        "rule_files": ["rules/*.yml"],
-    }
-    (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
+def _seconds(interval: str) -> float:
+    return int(interval[:-1]) * {"s": 1, "m": 60, "h": 3600}[interval[-1]]
+
+
+def _rule_name(rule: Mapping[str, Any]) -> str:
+    labels = (rule.get("labels", {}).get(name, "") for name in ("severity", "problem", "direction"))
+    return " ".join(filter(None, (rule.get("record") or rule["alert"], *labels)))
 
 
 def prometheus(directory: Path) -> ServerProcess:
     """Start Debian's Prometheus with its defaults; it receives writes."""
     port = free_port()
-    _configure(directory, RULES_SECONDS)
+    settings = {
+        "global": {"evaluation_interval": f"{RULES_SECONDS}s"},
+        "rule_files": ["rules/*.yml"],
+    }
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
     command = [
         PROMETHEUS,
         f"--config.file={directory / 'prometheus.yml'}",

@@ -3,7 +3,7 @@
 The month is that of Alibaba's disaggregated DLRM trace of 2025. Fields of each instance: application,
 number of GPUs (0 or 1), percentage of a NIC, and times of scheduling and deletion in seconds from the
 start of the trace; a missing time is the first or the last second. The trace names no devices, so GPUs
-are stand-ins, and NICs are divided into equal parts, one size per NIC.
+are placeholders, and NICs are divided into equal parts, one size per NIC.
 
 A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any other part
 is reported and not metered: rounding would bill one tenant for the share of another, or more than a NIC.
@@ -28,7 +28,7 @@ import click
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
 from collector.jobs.job_list import GpuModels, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import number_stand_ins
+from collector.jobs.job_list_import import number_placeholders
 from collector.jobs.job_metering import job_evidence
 from collector.jobs.job_reconciliation import compare_jobs
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -166,7 +166,7 @@ class _NicPool:
         return f"nic-{self._units}-{nic}", CapacityRange(low, low + self._units)
 
 
-GPUS_A_NODE = 8
+GPUS_PER_NODE = 8
 CLAIMS = 60
 TENANTS = 200
 SMALL = 10
@@ -180,7 +180,7 @@ def gpu(index: int) -> evidence.Evidence:
     edges = sorted(chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS))
     return evidence.Evidence(
         gpu=f"GPU-{index}",
-        stays=(evidence.NodeStay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
+        stays=(evidence.NodeStay(MONTH.start_ns, f"node-{index // GPUS_PER_NODE}"),),
         claims=tuple(
             evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER,
@@ -204,7 +204,7 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
     """Measure metering of a month of claims and print ratios."""
     nodes = nodes or size
     before = resident_bytes()
-    known = [gpu(index) for index in range(nodes * GPUS_A_NODE)]
+    known = [gpu(index) for index in range(nodes * GPUS_PER_NODE)]
     held = resident_bytes() - before
     claims = sum(len(one.claims) for one in known)
     few = known[: len(known) // SMALL]
@@ -256,7 +256,7 @@ def _real(report: BenchReport) -> None:
     with ProcessStopwatch() as metering:
         instances = read_trace()
         listed = jobs_of_trace(instances)
-        jobs = number_stand_ins(listed, "", GpuModels()).jobs
+        jobs = number_placeholders(listed, "", GpuModels()).jobs
         gpu_days = 0
         ledger = []
         for known in job_evidence(jobs).values():

@@ -1,4 +1,4 @@
-"""The files that administrators write beside the settings."""
+"""Files that administrators write in addition to the settings."""
 
 from __future__ import annotations
 
@@ -69,17 +69,15 @@ class AdministratorFiles:
     @property
     def evidence(self) -> gpu_evidence.AdministratorInputs:
         """File contents for metering; the same object until one changes."""
-        parts = (
-            self.claims.content, self.tenants.content, self.calendar.content,
-            self.retired.content, self.inventory.content, self.decisions,
-        )  # fmt: skip
+        files = *self._metering, self.inventory
+        parts = (*(file.content for file in files), self.decisions)
         if len(self._contents) != len(parts) or any(map(is_not, self._contents, parts)):
             self._contents, self._last = parts, gpu_evidence.AdministratorInputs(*parts)
         return self._last
 
     @property
     def unknown(self) -> str:
-        """Names of required files that have never been valid; empty if there are none."""
+        """Names of required files that were never valid; empty if there are none."""
         return ", ".join(f"the {file.kind} file" for file in self._metering if not file.is_known)
 
     def desired_state(self) -> device_files.DeviceInventory | None:
@@ -103,7 +101,7 @@ class AdministratorFiles:
         """Read all files; an unusable file is replaced by its newest stored version. Blocking.
 
         `stored` returns the newest version of a kind of file in the database. Raises SettingsError for an
-        unusable file of which there is no earlier version; LedgerError if the database is unavailable.
+        unusable file of which there is no earlier version; UnusableLedgerError if the database is unavailable.
         """
         self.refresh()
         for file in (*self._metering, self.inventory):

@@ -25,6 +25,7 @@ import structlog
 
 from railscope.durable_files import write_durably
 from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import DECODING_ERRORS
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +99,7 @@ class CollectorClock:
     offsets_ns: Callable[[], Collection[int]] = tuple
     """Lead of the wall clock of each reporting node over this clock, in nanoseconds."""
     on_change: Callable[[ClockState], None] = lambda _state: None
-    """Called when the clock becomes suspect, and when it no longer is."""
+    """Called when the clock becomes suspect and when it recovers."""
     wall_ns: Callable[[], int] = time.time_ns
     boot_ns: Callable[[], int] = boot_clock_ns
     boot_id: str = field(default_factory=this_boot)
@@ -155,7 +156,7 @@ class CollectorClock:
     @property
     def hold_reason(self) -> str:
         """Reason why nothing may be finalized or stored permanently; empty if there is none."""
-        replaced = "frames are dated again by the accepted clock"
+        replaced = "frames must be given new timestamps by the accepted clock"
         lost = (
             f"the file {FILE} of the state directory is lost: {self.defect}" if self.defect else ""
         )
@@ -269,7 +270,7 @@ def read_state(directory: Path) -> ClockState | None:
         state = msgspec.json.decode(content, type=ClockState)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, *DECODING_ERRORS) as error:
         message = f"cannot read {directory / FILE}: {error}"
         raise ClockFileError(message) from error
     if checksum != b"%08x\n" % zlib.crc32(content):

@@ -29,9 +29,9 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     """Maximum batches per envelope."""
     events_per_envelope: Annotated[int, Meta(ge=1)] = 10_000
     """Maximum events per envelope."""
-    stretches_per_envelope: Annotated[int, Meta(ge=256)] = 20_000
-    """Maximum stretches of samples per envelope, multiplied by the number of their GPUs; within a
-    stretch, samples are at most 30 s apart.
+    sample_spans_per_envelope: Annotated[int, Meta(ge=256)] = 20_000
+    """Maximum spans of samples per envelope, multiplied by the number of their GPUs; within a span,
+    samples are at most 30 s apart.
     """
     counter_bytes_per_envelope: Annotated[int, Meta(ge=1024)] = 4 << 20
     """Maximum bytes of counter readings that metering stores per envelope."""
@@ -163,7 +163,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     tokens_file: str = "/etc/railscope/tokens.toml"
     """Tokens and certificates with their access roles (TOML); see docs/access.md."""
     claims_file: str = ""
-    """Claims of tenants on GPUs and nodes (CSV: tenant,holds,from,to). Empty: none."""
+    """Claims of tenants on GPUs and nodes (CSV: tenant,gpu,from,to,share). Empty: none."""
     tenants_file: str = ""
     """Tenant of each owner (CSV: tenant,source,owner,from,to). Empty: each owner is its own
     tenant.

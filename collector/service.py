@@ -22,17 +22,18 @@ from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
 from collector.fleet import schemas, view_cells
 from collector.framelog import framelog, segment_files
-from collector.http import audit_api, billing_api, identity_conflicts, read_api, web_server
+from collector.http import audit_api, billing_api, read_api, web_server
 from collector.http.access_control import RequestAuthorizer, Route, make_application
+from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.http.ingest import Ingest
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
-from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, ledger_url
+from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
-from collector.work_limits import tune_interpreter
+from collector.work_limits import limit_memory_arenas, tune_interpreter
 from collector.workloads.job_readings import MeasureAverages
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service, timestamps
@@ -57,7 +58,7 @@ class Collector:
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
     find_write_problem: Callable[[Path], str] = find_write_problem
     """Returns the reason why a directory cannot be written; empty if it can."""
-    space_seconds: float = RETRY_SECONDS
+    disk_retry_seconds: float = RETRY_SECONDS
     """Period of retries on a full disk."""
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
@@ -72,8 +73,8 @@ class Collector:
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
         limits = self.settings.limits
         self.checkpointer = StateCheckpointer(self.directory, self.core, limits=limits)
-        self.twins = identity_conflicts.IdentityConflictDetector(self.core.evidence.problems.report)
-        self.core.on_envelope.append(self.twins.check)
+        self.identity_conflicts = IdentityConflictDetector(self.core.evidence.problems.report)
+        self.core.on_envelope.append(self.identity_conflicts.check)
         sizes = self.settings.frame_log
         frames = self.directory / "frames"
         self.log = framelog.FrameLog(frames, sizes.segment_bytes, sizes.max_bytes)
@@ -103,7 +104,7 @@ class Collector:
         self.live = LiveAccount(
             self.core.evidence,
             lambda: self.files.evidence,
-            ready=False,
+            is_ready=False,
             pod_job_pattern=compile_pattern(self.settings.pod_job_pattern),
         )
         self.finalizer = DayFinalizer(
@@ -150,10 +151,10 @@ class Collector:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
         from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * timestamps.SECOND_NS)
         nodes = self.core.fleet.nodes.values()
-        return [node.clock_offset_ns for node in nodes if node.instant_ns >= from_ns]
+        return [node.clock_offset_ns for node in nodes if node.timestamp_ns >= from_ns]
 
     def _clock_changed(self, state: clock.ClockState) -> None:
-        """Record that the clock became suspect, or no longer is."""
+        """Record that the clock became suspect, or recovered."""
         data: RecordData = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
         if self.clock.is_replaced:
             decided = state.corrections[-1]
@@ -187,15 +188,15 @@ class Collector:
         entries = self.tokens.credentials.entries.values()
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
 
-    def _find_tenant(self, source: str, owner: str, instant_ns: int) -> str:
-        return self.files.tenants.content.find_tenant(source, owner, instant_ns)
+    def _find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
+        return self.files.tenants.content.find_tenant(source, owner, timestamp_ns)
 
     def _set_decisions(self, decisions: review_rules.ReviewDecisions) -> None:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
     def _metering_stores(self) -> MeteringStores:
-        """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
+        """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
         database = self.database.open()
         return MeteringStores(
             ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
@@ -203,6 +204,7 @@ class Collector:
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
+        limit_memory_arenas()
         lock = self._lock()
         watchdog = asyncio.create_task(service.feed_watchdog())
         try:
@@ -258,7 +260,7 @@ class Collector:
                 tasks = [
                     group.create_task(run) for run in (self.tokens.watch(), self.refresher.run())
                 ]
-                watch = SpaceWatch(self.directory, self.space_seconds, self.find_write_problem)
+                watch = SpaceWatch(self.directory, self.disk_retry_seconds, self.find_write_problem)
                 await watch.wait()
                 for task in tasks:
                     task.cancel()
@@ -292,7 +294,7 @@ class Collector:
             self.trail,
             self.tokens,
             self.connections,
-            self.twins,
+            self.identity_conflicts,
             self.checkpointer.quarantine,
             (self.core.log_limit, ingest.log_limit, authorizer.log_limit),
             lambda: [
@@ -347,11 +349,18 @@ class Collector:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
                 for work in (
-                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.checkpoints.run(), self._check_files(), self.files.watch(),
-                    self.finalizer.run(), self._record_clock(), self.refresher.run(),
+                    self.access.run(),
+                    self.tokens.watch(),
+                    self.entries.run(),
+                    self.log.run(),
+                    self.checkpoints.run(),
+                    self._check_files(),
+                    self.files.watch(),
+                    self.finalizer.run(),
+                    self._record_clock(),
+                    self.refresher.run(),
                     self.sink.run(),
-                ):  # fmt: skip
+                ):
                     group.create_task(work)
         finally:
             await server.close()
@@ -361,12 +370,12 @@ class Collector:
         while True:
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             lost = await asyncio.to_thread(
-                self.state_files.find_new_losses, lambda: self.core.schemas.digests
+                self.state_files.find_new_losses, lambda: self.core.schemas.file_names
             )
             if lost:
-                await self.trail.log.append(self._gap(lost))
+                await self.trail.log.append(self._missing_files_record(lost))
 
-    def _gap(self, lost: Iterable[str]) -> audit_outbox.RecordDraft:
+    def _missing_files_record(self, lost: Iterable[str]) -> audit_outbox.RecordDraft:
         """Return the record of files that were lost."""
         names = sorted(lost)
         data: RecordData = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
@@ -395,7 +404,7 @@ class Collector:
             self.files.start(
                 lambda kind: evidence_store.EvidenceStore(self.database.open()).file(kind)
             )
-        except LedgerError as error:
+        except UnusableLedgerError as error:
             log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 
     def restore(self) -> None:
@@ -416,13 +425,15 @@ class Collector:
             self.checkpointer.corrections = deltas_ns
         self.checkpointer.restore(self.log.stats)
         self.clock.open(
-            max((node.instant_ns for node in self.core.fleet.nodes.values()), default=0)
+            max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
         )
         self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
         if self.state_files.damage:
-            self.trail.log.append_before_running(self._gap(self.state_files.damage))
+            self.trail.log.append_before_running(
+                self._missing_files_record(self.state_files.damage)
+            )
         self.state_files.begin(self.log.number, self.log.offset)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)

@@ -33,7 +33,7 @@ _ROWS_PER_SLICE = 128
 class CollectorViews:
     """All views as of one point in time."""
 
-    instant_ns: int = 0
+    timestamp_ns: int = 0
     cluster: view_cells.View = field(default_factory=lambda: view_cells.View("cluster", 0))
     rail: view_cells.View = field(default_factory=lambda: view_cells.View("rail", 0))
     tenant: view_cells.View = field(default_factory=lambda: view_cells.View("tenant", 0))
@@ -86,7 +86,7 @@ class ViewRefresher:
         fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
         turns = TimeSlices()
-        ready = known and self.live.ready  # not while the ledger cannot be read
+        ready = known and self.live.is_ready  # not while the ledger cannot be read
         account = await self.live.refresh(now_ns, turns.yield_if_due) if ready else None
         held = self.live.held_units() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
@@ -135,14 +135,14 @@ class ViewRefresher:
         """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
         jobs, job_of_position = roster.jobs(), roster.job_of_position.copy()
-        averages = self.averages.follow(gathered, job_of_position, now_ns)
-        fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
+        averages = self.averages.update(gathered, job_of_position, now_ns)
+        fresh = frozenset(n for n, node in nodes.items() if node.timestamp_ns >= fresh_from_ns)
         chosen = fair_selection(jobs, self.max_jobs)
-        left_out = len(jobs) - len(chosen)
+        suppressed = len(jobs) - len(chosen)
         return RunningJobs(
             now_ns,
             tuple(chosen),
-            left_out,
+            suppressed,
             gathered,
             job_of_position,
             roster.numbers,
@@ -191,14 +191,14 @@ class ViewRefresher:
         return {
             name: node
             for name, node in self.core.fleet.nodes.items()
-            if node.instant_ns >= fresh_from_ns
+            if node.timestamp_ns >= fresh_from_ns
             or not (self.watch and self.watch.is_removed(name, now_ns))
         }
 
     def _cluster(
         self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int
     ) -> tuple[view_cells.ViewCell, ...]:
-        fresh = [name for name, node in fresh_nodes.items() if node.instant_ns >= fresh_from_ns]
+        fresh = [name for name, node in fresh_nodes.items() if node.timestamp_ns >= fresh_from_ns]
         gpus = sum(len(self.core.gpus_by_rail(name)) for name in fresh)
         return (
             view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes)),
@@ -211,22 +211,24 @@ class ViewRefresher:
     ) -> Iterator[view_cells.ViewCell]:
         for name, node in fresh_nodes.items():
             yield view_cells.ViewCell(
-                catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns)
+                catalog.NODE_UP, (name,), float(node.timestamp_ns >= fresh_from_ns)
             )
             yield view_cells.ViewCell(
                 catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / SECOND_NS
             )
-            if node.instant_ns:
+            if node.timestamp_ns:
                 yield view_cells.ViewCell(
-                    catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / SECOND_NS
+                    catalog.NODE_AGE, (name,), (now_ns - node.timestamp_ns) / SECOND_NS
                 )
 
 
 def _job_count_cells(jobs: RunningJobs) -> Iterator[view_cells.ViewCell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
-    if jobs.instant_ns:
-        yield view_cells.ViewCell(account_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
-        yield view_cells.ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
+    if jobs.timestamp_ns:
+        yield view_cells.ViewCell(
+            account_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.suppressed
+        )
+        yield view_cells.ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.suppressed)
 
 
 async def _yield_slices(cells: Iterator[view_cells.ViewCell | None]) -> list[view_cells.ViewCell]:

@@ -19,7 +19,7 @@ def build_dashboard() -> Dashboard:
 
 
 def _sum(name: str) -> query.Query:
-    return query.ask(f"sum(railscope_audit_{name})")
+    return query.build_query(f"sum(railscope_audit_{name})")
 
 
 def _grown(name: str) -> query.Query:
@@ -27,7 +27,7 @@ def _grown(name: str) -> query.Query:
 
 
 def _rate(name: str) -> query.Query:
-    return query.ask(
+    return query.build_query(
         f"sum(rate(railscope_audit_{name}_total[$__rate_interval]))", query.EVENTS_PER_SECOND
     )
 
@@ -40,8 +40,8 @@ def _summary() -> Iterator[panels.Panel]:
     cosigned: panels.Steps = ((None, "red"), (1, "orange"), (3, "green"))
     yield from (
         panels.number(101, "Records", "In the log.", _sum("records")),
-        panels.number(102, "Not signed yet", "Durable, without a signed checkpoint.", _sum("unsigned_records")),
-        panels.number(103, "Disputed, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", query.ask(broken), panels.NONE_IS_GOOD),
+        panels.number(102, "Unsigned records", "Durable, without a signed checkpoint.", _sum("unsigned_records")),
+        panels.number(103, "Disputed, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", query.build_query(broken), panels.NONE_IS_GOOD),
         panels.number(104, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"), cosigned),
         panels.number(105, "Lost records", "In the last hour: could not be written.", _grown("lost_records"), panels.NONE_IS_GOOD),
         panels.number(106, "Requests denied", "In the last hour.", _grown("denials")),
@@ -53,11 +53,11 @@ def _summary() -> Iterator[panels.Panel]:
 def _log() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(201, "Records", "A log only grows.", _sum("records"), span=12),
-        panels.lines(202, "Records not signed yet", "Returns to 0 with each checkpoint.", _sum("unsigned_records"), span=12),
+        panels.lines(202, "Unsigned records over time", "Returns to 0 with each checkpoint.", _sum("unsigned_records"), span=12),
         panels.lines(203, "Waiting for the log", "Events of agents, and changes of the ledger.",
                      _sum("waiting_events").with_name("events"),
                      _sum("outbox_waiting_records").with_name("changes to the ledger")),
-        panels.bars(204, "Not in the log", "Lost, or permanently unrecordable.",
+        panels.bars(204, "Unrecorded events", "Lost, or permanently unrecordable.",
                     _rate("lost_records").with_name("could not be written"),
                     _rate("unnumbered_events").with_name("not numbered")),
         panels.bars(205, "Events read again", "Too many at once: they are read from the frame log.", _rate("overflowed_events")),
@@ -66,14 +66,14 @@ def _log() -> Iterator[panels.Panel]:
 
 def _others() -> Iterator[panels.Panel]:
     state, held = "railscope_agent_audit_witness_state", "railscope_agent_audit_checkpoint_records"
-    by_state = query.ask(f"sum by (state) ({state})", legend="{{state}}")
-    disputed = query.ask(f'max by (node) ({state}{{state="disputed"}}) == 1', query.COUNT)
+    by_state = query.build_query(f"sum by (state) ({state})", legend="{{state}}")
+    disputed = query.build_query(f'max by (node) ({state}{{state="disputed"}}) == 1', query.COUNT)
     column = panels.Column("State", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
     yield from (
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
         panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),
         panels.lines(303, "Records covered by the checkpoints of agents", "The oldest and the newest checkpoint, and the log itself.",
-                     query.ask(f"min({held})").with_name("oldest"), query.ask(f"max({held})").with_name("newest"), _sum("records").with_name("log")),
+                     query.build_query(f"min({held})").with_name("oldest"), query.build_query(f"max({held})").with_name("newest"), _sum("records").with_name("log")),
         panels.rows(304, "Agents that dispute the log", "Nothing is signed while there is one.", {"node": "Node"}, column),
         panels.bars(305, "Requests denied", "Requests without a sufficient credential.", _rate("denials"), span=12),
     )  # fmt: skip

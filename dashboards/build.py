@@ -37,7 +37,7 @@ DASHBOARDS = {
     "tenant": tenant,
     "billing": billing,
     "audit": audit,
-    "own": self_monitoring,
+    "self-monitoring": self_monitoring,
 }
 """The module of each dashboard by its file name."""
 

@@ -59,21 +59,30 @@ def _gpus() -> Iterator[panels.Panel]:
         panels.bars(205, "Xids", "Driver errors on each node, per second; nodes without any are omitted.", query.present(query.per_second(kernel.XIDS, "node"))),
     )  # fmt: skip
     yield panels.rows(
-        206, "Xids in the kernel logs", "Driver reports for each GPU since the start of the readable log.",
+        206,
+        "Xids in the kernel logs",
+        "Driver reports for each GPU since the start of the readable log.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
-        panels.Column("Messages", xids, worst="highest"), span=8,
-    )  # fmt: skip
+        panels.Column("Messages", xids, worst="highest"),
+        span=8,
+    )
 
 
 def _tenants() -> Iterator[panels.Panel]:
     yield panels.layers(
-        401, "GPUs held by tenants", "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn it into observed time.",
-        query.slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(query.COUNT), span=12,
-    )  # fmt: skip
+        401,
+        "GPUs held by tenants",
+        "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn it into observed time.",
+        query.slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(query.COUNT),
+        span=12,
+    )
     counted = panels.layers(
-        402, "GPUs by state", "Held, idle and unknown add up to all GPUs of the cluster.",
-        query.slope(account.GPU_TIME, "state").in_unit(query.COUNT), span=12,
-    )  # fmt: skip
+        402,
+        "GPUs by state",
+        "Held, idle and unknown add up to all GPUs of the cluster.",
+        query.slope(account.GPU_TIME, "state").in_unit(query.COUNT),
+        span=12,
+    )
     colours = {f"state {state}": colour for state, colour in panels.COUNTED_AS.items()}
     yield panels.in_colours(counted, colours)
 
@@ -89,9 +98,9 @@ def _trust() -> Iterator[panels.Panel]:
     last_read = panels.Column("Last read", _age_of_failed(), panels.OLD, worst="highest")
     last_frame = panels.Column("Last frame", _age_of_stale(), panels.OLD, worst="highest")
     yield from (
-        panels.lines(501, "Agents that do not answer Prometheus", "Failed scrapes; the collector may still receive frames of the agent.",
+        panels.lines(501, "Agents with failed scrapes", "Failed scrapes; the collector may still receive frames of the agent.",
                      query.Query(f"count({AGENTS}) - sum({AGENTS})", query.COUNT, "agents"), span=6),
-        panels.layers(502, "Sources by state", "States of the sources of all agents.", query.ask(sources, query.COUNT, "{{state}}"), span=6),
+        panels.layers(502, "Sources by state", "States of the sources of all agents.", query.build_query(sources, query.COUNT, "{{state}}"), span=6),
         panels.lines(503, "Missed ticks", "Reads of any source that took longer than its period.", query.per_second(agent.AGENT_MISSED).with_name("ticks"), span=6),
         panels.lines(504, "Collector: values received", "Values that the collectors accept.", query.per_second(collector.VALUES).with_name("values"), span=6),
         panels.rows(505, "Failed sources", "Readings of these sources are absent, not zero.", node_source, failed, last_read, span=6),
@@ -101,9 +110,12 @@ def _trust() -> Iterator[panels.Panel]:
         panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
     )  # fmt: skip
     yield panels.lines(
-        508, "Collector: rejected envelopes", "By reason; other panels do not include rejected data.",
-        query.per_second(collector.REJECTED, "reason"), span=6,
-    )  # fmt: skip
+        508,
+        "Collector: rejected envelopes",
+        "By reason; other panels do not include rejected data.",
+        query.per_second(collector.REJECTED, "reason"),
+        span=6,
+    )
 
 
 SECTIONS = (
@@ -111,7 +123,7 @@ SECTIONS = (
     ("Are the GPUs busy, cool and healthy?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", cluster_panels.rail_panels),
     ("Does the cluster match the inventory?", cluster_panels.inventory_panels),
-    ("Who holds the GPUs, and which GPU time is unaccounted?", _tenants),
+    ("Which tenants hold the GPUs, and which GPU time is unaccounted?", _tenants),
     ("Can these numbers be trusted?", _trust),
 )
 

@@ -14,7 +14,7 @@ from dashboards.query import (
     EVENTS_PER_SECOND,
     PAST_GPU,
     Query,
-    ask,
+    build_query,
     per_second,
     present,
     rollup,
@@ -29,9 +29,9 @@ _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
 
 def inventory_panels() -> Iterator[panels.Panel]:
     """Yield the panels of missing, unexpected and retired devices and nodes."""
-    nodes = ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT)
+    nodes = build_query(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT)
     gone_gpus = "max by (node, gpu) (railscope_gone_gpu_age_seconds)"
-    gone = ask(f"count({gone_gpus}) or 0 * max(railscope_cluster_nodes)", COUNT)
+    gone = build_query(f"count({gone_gpus}) or 0 * max(railscope_cluster_nodes)", COUNT)
     yield from (
         panels.number(601, "GPUs missing", "GPUs of the inventory that reporting nodes do not report. No data: no inventory is configured.", _all("gpus", "missing"), panels.NONE_IS_GOOD).span(6),
         panels.number(602, "RDMA ports missing", "RDMA ports of the inventory that reporting nodes do not report; a missing NIC removes its ports.", _all("rdma_ports", "missing"), panels.NONE_IS_GOOD).span(6),
@@ -39,26 +39,37 @@ def inventory_panels() -> Iterator[panels.Panel]:
         panels.number(604, "GPUs gone", "GPUs that a node reported before and no longer reports; restore or retire them.", gone, panels.NONE_IS_GOOD).span(6),
     )  # fmt: skip
     yield panels.rows(
-        605, "Nodes with missing devices", "Unknown: the node is stale, or its driver hangs.",
-        {"node": "Node"}, _bad("GPUs missing", _count_in_state("gpus", "missing")),
+        605,
+        "Nodes with missing devices",
+        "Unknown: the node is stale, or its driver hangs.",
+        {"node": "Node"},
+        _bad("GPUs missing", _count_in_state("gpus", "missing")),
         _bad("GPUs unknown", _count_in_state("gpus", "unknown")),
         _bad("Unexpected GPUs", _count_in_state("gpus", "unexpected")),
         _bad("Ports missing", _count_in_state("rdma_ports", "missing")),
-        _bad("Unexpected ports", _count_in_state("rdma_ports", "unexpected")), span=10,
-    )  # fmt: skip
+        _bad("Unexpected ports", _count_in_state("rdma_ports", "unexpected")),
+        span=10,
+    )
     yield panels.rows(
-        606, "Nodes missing or unexpected", "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
-        {"node": "Node"}, _bad("Missing", ask(_never_reported(), COUNT), {1: "yes"}),
-        _bad("Unexpected", ask(_in_state("unexpected"), COUNT), {1: "yes"}), span=6,
-    )  # fmt: skip
-    retired = ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT)
-    gone_for = with_device_names(ask(gone_gpus), PAST_GPU)
+        606,
+        "Nodes missing or unexpected",
+        "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
+        {"node": "Node"},
+        _bad("Missing", build_query(_never_reported(), COUNT), {1: "yes"}),
+        _bad("Unexpected", build_query(_in_state("unexpected"), COUNT), {1: "yes"}),
+        span=6,
+    )
+    retired = build_query("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT)
+    gone_for = with_device_names(build_query(gone_gpus), PAST_GPU)
     yield panels.rows(
-        607, "Gone and retired GPUs", "By UUID: a replaced GPU is gone as well.",
+        607,
+        "Gone and retired GPUs",
+        "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
         panels.Column("Gone for", gone_for, panels.OLD, worst="highest"),
-        _bad("Retired", with_device_names(retired, PAST_GPU), {0: "is away", 1: "reports"}), span=8,
-    )  # fmt: skip
+        _bad("Retired", with_device_names(retired, PAST_GPU), {0: "is away", 1: "reports"}),
+        span=8,
+    )
 
 
 def _bad(title: str, query: Query, texts: Mapping[int, str] | None = None) -> panels.Column:
@@ -67,7 +78,7 @@ def _bad(title: str, query: Query, texts: Mapping[int, str] | None = None) -> pa
 
 
 def _all(what: str, state: str) -> Query:
-    return ask(f"sum({_devices(what, state)})", COUNT)
+    return build_query(f"sum({_devices(what, state)})", COUNT)
 
 
 def _devices(what: str, state: str) -> str:
@@ -82,7 +93,7 @@ def _devices(what: str, state: str) -> str:
 
 
 def _count_in_state(what: str, state: str) -> Query:
-    return ask(f"{_devices(what, state)} > 0", COUNT)
+    return build_query(f"{_devices(what, state)} > 0", COUNT)
 
 
 def _in_state(state: str) -> str:

@@ -37,7 +37,7 @@ class DashboardVariable:
     name: str
     label: str
     selector: str
-    several: bool = False
+    allows_several: bool = False
     hidden: bool = False
     of: str = ""
     """Label that provides the values; the label with the variable's own name if empty."""
@@ -54,10 +54,10 @@ class DashboardVariable:
             .query(f"label_values({self.selector}, {self.of or self.name})")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.NATURAL_ASC)
-            .multi(self.several)
-            .include_all(self.several)
+            .multi(self.allows_several)
+            .include_all(self.allows_several)
         )
-        if self.several:
+        if self.allows_several:
             variable = variable.all_value(".*")
         return variable.hide(VariableHide.HIDE_VARIABLE) if self.hidden else variable
 
@@ -110,7 +110,9 @@ def xid_marks(where: str = "") -> DashboardAnnotation:
 def claim_marks(where: str = "") -> DashboardAnnotation:
     """Annotations at changes of the holders of GPUs."""
     found = f"sum by (node) (changes(railscope_gpu_claims{where}[$__rate_interval])) > 0"
-    return DashboardAnnotation("Claims", found, "GPUs of {{node}} changed hands", "blue", ("node",))
+    return DashboardAnnotation(
+        "Claims", found, "holders of GPUs on {{node}} changed", "blue", ("node",)
+    )
 
 
 def settings_marks(where: str = "") -> DashboardAnnotation:
@@ -136,8 +138,8 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
 ) -> Dashboard:
     """Build a dashboard: one row for each section, titled with a question.
 
-    The first section is titled with the question of the dashboard. A dashboard that is `shared`
-    with others has no links to dashboards that are not.
+    The first section is titled with the question of the dashboard. A `shared` dashboard has no links to
+    dashboards that are not shared.
     """
     dashboard = (
         build.Dashboard(title)

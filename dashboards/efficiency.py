@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.dashboard_parts import assemble, claim_marks
 from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, ask, rollup
+from dashboards.query import COUNT, SHARE, Query, build_query, rollup
 from railscope.catalog import Rollup, gpu
 
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
@@ -28,22 +28,22 @@ def build_dashboard() -> Dashboard:
 
 def _summary() -> Iterator[Panel]:
     idle = "max by (node, gpu) (railscope_gpu_utilization_ratio) < 0.01"
-    unused = ask(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
+    unused = build_query(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
     yield from (
-        number(101, "GPUs", "GPUs with fresh readings at the collector.", ask(GPUS)),
-        number(102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)),
+        number(101, "GPUs", "GPUs with fresh readings at the collector.", build_query(GPUS)),
+        number(102, "Held", "GPUs that tenants hold, as a share of all.", build_query(f"{HELD} / {GPUS}", SHARE)),
         number(103, "Busy", "Mean share of time in which any kernel ran.", rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
         number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", rollup("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
         number(105, "Tensor core activity", "Mean share of cycles.", rollup("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
-        number(106, "Memory used", "Share of all GPU memory.", ask(f"{USED} / {SIZE}", SHARE)),
+        number(106, "Memory used", "Share of all GPU memory.", build_query(f"{USED} / {SIZE}", SHARE)),
         number(107, "Power", "Total of all GPUs.", rollup("cluster", gpu.GPU_POWER, SUM)),
-        number(108, "Held and not used", "GPUs that tenants hold and that run no kernel.", unused),
+        number(108, "Held and idle", "GPUs that tenants hold and that run no kernel.", unused),
     )  # fmt: skip
 
 
 def _active(name: str) -> Query:
     """Return a mean share of activity as a number of GPUs."""
-    return ask(f"avg(railscope_cluster_mean_gpu_{name}_ratio) * {GPUS}", COUNT)
+    return build_query(f"avg(railscope_cluster_mean_gpu_{name}_ratio) * {GPUS}", COUNT)
 
 
 def _steps() -> Iterator[Panel]:
@@ -53,33 +53,33 @@ def _steps() -> Iterator[Panel]:
         202,
         "GPUs by state",
         "GPU time per second equals GPUs.",
-        ask(rate, COUNT, "{{state}}"),
+        build_query(rate, COUNT, "{{state}}"),
         span=12,
     )
     yield from (
         lines(201, "From all GPUs to active GPUs", "Each step is a part of the previous one. A wide gap: GPUs are held and unused, or busy and waiting.",
-              ask(GPUS).with_name("all"), ask(HELD).with_name("held"),
+              build_query(GPUS).with_name("all"), build_query(HELD).with_name("held"),
               _active("utilization").with_name("busy"), _active("sm_activity").with_name("SMs"), _active("tensor_activity").with_name("tensor cores"), span=12),
         in_colours(counted, COUNTED_AS),
         lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", rollup("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
-        lines(204, "Activity of pipes", "Mean share of cycles, by pipe.", ask(pipes, legend="{{pipe}}")),
+        lines(204, "Activity of pipes", "Mean share of cycles, by pipe.", build_query(pipes, legend="{{pipe}}")),
         lines(205, "Memory bandwidth", "Mean share of the available bandwidth.", rollup("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN)),
     )  # fmt: skip
 
 
 def _cost() -> Iterator[Panel]:
-    limit = ask("sum(railscope_cluster_sum_gpu_power_limit_watts)")
+    limit = build_query("sum(railscope_cluster_sum_gpu_power_limit_watts)")
     work = f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}"
-    per_work = ask(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
+    per_work = build_query(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
     low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({CLAIMED})"
-    least = Column("Utilization", ask(f"bottomk(10, {low})"), worst="lowest")
+    least = Column("Utilization", build_query(f"bottomk(10, {low})"), worst="lowest")
     unclaimed = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
-    processes = Column("Processes", ask(unclaimed), worst="highest")
+    processes = Column("Processes", build_query(unclaimed), worst="highest")
     keys = {"node": "Node", "gpu": "GPU"}
     yield from (
         lines(301, "Power", "Total power of all GPUs, and their limits.", rollup("cluster", gpu.GPU_POWER, SUM).with_name("drawn"), limit.with_name("limit")),
         lines(302, "Power for a GPU of tensor work", "Watts of all GPUs, per GPU with permanently active tensor cores.", per_work),
-        lines(303, "GPU memory", "Used and total GPU memory.", ask(USED).with_name("used"), ask(SIZE).with_name("size")),
+        lines(303, "GPU memory", "Used and total GPU memory.", build_query(USED).with_name("used"), build_query(SIZE).with_name("size")),
         rows(304, "Least used of the held GPUs", "The ten held GPUs with the lowest utilization.", keys, least),
         rows(305, "GPUs used without a claim", "Processes without a claim on the GPU.", keys, processes),
     )  # fmt: skip
@@ -87,6 +87,6 @@ def _cost() -> Iterator[Panel]:
 
 SECTIONS = (
     ("", _summary),
-    ("Where between holding and computing is time lost?", _steps),
-    ("What does it cost, and who holds GPUs without using them?", _cost),
+    ("Where is time lost between holding and computing?", _steps),
+    ("What does it cost, and which tenants hold GPUs without using them?", _cost),
 )

@@ -32,7 +32,7 @@ def build_dashboard() -> Dashboard:
         SECTIONS,
         choices=(
             dashboard_parts.DashboardVariable(
-                "node", "Node", "railscope_node_reporting", several=True
+                "node", "Node", "railscope_node_reporting", allows_several=True
             ),
         ),
         marks=(dashboard_parts.xid_marks(NODES),),
@@ -45,13 +45,13 @@ def _in_state(state: str, metric: str = "gpu_health", matcher: str = "=") -> que
 
 
 def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
-    return query.ask(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
+    return query.build_query(f"sum by ({label}) ({metric})", unit, f"{{{{{label}}}}}")
 
 
 def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
     reporting = f"railscope_node_reporting{NODES}"
-    stale = query.ask(f"count({reporting}) - sum({reporting})", query.COUNT)
+    stale = query.build_query(f"count({reporting}) - sum({reporting})", query.COUNT)
     action = _in_state("none|ignore", "gpu_recommended_action", "!~")
     yield from (
         panels.number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy")),
@@ -66,41 +66,58 @@ def _summary() -> Iterator[panels.Panel]:
 
 
 def _matrix() -> Iterator[panels.Panel]:
-    by_gpu = query.ask(query.with_index(health("node, gpu", NODES), NODES), query.COUNT)
+    by_gpu = query.build_query(query.with_index(health("node, gpu", NODES), NODES), query.COUNT)
     missing = f"max by (node) (railscope_node_reporting{NODES}) == 0"
     not_healthy = f"{health('node', NODES)} > 0 or ({missing}) + 2"
     by_health = panels.layers(
-        203, "GPUs by health", "Number of GPUs in each state.",
-        _count_by("state", f"railscope_gpu_health{NODES}"), span=12,
-    )  # fmt: skip
+        203,
+        "GPUs by health",
+        "Number of GPUs in each state.",
+        _count_by("state", f"railscope_gpu_health{NODES}"),
+        span=12,
+    )
     yield from (
         panels.grid(201, "Health now, node by GPU", "An empty cell: no such GPU is reported.", "node", "index", by_gpu, texts=panels.HEALTH),
-        panels.states(202, "Nodes that are not healthy", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
-                      query.ask(not_healthy, query.COUNT, "{{node}}"), panels.HEALTH, span=12),
+        panels.states(202, "Unhealthy nodes", "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
+                      query.build_query(not_healthy, query.COUNT, "{{node}}"), panels.HEALTH, span=12),
         panels.in_colours(by_health, dict(panels.HEALTH.values())),
     )  # fmt: skip
     reasons = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active{NODES} == 1)"
     verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
     action = query.state_number("railscope_gpu_recommended_action", ACTIONS, "node, gpu", NODES)
     last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
-    active, worst = query.ask(reasons, query.COUNT), query.ask(verdict, query.COUNT)
+    active, worst = query.build_query(reasons, query.COUNT), query.build_query(verdict, query.COUNT)
     yield panels.rows(
-        204, "Reasons", "Detected faults of each GPU.",
+        204,
+        "Reasons",
+        "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
         panels.Column("Active", active, panels.NONE_IS_GOOD, {1: "yes"}),
         panels.Column("Health", worst, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
-    )  # fmt: skip
+    )
     yield panels.rows(
-        205, "Recommended actions", "The recommended action; Railscope does not take it.",
+        205,
+        "Recommended actions",
+        "The recommended action; Railscope does not take it.",
         NODE_GPU,
-        panels.Column("Action", query.ask(action, query.COUNT), panels.NONE_IS_GOOD, ACTIONS, "highest"),
-    )  # fmt: skip
+        panels.Column(
+            "Action",
+            query.build_query(action, query.COUNT),
+            panels.NONE_IS_GOOD,
+            ACTIONS,
+            "highest",
+        ),
+    )
     yield panels.rows(
-        206, "Stale nodes", "Nodes without fresh frames.",
+        206,
+        "Stale nodes",
+        "Nodes without fresh frames.",
         {"node": "Node"},
-        panels.Column("State", query.ask(missing, query.COUNT), panels.ALL_IS_GOOD, {0: "unknown"}),
-        panels.Column("Last frame", query.ask(last), panels.OLD, worst="highest"),
-    )  # fmt: skip
+        panels.Column(
+            "State", query.build_query(missing, query.COUNT), panels.ALL_IS_GOOD, {0: "unknown"}
+        ),
+        panels.Column("Last frame", query.build_query(last), panels.OLD, worst="highest"),
+    )
 
 
 def _errors() -> Iterator[panels.Panel]:
@@ -108,13 +125,13 @@ def _errors() -> Iterator[panels.Panel]:
     in_log = f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{NODES})"
     ecc = 'railscope_gpu_ecc_errors_total{node=~"$node", lifetime="volatile"}'
     pending, failed = (
-        query.ask(f"sum(railscope_gpu_row_remap_{state}{NODES})")
+        query.build_query(f"sum(railscope_gpu_row_remap_{state}{NODES})")
         for state in ("pending", "failure")
     )
     nvlink = _count_by(
         "error", f"railscope:node_nvlink_errors:rate5m{NODES}", query.EVENTS_PER_SECOND
     )
-    all_nvlink = query.ask(
+    all_nvlink = query.build_query(
         f"sum(rate(railscope_gpu_nvlink_errors_total{NODES}[$__rate_interval]))",
         query.EVENTS_PER_SECOND,
     )
@@ -123,33 +140,38 @@ def _errors() -> Iterator[panels.Panel]:
     switches = f"sum by (node) (increase(railscope_kernel_sxids_total{NODES}[$__rate_interval]))"
     xid_keys = {"node": "Node", "pci_address": "PCI address", "xid": "Xid"}
     yield from (
-        panels.bars(301, "Xids", "Driver errors of each node.", query.ask(xids, query.EVENTS_PER_SECOND, "{{node}}")),
-        panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", query.ask(in_log, query.COUNT), worst="highest"), span=16),
+        panels.bars(301, "Xids", "Driver errors of each node.", query.build_query(xids, query.EVENTS_PER_SECOND, "{{node}}")),
+        panels.rows(302, "Xids in the kernel logs", "Reports of each GPU's driver.", xid_keys, panels.Column("Messages", query.build_query(in_log, query.COUNT), worst="highest"), span=16),
         panels.lines(303, "Memory errors", "ECC errors since the driver was loaded, by kind.", _count_by("error", ecc, query.COUNT)),
         panels.lines(304, "Remapped rows", "Rows of GPU memory that were replaced, by cause.", _count_by("cause", f"railscope_gpu_remapped_rows{NODES}")),
         panels.lines(305, "Pending or failed repairs", "GPUs with rows that need a reset, or have no spare.",
                      pending.with_name("wait for a reset"), failed.with_name("failed"), steps=panels.NONE_IS_GOOD),
         panels.lines(306, "NVLink errors", "Errors of all links, by kind; kinds appear with their first error.", all_nvlink.with_name("all kinds"), nvlink, steps=panels.ANY_IS_BAD),
         panels.lines(307, "Throttled by temperature or power brake", "GPUs, by reason.", throttled),
-        panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", query.ask(f"topk(10, {switches})", query.COUNT, "{{node}}")),
+        panels.bars(308, "NVSwitch errors", "Errors of each node, from the kernel log.", query.build_query(f"topk(10, {switches})", query.COUNT, "{{node}}")),
     )  # fmt: skip
 
 
 def _links() -> Iterator[panels.Panel]:
     active, present = f"railscope_gpu_nvlinks_active{NODES}", f"railscope_gpu_nvlinks{NODES}"
-    down = query.ask(f"max by (node) ({present} - {active})", query.COUNT)
+    down = query.build_query(f"max by (node) ({present} - {active})", query.COUNT)
     yield panels.rows(
-        401, "NVLinks", "The GPU of each node with the fewest links up.",
+        401,
+        "NVLinks",
+        "The GPU of each node with the fewest links up.",
         {"node": "Node"},
-        panels.Column("Active", query.ask(f"min by (node) ({active})")),
-        panels.Column("Present", query.ask(f"max by (node) ({present})")),
+        panels.Column("Active", query.build_query(f"min by (node) ({active})")),
+        panels.Column("Present", query.build_query(f"max by (node) ({present})")),
         panels.Column("Down", down, panels.NONE_IS_GOOD, worst="highest"),
-    )  # fmt: skip
+    )
     changes = f"sum by (node) (changes(railscope_network_link_up{NODES}[$__rate_interval]))"
     yield panels.bars(
-        402, "Link changes of NICs", "Of each node.",
-        query.ask(f"topk(10, {changes})", query.COUNT, "{{node}}"), span=12,
-    )  # fmt: skip
+        402,
+        "Link changes of NICs",
+        "Of each node.",
+        query.build_query(f"topk(10, {changes})", query.COUNT, "{{node}}"),
+        span=12,
+    )
 
 
 SECTIONS = (

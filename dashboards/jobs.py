@@ -11,11 +11,13 @@ from dashboards import dashboard_parts, job_panels, panels, query
 BY_JOB = "{{tenant}}, {{workload}}"
 STRAGGLERS = f"(railscope_job_straggler_deviation_ratio{job_panels.SELECTED_JOBS})"
 CHOICES = (
-    dashboard_parts.DashboardVariable("tenant", "Tenant", "railscope_job_gpus", several=True),
     dashboard_parts.DashboardVariable(
-        "workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True
+        "tenant", "Tenant", "railscope_job_gpus", allows_several=True
     ),
-    dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info", several=True),
+    dashboard_parts.DashboardVariable(
+        "workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', allows_several=True
+    ),
+    dashboard_parts.DashboardVariable("node", "Node", "railscope_node_info", allows_several=True),
 )
 
 
@@ -38,7 +40,7 @@ def build_dashboard() -> Dashboard:
 def _top_jobs(how: str, name: str) -> query.Query:
     """Return the ten jobs with most of a metric; several collectors may each hold a part of a job."""
     jobs = f"{how} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
-    return query.ask(f"topk(10, {jobs})", legend=BY_JOB)
+    return query.build_query(f"topk(10, {jobs})", legend=BY_JOB)
 
 
 def _of_held_gpus(name: str, more: str = "") -> str:
@@ -57,28 +59,30 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
     gpus = _of_gpus(name, more)
     median = f"quantile by (tenant, workload) (0.5, {gpus})"
     return panels.lines(
-        ident, title, about,
-        query.ask(query.lowest(gpus), legend="{{node}}, {{index}}"),
-        query.ask(query.highest(median), legend=f"median, {BY_JOB}"),
-    )  # fmt: skip
+        ident,
+        title,
+        about,
+        query.build_query(query.lowest(gpus), legend="{{node}}, {{index}}"),
+        query.build_query(query.highest(median), legend=f"median, {BY_JOB}"),
+    )
 
 
 def _summary() -> Iterator[panels.Panel]:
-    late = query.ask(
+    late = query.build_query(
         f"count(min by ({job_panels.JOB_LABELS}) {STRAGGLERS} < -0.2) or vector(0)", query.COUNT
     )
     held, free = (
-        query.ask(
+        query.build_query(
             f"count(max by (node, gpu) (railscope_gpu_claims) {claims} 0) or vector(0)", query.COUNT
         )
         for claims in (">", "==")
     )
-    stale = query.ask(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})")
-    active = query.ask(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})")
+    stale = query.build_query(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})")
+    active = query.build_query(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})")
     jobs, suppressed = (
-        query.ask(f"sum(railscope_cluster_{name})") for name in ("jobs", "suppressed_jobs")
+        query.build_query(f"sum(railscope_cluster_{name})") for name in ("jobs", "suppressed_jobs")
     )
-    unclaimed = query.ask("sum(railscope_gpu_unclaimed_processes)")
+    unclaimed = query.build_query("sum(railscope_gpu_unclaimed_processes)")
     yield from (
         panels.number(109, "Jobs", "Jobs that hold GPUs.", jobs),
         panels.number(110, "Jobs with a straggler", "Jobs with a GPU or a port 20 % below their median.", late, panels.NONE_IS_GOOD),
@@ -105,41 +109,48 @@ def _jobs() -> Iterator[panels.Panel]:
 
 
 def _stragglers() -> Iterator[panels.Panel]:
-    found = query.ask(f"bottomk(30, max by (tenant, workload, measure, node, gpu) {STRAGGLERS})")
+    found = query.build_query(
+        f"bottomk(30, max by (tenant, workload, measure, node, gpu) {STRAGGLERS})"
+    )
     yield panels.rows(
-        601, "The GPU of each job that is furthest behind", "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check the clock and the port too.",
+        601,
+        "The GPU of each job that is furthest behind",
+        "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check the clock and the port too.",
         {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
         panels.Column("Deviation from the median", found, panels.BELOW_OTHERS, worst="lowest"),
-    )  # fmt: skip
+    )
     behind = f"topk(10, 0 - min by (tenant, workload, measure) {STRAGGLERS})"
     sent = query.with_port_rail("rate(railscope_rdma_transmit_bytes_total[$__rate_interval])")
     ports = query.lowest(f"sum by (node, rail) ({sent}) {job_panels.ON_ITS_RAILS}")
     yield from (
-        panels.lines(602, "Deviation of stragglers from the median of their jobs", "The ten worst.", query.ask(behind, query.SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
+        panels.lines(602, "Deviation of stragglers from the median of their jobs", "The ten worst.", query.build_query(behind, query.SHARE, f"{BY_JOB}, {{{{measure}}}}"), span=12),
         _against_median(603, "SM activity of the jobs' GPUs", "The ten that are least active now, and the median of their jobs.", "railscope_gpu_sm_activity_ratio"),
         _against_median(604, "SM clock of the jobs' GPUs", "The ten that are slowest now, and the median of their jobs.", "railscope_gpu_clock_hertz", '{clock="sm"}'),
-        panels.lines(605, "RDMA out of the jobs' ports", "The ten that send least now.", query.ask(ports, legend="{{node}}, rail {{rail}}")),
+        panels.lines(605, "RDMA out of the jobs' ports", "The ten that send least now.", query.build_query(ports, legend="{{node}}, rail {{rail}}")),
     )  # fmt: skip
 
 
 def _holders() -> Iterator[panels.Panel]:
-    held = query.ask("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}")
+    held = query.build_query("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}")
     tensor = "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)"
     activity, power = (
-        query.ask(_of_held_gpus(f"railscope_gpu_{name}"))
+        query.build_query(_of_held_gpus(f"railscope_gpu_{name}"))
         for name in ("sm_activity_ratio", "power_watts")
     )
     yield from (
         panels.layers(401, "GPUs held by tenant", "A share of a GPU counts as that share.", held, span=12),
-        panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", query.ask(tensor, legend="{{tenant}}"), span=12),
+        panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", query.build_query(tensor, legend="{{tenant}}"), span=12),
     )  # fmt: skip
     yield panels.rows(
-        405, "Who holds which GPU", "A shared GPU has a row per holder; its activity is that of all of them.",
+        405,
+        "Holders of each GPU",
+        "A shared GPU has a row per holder; its activity is that of all of them.",
         {"node": "Node", "gpu": "GPU", **job_panels.JOB},
-        panels.Column("Held", query.ask(job_panels.HOLDERS, query.COUNT)),
+        panels.Column("Held", query.build_query(job_panels.HOLDERS, query.COUNT)),
         panels.Column("SM activity", activity, worst="lowest"),
-        panels.Column("Power", power), span=24,
-    )  # fmt: skip
+        panels.Column("Power", power),
+        span=24,
+    )
 
 
 SECTIONS = (
@@ -147,7 +158,7 @@ SECTIONS = (
     ("Which jobs run, for which tenant, and how busy are they?", _jobs),
     ("Which GPU or port is behind the others of its job?", _stragglers),
     ("What is the cause?", job_panels.cause_panels),
-    ("Who holds which GPUs?", _holders),
+    ("Which job holds which GPUs?", _holders),
     ("Which GPU or port is behind the others of its node?", job_panels.stragglers),
     ("What slows nodes down?", job_panels.causes),
 )

@@ -34,7 +34,7 @@ def build_dashboard() -> Dashboard:
 
 
 def _here(how: str, metric: str, unit: str = "") -> query.Query:
-    return query.ask(f"{how}(railscope_{metric}{HERE})", unit)
+    return query.build_query(f"{how}(railscope_{metric}{HERE})", unit)
 
 
 def _gpu(name: str) -> query.Query:
@@ -44,27 +44,27 @@ def _gpu(name: str) -> query.Query:
 
 def _by_index(expression: str, unit: str = "") -> query.Query:
     """Aggregate by the index of each GPU alone, so that curves are in that order."""
-    return query.ask(f"max by (index) ({query.with_index(expression, HERE)})", unit, GPU)
+    return query.build_query(f"max by (index) ({query.with_index(expression, HERE)})", unit, GPU)
 
 
 def _port(name: str, unit: str = "") -> query.Query:
     rate = f"rate(railscope_rdma_{name}_total{HERE}[$__rate_interval])"
-    return query.ask(f"sum by (rail) ({query.with_port_rail(rate, ON_RAIL)})", unit, RAIL)
+    return query.build_query(f"sum by (rail) ({query.with_port_rail(rate, ON_RAIL)})", unit, RAIL)
 
 
 def _nic(how: str, name: str, unit: str = "") -> query.Query:
     rate = f"rate(railscope_nic_{name}_total{HERE}[$__rate_interval])"
-    return query.ask(f"{how} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL)
+    return query.build_query(f"{how} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL)
 
 
 def _summary() -> Iterator[panels.Panel]:
     unhealthy = query.in_state("railscope_gpu_health", HERE, 'state!="healthy"')
     missing = query.in_state("railscope_gpu_device_state", HERE, 'state="missing"')
-    ports_down = query.ask(f"count({PORT_UP}) - sum({PORT_UP})", query.COUNT)
+    ports_down = query.build_query(f"count({PORT_UP}) - sum({PORT_UP})", query.COUNT)
     yield from (
         panels.number(101, "Last frame", "Age of the newest frame at the collector.", _here("min", "node_last_frame_age_seconds"), panels.OLD),
         panels.number(102, "GPUs", "GPUs that the driver reports.", _here("count", "gpu_utilization_ratio", query.COUNT)),
-        panels.number(103, "GPUs not healthy", "Degraded, failed or unknown.", unhealthy, panels.NONE_IS_GOOD),
+        panels.number(103, "Unhealthy GPUs", "Degraded, failed or unknown.", unhealthy, panels.NONE_IS_GOOD),
         panels.number(104, "Devices missing", "GPUs that the node had and that left the bus.", missing, panels.NONE_IS_GOOD),
         panels.number(105, "Ports down", "RDMA ports on rails that are not active.", ports_down, panels.NONE_IS_GOOD),
         panels.number(106, "GPU power", "Total of all GPUs.", _here("sum", "gpu_power_watts")),
@@ -74,18 +74,24 @@ def _summary() -> Iterator[panels.Panel]:
 
 
 def _gpus() -> Iterator[panels.Panel]:
-    verdict = query.ask(f"max by (gpu) ({health('node, gpu', HERE)})", query.COUNT)
+    verdict = query.build_query(f"max by (gpu) ({health('node, gpu', HERE)})", query.COUNT)
     gpu_info = f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})"
     yield panels.states(
-        201, "Health", "State of each GPU; unknown where readings are missing.",
-        _by_index(health("node, gpu", HERE), query.COUNT), panels.HEALTH, span=12,
-    )  # fmt: skip
+        201,
+        "Health",
+        "State of each GPU; unknown where readings are missing.",
+        _by_index(health("node, gpu", HERE), query.COUNT),
+        panels.HEALTH,
+        span=12,
+    )
     yield panels.rows(
-        202, "GPUs", "One row per GPU.",
+        202,
+        "GPUs",
+        "One row per GPU.",
         {"index": "GPU", "gpu": "UUID", "pci_address": "PCI address", "rail": "Rail"},
-        panels.Column("Observed", query.ask(gpu_info, query.COUNT)),
+        panels.Column("Observed", query.build_query(gpu_info, query.COUNT)),
         panels.Column("Health", verdict, panels.NONE_IS_GOOD, HEALTH_TEXTS, "highest"),
-    )  # fmt: skip
+    )
     clock = 'max by (node, gpu) (railscope_gpu_clock_hertz{node="$node", clock="sm"})'
     throttled = (
         "max by (node, gpu) (rate(railscope_gpu_throttle_seconds_total"
@@ -103,17 +109,20 @@ def _gpus() -> Iterator[panels.Panel]:
         panels.lines(210, "NVLink out", links, _gpu("nvlink_transmit_bytes_per_second")),
         panels.lines(211, "NVLink in", links, _gpu("nvlink_receive_bytes_per_second")),
     )  # fmt: skip
-    xids = query.ask(
+    xids = query.build_query(
         f"sum by (node, pci_address, xid) (railscope_gpu_xid_errors_total{HERE})", query.COUNT
     )
     named = query.with_device_names(xids, query.GPU_AT_ADDRESS).expression
-    messages = query.ask(f"max by (index, gpu, pci_address, xid) ({named})", query.COUNT)
+    messages = query.build_query(f"max by (index, gpu, pci_address, xid) ({named})", query.COUNT)
     keys = {"pci_address": "PCI address", "xid": "Xid"}
     yield panels.rows(
-        212, "Xids in the kernel log", "Reports of the driver, by device.",
+        212,
+        "Xids in the kernel log",
+        "Reports of the driver, by device.",
         query.with_device_titles(keys, query.GPU_AT_ADDRESS),
-        panels.Column("Messages", messages, worst="highest"), span=8,
-    )  # fmt: skip
+        panels.Column("Messages", messages, worst="highest"),
+        span=8,
+    )
 
 
 def _ports() -> Iterator[panels.Panel]:
@@ -125,7 +134,7 @@ def _ports() -> Iterator[panels.Panel]:
     yield from (
         panels.lines(301, "Out", "RDMA traffic of each rail.", _port("transmit_bytes")),
         panels.lines(302, "In", "RDMA traffic of each rail.", _port("receive_bytes")),
-        panels.lines(303, "Ports up", "1 if all ports of the rail are active.", query.ask(f"min by (rail) ({PORT_UP})", legend=RAIL)),
+        panels.lines(303, "Ports up", "1 if all ports of the rail are active.", query.build_query(f"min by (rail) ({PORT_UP})", legend=RAIL)),
         panels.lines(304, "Pause received", "The switch stops the port from sending.", _nic("max", "receive_pfc_pause_seconds"), steps=panels.PAUSE),
         panels.lines(305, "Pause sent", "The port stops the switch from sending.", _nic("max", "transmit_pfc_pause_seconds"), steps=panels.PAUSE),
         panels.lines(306, "Congestion notifications sent", "Notifications that the port sent for received marks.", _port("congestion_notifications_sent", events)),
@@ -137,18 +146,16 @@ def _ports() -> Iterator[panels.Panel]:
 
 def _machine() -> Iterator[panels.Panel]:
     rate = 'rate(railscope_cpu_seconds_total{node="$node", mode!="idle"}[$__rate_interval])'
-    busy = query.ask(f"sum by (mode) ({rate})", query.COUNT, "{{mode}}")
+    busy = query.build_query(f"sum by (mode) ({rate})", query.COUNT, "{{mode}}")
     stalled = f"rate(railscope_pressure_stalled_seconds_total{HERE}[$__rate_interval])"
-    waited = query.ask(
+    waited = query.build_query(
         f"max by (resource, severity) ({stalled})", query.SHARE, "{{resource}}, {{severity}}"
     )
-    size, available, cost = (
-        query.ask(f"railscope_{name}{HERE}").with_name(title)
-        for name, title in (
-            ("memory_size_bytes", "size"),
-            ("memory_available_bytes", "available"),
-            ("agent_cpu_use_ratio", "agent"),
-        )
+    used = f"rate(railscope_agent_cpu_seconds_total{HERE}[$__rate_interval])"
+    cost = query.build_query(used, query.SHARE).with_name("agent")
+    size, available = (
+        query.build_query(f"railscope_{name}{HERE}").with_name(title)
+        for name, title in (("memory_size_bytes", "size"), ("memory_available_bytes", "available"))
     )
     failures = self_monitoring.unhealthy_sources("source", HERE)
     yield from (

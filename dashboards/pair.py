@@ -43,20 +43,22 @@ def build_dashboard() -> Dashboard:
 
 
 def _gpu(name: str) -> query.Query:
-    return query.ask(f"max(railscope_gpu_{name}{GPU})")
+    return query.build_query(f"max(railscope_gpu_{name}{GPU})")
 
 
 def _nic(name: str) -> query.Query:
-    return query.ask(f"max(railscope_nic_{name}{NIC})")
+    return query.build_query(f"max(railscope_nic_{name}{NIC})")
 
 
 def _pause(direction: str) -> query.Query:
     counter = f"railscope_nic_{direction}_pfc_pause_seconds_total{NIC}"
-    return query.ask(f"max(rate({counter}[$__rate_interval]))")
+    return query.build_query(f"max(rate({counter}[$__rate_interval]))")
 
 
 def _rdma(name: str, unit: str = "") -> query.Query:
-    return query.ask(f"sum(rate(railscope_rdma_{name}_total{PORT}[$__rate_interval]))", unit)
+    return query.build_query(
+        f"sum(rate(railscope_rdma_{name}_total{PORT}[$__rate_interval]))", unit
+    )
 
 
 def _events(name: str) -> query.Query:
@@ -65,12 +67,12 @@ def _events(name: str) -> query.Query:
 
 def _pcie(name: str, variable: str) -> query.Query:
     where = f'{{node="$node", pci_address="${variable}"}}'
-    return query.ask(f"max(railscope_pcie_link_{name}{where})", query.COUNT)
+    return query.build_query(f"max(railscope_pcie_link_{name}{where})", query.COUNT)
 
 
 def _summary() -> Iterator[panels.Panel]:
     port_up, port_rate = (
-        query.ask(f"max(railscope_rdma_port_{name}{PORT})")
+        query.build_query(f"max(railscope_rdma_port_{name}{PORT})")
         for name in ("up", "rate_bytes_per_second")
     )
     yield from (
@@ -109,13 +111,13 @@ def _pair() -> Iterator[panels.Panel]:
 def _between() -> Iterator[panels.Panel]:
     speed, width = "speed_transfers_per_second", "width_lanes"
     throttled = f"rate(railscope_gpu_throttle_seconds_total{GPU}[$__rate_interval])"
-    by_reason = query.ask(f"sum by (reason) ({throttled}) > 0", legend="{{reason}}")
+    by_reason = query.build_query(f"sum by (reason) ({throttled}) > 0", legend="{{reason}}")
     within = '{node="$node", interface="$interface", le="0.5"}'
     short, counted = (
         f"sum by (direction) (rate(railscope_nic_burst_pause_ratio_{series}[$__rate_interval]))"
         for series in (f"bucket{within}", f"count{NIC}")
     )
-    windows = query.ask(f"1 - {short} / ({counted} > 0)", query.SHARE, "{{direction}}")
+    windows = query.build_query(f"1 - {short} / ({counted} > 0)", query.SHARE, "{{direction}}")
     discarded = f"rate(railscope_nic_receive_discarded_packets_total{NIC}[$__rate_interval])"
     yield from (
         panels.lines(301, "PCIe speed", "Transfers per second on each lane, as negotiated.",
@@ -126,7 +128,7 @@ def _between() -> Iterator[panels.Panel]:
               _nic("pcie_read_stall_ratio").with_name("reads"), _nic("pcie_write_stall_ratio").with_name("writes"), steps=panels.STALL),
         panels.lines(304, "Throttled time of the GPU", "By reason; reasons include low utilization.", by_reason),
         panels.bars(305, "Short windows in pause", "Share of windows paused for more than half of them.", windows),
-        panels.lines(306, "Packets discarded by the NIC", "RoCE expects none.", query.ask(f"sum({discarded})", query.EVENTS_PER_SECOND)),
+        panels.lines(306, "Packets discarded by the NIC", "RoCE expects none.", query.build_query(f"sum({discarded})", query.EVENTS_PER_SECOND)),
     )  # fmt: skip
 
 

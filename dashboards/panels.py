@@ -47,7 +47,7 @@ from railscope.catalog import Metric, rollups
 from railscope.catalog.declare import BASIC
 
 BY_TITLE = 0
-"""In place of a panel id: the generator derives one from the title. Others are fixed."""
+"""Replacement of a panel id: the generator derives one from the title. Others are fixed."""
 _FIRST_DERIVED = 100_000
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the dashboard's variable selects."""
@@ -77,7 +77,7 @@ def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD
     """Show the current value of one number, never an old one, coloured by the threshold it has reached."""
     last = look.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
-    panel = _finish(panel, _instant, ident=ident, title=title, about=about, queries=[query])
+    panel = _finish(panel, _instant_query, ident=ident, title=title, about=about, queries=[query])
     return panel.thresholds(_thresholds(steps)).span(3).height(4)
 
 
@@ -144,7 +144,7 @@ def rows(  # noqa: PLR0913 - the differences between tables
 
     `keys` maps each key label to its title. The worst rows come first: rows are sorted by the
     columns that have a worst value, in their order. Equal rows are in the order of the keys, unless
-    a query selects the first or last of its own order. Nodes and tenants link to their dashboards,
+    a query selects the first or last in its own order. Nodes and tenants link to their dashboards,
     unless the reader has no access to other dashboards; rows of GPUs and NICs then show all names.
 
     Raises ValueError if no column has a worst value.
@@ -278,7 +278,7 @@ def _curve(letter: str, query: Query) -> prometheus.Dataquery:
     return _target(letter, query).range().legend_format(query.legend or "__auto")
 
 
-def _instant(letter: str, query: Query) -> prometheus.Dataquery:
+def _instant_query(letter: str, query: Query) -> prometheus.Dataquery:
     return _target(letter, query).instant()
 
 

@@ -137,17 +137,13 @@ class Prometheus:
         """Evaluate an expression at evenly spaced timestamps."""
         step = float(times[1] - times[0]) if len(times) > 1 else 1.0
         data = await self.get(
-            "query_range",
-            query=expression,
-            start=str(times[0]),
-            end=str(times[-1]),
-            step=str(step),
+            "query_range", query=expression, start=str(times[0]), end=str(times[-1]), step=str(step)
         )
         series = []
         for one in data["result"]:
             values = np.full(len(times), np.nan)
-            for instant, value in one["values"]:
-                values[round((float(instant) - times[0]) / step)] = float(value)
+            for timestamp, value in one["values"]:
+                values[round((float(timestamp) - times[0]) / step)] = float(value)
             series.append(ResultSeries(one["metric"], values))
         return QueryResult(times, tuple(series))
 
@@ -184,10 +180,10 @@ class Prometheus:
                 yield choice
 
     async def choose_values(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
-        """Select the wanted values of a dashboard's variables, and the first offered value of the others.
+        """Select the requested values of a dashboard's variables, and the first offered value of the others.
 
         A variable with multiple selection takes all of its values; one without any value is left
-        empty. Raises PrometheusError if a wanted value is not offered.
+        empty. Raises PrometheusError if a requested value is not offered.
         """
         made: dict[str, str] = {}
         for variable in variables:
@@ -207,9 +203,9 @@ class DashboardResults:
     window: QueryWindow
     choices: Values
     panels: Mapping[int, tuple[QueryResult, ...]]
-    """By panel id, in the order of its targets."""
+    """Results of the targets of each panel, by panel id."""
     marks: tuple[QueryResult, ...]
-    """In the order of the dashboard's annotations."""
+    """Results of the annotations, in the order of the dashboard."""
 
 
 async def query_dashboard(
@@ -225,10 +221,10 @@ async def query_dashboard(
     async def run_query(target: Mapping[str, Any], max_points: int) -> QueryResult:
         times = window.grid(max_points)
         step = float(times[1] - times[0]) if len(times) > 1 else 0.0
-        instant = target.get("instant", False)
-        interval = window.rate_interval(0.0 if instant else step)
+        is_instant = target.get("instant", False)
+        interval = window.rate_interval(0.0 if is_instant else step)
         expression = fill_variables(target["expr"], {**choices, "__rate_interval": interval})
-        if instant:
+        if is_instant:
             return await prometheus.query_instant(expression, window.end)
         return await prometheus.query_range(expression, times)
 

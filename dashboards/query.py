@@ -59,7 +59,7 @@ class Query:
         return replace(self, legend=", ".join(filter(None, (name, self.legend))))
 
     def in_unit(self, unit: str) -> Query:
-        """Show the query in another unit, if readers do not think in the declared one."""
+        """Show the query in a unit that is more common than the declared one."""
         return replace(self, unit=unit)
 
 
@@ -136,7 +136,7 @@ def in_state(metric: str, where: str, state: str) -> Query:
     `state` is a matcher. A state metric has only the series of the present state.
     """
     selected = ", ".join(filter(None, (where.strip("{}"), state)))
-    return ask(f"count({metric}{{{selected}}}) or 0 * count({metric}{where})", COUNT)
+    return build_query(f"count({metric}{{{selected}}}) or 0 * count({metric}{where})", COUNT)
 
 
 def present(query: Query) -> Query:
@@ -164,10 +164,10 @@ def at_end(expression: str) -> str:
 
 def grown(selector: str) -> Query:
     """Count events of the last hour in whole numbers; a counter reset counts as no growth."""
-    return ask(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
+    return build_query(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
 
 
-def ask(expression: str, unit: str = "", legend: str = "") -> Query:
+def build_query(expression: str, unit: str = "", legend: str = "") -> Query:
     """Return a query of an expression as written; its unit defaults to that of its first metric.
 
     Raises ValueError if the catalog does not declare a name in the expression.

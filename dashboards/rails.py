@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks, xid_marks
 from dashboards.panels import ANY_IS_BAD, BELOW_OTHERS, PAUSE, Panel, bars, grid, lines, number
-from dashboards.query import EVENTS_PER_SECOND, SHARE, Query, ask, with_port_rail, with_rail
+from dashboards.query import EVENTS_PER_SECOND, SHARE, Query, build_query, with_port_rail, with_rail
 
 UID = "railscope-rails"
 QUESTION = "Does every rail carry its share, and where does congestion come from?"
@@ -16,8 +16,8 @@ NODES = '{node=~"$node"}'
 NIC_ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
 RAILS = '{rail=~"$rail"}'
 CHOICES = (
-    DashboardVariable("node", "Node", "railscope_node_info", several=True),
-    DashboardVariable("rail", "Rail", 'railscope_nic_info{rail!=""}', several=True),
+    DashboardVariable("node", "Node", "railscope_node_info", allows_several=True),
+    DashboardVariable("rail", "Rail", 'railscope_nic_info{rail!=""}', allows_several=True),
 )
 PAUSE_RECEIVED, PAUSE_SENT = "max_nic_receive_pfc_pause_ratio", "max_nic_transmit_pfc_pause_ratio"
 SENT, RECEIVED = "sum_rdma_transmit_bytes_per_second", "sum_rdma_receive_bytes_per_second"
@@ -55,11 +55,11 @@ def _port_rate(name: str) -> str:
 
 def _of_rails(how: str, name: str, unit: str = "") -> Query:
     """Return a roll-up of the selected rails as one number."""
-    return ask(f"{how}({_rollup(name)})", unit)
+    return build_query(f"{how}({_rollup(name)})", unit)
 
 
 def _by_rail(how: str, name: str, unit: str = "", legend: str = "rail {{rail}}") -> Query:
-    return ask(f"{how} by (rail) ({_rollup(name)})", unit, legend)
+    return build_query(f"{how} by (rail) ({_rollup(name)})", unit, legend)
 
 
 def _rollup(name: str) -> str:
@@ -84,8 +84,8 @@ def _pauses() -> Iterator[Panel]:
         f"railscope_nic_{way}_pfc_pause_seconds_total" for way in ("receive", "transmit")
     )
     yield from (
-        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", ask(_rate(received)), PAUSE),
-        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", ask(_rate(sent)), PAUSE),
+        grid(201, "Pause received, node by rail", "Share of time in which the switch stopped a port from sending: check the fabric.", "node", "rail", build_query(_rate(received)), PAUSE),
+        grid(202, "Pause sent, node by rail", "Share of time in which a port stopped the switch from sending: check the node.", "node", "rail", build_query(_rate(sent)), PAUSE),
         lines(203, "Pause received by rail", "The worst port of each rail.", _by_rail("max", PAUSE_RECEIVED), steps=PAUSE, span=12),
         lines(204, "Pause sent by rail", "The worst port of each rail.", _by_rail("max", PAUSE_SENT), steps=PAUSE, span=12),
     )  # fmt: skip
@@ -93,7 +93,7 @@ def _pauses() -> Iterator[Panel]:
 
 def _marks() -> Iterator[Panel]:
     notified, received = (_by_rail("sum", name).expression for name in (CNP_SENT, RECEIVED))
-    per_gigabyte = ask(f"{notified} / ({received} / 1e9 > 0)", "short", "rail {{rail}}")
+    per_gigabyte = build_query(f"{notified} / ({received} / 1e9 > 0)", "short", "rail {{rail}}")
     notifications = (
         _by_rail("sum", CNP_SENT, EVENTS_PER_SECOND, "sent, rail {{rail}}"),
         _by_rail("sum", CNP_HANDLED, EVENTS_PER_SECOND, "handled, rail {{rail}}"),
@@ -104,17 +104,17 @@ def _marks() -> Iterator[Panel]:
         lines(301, "CNPs per gigabyte received", "Congestion of a rail relative to its traffic; absent without traffic.", per_gigabyte),
         lines(302, "ECN marks by rail", "Marks precede pauses.", _by_rail("sum", ECN_MARKED, EVENTS_PER_SECOND)),
         lines(303, "Congestion notifications by rail", "Sent and not handled: they are lost in transit, or the senders are elsewhere.", *notifications),
-        grid(304, "CNPs sent, node by rail", "Receivers of incasts stand out, per second.", "node", "rail", ask(sent, EVENTS_PER_SECOND)),
-        grid(305, "Lost packets, node by rail", "Packets requested again, per second.", "node", "rail", ask(lost, EVENTS_PER_SECOND), ANY_IS_BAD),
+        grid(304, "CNPs sent, node by rail", "Receivers of incasts stand out, per second.", "node", "rail", build_query(sent, EVENTS_PER_SECOND)),
+        grid(305, "Lost packets, node by rail", "Packets requested again, per second.", "node", "rail", build_query(lost, EVENTS_PER_SECOND), ANY_IS_BAD),
     )  # fmt: skip
 
 
 def _shares() -> Iterator[Panel]:
     sent = _port_rate("railscope_rdma_transmit_bytes_total")
     median = f"quantile by (rail) (0.5, {sent})"
-    ports = ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE)
+    ports = build_query(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE)
     rail = _by_rail("sum", SENT).expression
-    rails = ask(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}")
+    rails = build_query(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}")
     out, into = (
         _by_rail("sum", name, legend=f"{way}, rail {{{{rail}}}}")
         for name, way in ((SENT, "out"), (RECEIVED, "in"))
@@ -156,8 +156,8 @@ def _bursts() -> Iterator[Panel]:
             ident,
             title,
             f"Share of all ports' short windows {what}: what an average over a scrape hides.",
-            ask(_share_above(histogram, bound, "receive"), SHARE, "receive"),
-            ask(_share_above(histogram, bound, "transmit"), SHARE, "transmit"),
+            build_query(_share_above(histogram, bound, "receive"), SHARE, "receive"),
+            build_query(_share_above(histogram, bound, "transmit"), SHARE, "transmit"),
         )
     for ident, title, direction in (
         (504, "Windows paused by the switch, node by rail", "receive"),
@@ -165,7 +165,7 @@ def _bursts() -> Iterator[Panel]:
     ):
         share = _share_above(pause, "0.5", direction, "node, rail")
         about = "Share of short windows paused for more than half of them."
-        yield grid(ident, title, about, "node", "rail", ask(share, SHARE), PAUSE, span=8)
+        yield grid(ident, title, about, "node", "rail", build_query(share, SHARE), PAUSE, span=8)
     unseen = (
         f"sum by (node) (rate(railscope_nic_burst_missed_windows_total{NODES}[$__rate_interval]))"
     )
@@ -173,7 +173,7 @@ def _bursts() -> Iterator[Panel]:
         505,
         "Missed windows",
         "A read failed or was late.",
-        ask(f"topk(10, {unseen})", EVENTS_PER_SECOND, "{{node}}"),
+        build_query(f"topk(10, {unseen})", EVENTS_PER_SECOND, "{{node}}"),
     )
 
 

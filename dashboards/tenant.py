@@ -27,11 +27,13 @@ def build_dashboard() -> Dashboard:
 
 def _own(how: str, name: str, unit: str = "") -> query.Query:
     """Return a roll-up of the tenant; several collectors may each hold a part of it."""
-    return query.ask(f"{how}(railscope_tenant_{name}{OWN})", unit)
+    return query.build_query(f"{how}(railscope_tenant_{name}{OWN})", unit)
 
 
 def _own_by(label: str, how: str, name: str, unit: str = "") -> query.Query:
-    return query.ask(f"{how} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}")
+    return query.build_query(
+        f"{how} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}"
+    )
 
 
 def _summary() -> Iterator[panels.Panel]:
@@ -46,28 +48,42 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(104, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
         panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _own("max", "max_gpu_temperature_celsius"), panels.HOT),
         panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _own("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
-        panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", query.ask(f"{used} / {bound}", query.SHARE), panels.FULL),
+        panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", query.build_query(f"{used} / {bound}", query.SHARE), panels.FULL),
         panels.number(108, "GPU quota", "Maximum GPUs at once.", _own("max", "quota_gpus")),
     )  # fmt: skip
 
 
 def _jobs() -> Iterator[panels.Panel]:
     yield panels.rows(
-        501, "Jobs", "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
-        {"source": "Source", "workload": "Job"}, *job_panels.job_columns("source, workload", OWN), span=24,
-    )  # fmt: skip
+        501,
+        "Jobs",
+        "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
+        {"source": "Source", "workload": "Job"},
+        *job_panels.job_columns("source, workload", OWN),
+        span=24,
+    )
     busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OWN})"
     yield panels.lines(
-        502, "SM activity of jobs", "Means over the GPUs of each job; the ten busiest.",
-        query.ask(f"topk(10, {busy})", legend="{{workload}}"),
-    )  # fmt: skip
+        502,
+        "SM activity of jobs",
+        "Means over the GPUs of each job; the ten busiest.",
+        query.build_query(f"topk(10, {busy})", legend="{{workload}}"),
+    )
     behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
     yield panels.rows(
-        503, "The GPU of each job that is furthest behind", "Deviation from the median of its job.",
+        503,
+        "The GPU of each job that is furthest behind",
+        "Deviation from the median of its job.",
         {"workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"},
-        panels.Column("Deviation from the median", query.ask(f"bottomk(30, {behind})"), panels.BELOW_OTHERS, worst="lowest"),
-        span=16, leads_on=False,
-    )  # fmt: skip
+        panels.Column(
+            "Deviation from the median",
+            query.build_query(f"bottomk(30, {behind})"),
+            panels.BELOW_OTHERS,
+            worst="lowest",
+        ),
+        span=16,
+        leads_on=False,
+    )
 
 
 def _work() -> Iterator[panels.Panel]:
@@ -85,7 +101,7 @@ def _work() -> Iterator[panels.Panel]:
                      _own("sum", "sum_gpu_memory_size_bytes").with_name("size")),
         panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
         panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", query.COUNT)),
-        panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", query.ask(faults, legend="{{reason}}")),
+        panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", query.build_query(faults, legend="{{reason}}")),
     )  # fmt: skip
 
 
@@ -110,7 +126,7 @@ def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))"
     held = "Total of the GPUs while they were held; some minutes old."
     yield from (
-        panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.ask(rate, query.COUNT, "{{state}}")),
+        panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.build_query(rate, query.COUNT, "{{state}}")),
         panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
                      _own_by("period", "max", "quota_used_gpu_time_seconds").with_name("used"),

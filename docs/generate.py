@@ -164,6 +164,9 @@ def alerts() -> str:
         "Severities: `critical` pages a person, `warning` opens a ticket, `info` is shown only. An alert may have",
         "several rules. [alertmanager.yml](../deploy/alertmanager.yml) is a sample of routes and inhibitions.",
         "",
+        "The delay starts with the first evaluation at which the condition holds. Rules on faults that end a job are",
+        "evaluated every 30 seconds or every minute, rules on settings, wear and slow trends every 5 minutes.",
+        "",
         "A rule with a detail never fires while the agents expose less: see",
         "[Choose the detail of the metrics](operator.md#choose-the-detail-of-the-metrics).",
         "",
@@ -175,8 +178,8 @@ def alerts() -> str:
         "```",
         "",
     ]
-    every = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
-    rules = [rule for rule in every if "alert" in rule]
+    all_rules = [rule for path in sorted(RULES.glob("*.yml")) for rule in _rules(path)]
+    rules = [rule for rule in all_rules if "alert" in rule]
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
         runbook = f"[Runbook](../alerts/runbooks/{name}.md)"
@@ -186,7 +189,7 @@ def alerts() -> str:
             others = "".join(f", {key} `{text}`" for key, text in labels.items())
             delay = "immediately" if rule["for"].startswith("0") else f"after {rule['for']}"
             lines += [
-                f"{rule['labels']['severity'].capitalize()}{others}, {delay}:",
+                f"{rule['labels']['severity'].capitalize()}{others}, {delay}, evaluated every {rule['interval']}:",
                 "",
                 "```promql",
                 rule["expr"].strip(),
@@ -194,14 +197,15 @@ def alerts() -> str:
                 "",
             ]
     lines += ["## Recorded series", "", "Recorded for the rules above and for the dashboards.", ""]
-    for rule in (rule for rule in every if "record" in rule):
-        lines += [f"`{rule['record']}`:", "", "```promql", rule["expr"].strip(), "```", ""]
+    for rule in (rule for rule in all_rules if "record" in rule):
+        every = f"`{rule['record']}`, every {rule['interval']}:"
+        lines += [every, "", "```promql", rule["expr"].strip(), "```", ""]
     return _document(lines)
 
 
 def _rules(path: Path) -> Iterator[dict[str, Any]]:
     for group in yaml.safe_load(path.read_text())["groups"]:
-        yield from group["rules"]
+        yield from ({**rule, "interval": group["interval"]} for rule in group["rules"])
 
 
 def dashboards() -> str:

@@ -65,7 +65,7 @@ def lines(made: str, table: Table) -> list[str]:
         "## Rules",
         "",
         *table(head, map(_row, RULES)),
-    ]  # fmt: skip
+    ]
 
 
 def _row(rule: HealthRule) -> tuple[str, ...]:
@@ -78,6 +78,6 @@ def _row(rule: HealthRule) -> tuple[str, ...]:
         ", ".join(required.actions) if required else "as reported",
         ", ".join(required.nvidia) if required else "as reported",
         rule.origin,
-        "yes" if rule.needed else "no",
+        "yes" if rule.is_needed else "no",
         ", ".join(f"`{metric.name}`" for metric in rule.metrics),
     )

@@ -1,4 +1,4 @@
-"""Check of the layout: names of classes, sizes of modules, lines of imports.
+"""Check of the layout: names of classes, sizes of modules, lines of imports, calls of pure modules.
 
 Prints the figures of the product and every problem. What a name may be is checked by `wording.py`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,22 @@ MAX_MODULES = 450
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
 """Share of the lines that imports must stay below."""
+
+IMPURE_CALLS = frozenset(
+    (
+        "open",
+        "input",
+        "print",
+        "now",
+        "utcnow",
+        "today",
+        "read_text",
+        "write_text",
+        "read_bytes",
+        "write_bytes",
+    )
+)
+"""Functions and methods that read a clock, a file or the terminal without an import of their own."""
 
 SHARED_CLASS_NAMES: Mapping[str, str] = {}
 """Class names that may exist more than once, each with its reason."""
@@ -80,6 +97,28 @@ def sizes(modules: Sequence[Module]) -> Iterator[str]:
         yield f"{len(modules)} modules: expected at most {MAX_MODULES}; fix: merge small modules"
 
 
+def pure_modules(root: Path) -> Iterator[Path]:
+    """Yield the modules of the contract of pure packages."""
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]
+    for contract in contracts["contracts"]:
+        if " pure: " in contract["name"]:
+            for name in contract["source_modules"]:
+                place = root / name.replace(".", "/")
+                yield from (
+                    sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+                )
+
+
+def impure_calls(path: str, text: str) -> Iterator[str]:
+    """Yield a line for each call of a clock, a file or the terminal; contracts only see imports."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in IMPURE_CALLS:
+            yield f"{path}:{node.lineno}: {name}() in a pure module: expected values as arguments"
+
+
 def imports(modules: Sequence[Module]) -> Iterator[str]:
     """Yield a line if the share of import lines is not below its limit."""
     if (share := _import_share(modules)) >= IMPORT_LIMIT:
@@ -105,7 +144,17 @@ def figures(modules: Sequence[Module]) -> str:
 def main() -> int:
     """Print the figures and every problem; return 1 if there is a problem."""
     modules = list(product_modules(ROOT))
-    found = [*shared_names(modules, SHARED_CLASS_NAMES), *sizes(modules), *imports(modules)]
+    impure = (
+        line
+        for path in pure_modules(ROOT)
+        for line in impure_calls(str(path.relative_to(ROOT)), path.read_text())
+    )
+    found = [
+        *shared_names(modules, SHARED_CLASS_NAMES),
+        *sizes(modules),
+        *imports(modules),
+        *impure,
+    ]
     for line in (figures(modules), *found):
         click.echo(line)
     return 1 if found else 0

@@ -1,74 +1,44 @@
 """Check of wording: plain technical English in the terms of docs/glossary.md.
 
-A reader yields the passages of one kind of text (docstrings, names, log events, documents, alerts, comments,
-commit subjects), and each row of RULES has the kinds that it applies to. A further check is a row, or a
-reader with a kind of its own. Code spans, code blocks and quotations are exempt.
+The readers of `passages.py` yield the passages of each kind of text, and each row of RULES has the kinds that
+it applies to. A further check is a row, or a reader with a kind of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import click
-import yaml
+from passages import (
+    EVENT_EXCEPTIONS,
+    HistoryError,
+    Kind,
+    Passage,
+    alerts,
+    comments,
+    commits,
+    document,
+    event_name,
+    lanes,
+    module,
+    source,
+    source_of_test,
+)
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards")
+PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards", "docs")
 DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/**/*.md", "bench/*.md", "alerts/runbooks/*.md")
-SAMPLES = ("deploy/**/*", "alerts/rules/*.yml", "alerts/*.yml")
-"""Files whose comments are checked."""
+SAMPLES = ("deploy/**/*", "alerts/rules/*.yml", "alerts/*.yml", "Makefile", "pyproject.toml")
+"""Further files whose comments are checked."""
 ALERTS = ("alerts/rules/*.yml",)
 TESTS = ("tests/**/*.py",)
 COMMITS_SINCE = "ff381e0c51cbfe35bca6e77421ee89e3394a0d72"
 """Commit after which every subject is checked."""
-
-
-class Kind(StrEnum):
-    """Kind of a passage."""
-
-    DOCSTRING = "docstring"
-    MESSAGE = "message"
-    ERROR = "error message"
-    NAME = "name"
-    CLASS = "class name"
-    FUNCTION = "function"
-    MODULE = "module name"
-    EVENT = "log event"
-    EVENT_VALUE = "value in a log event"
-    TEST_DOCSTRING = "docstring of a test"
-    TEST_NAME = "name in a test"
-    DOCUMENT = "document"
-    ALERT = "alert"
-    COMMENT = "comment"
-    COMMIT = "commit subject"
-    MERGE = "merge commit"
-
-
-class HistoryError(Exception):
-    """A Git history without the commits to check; an error unless the clone is expected to lack them."""
-
-    def __init__(self, message: str, *, is_error: bool) -> None:
-        """Create the error."""
-        super().__init__(message)
-        self.is_error = is_error
-
-
-@dataclass(frozen=True)
-class Passage:
-    """Text of one kind, with the file or the commit that contains it and its first line there."""
-
-    kind: Kind
-    place: str
-    line: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -82,9 +52,13 @@ class Rule:
 
 DOCUMENT = frozenset({Kind.DOCUMENT, Kind.ALERT, Kind.COMMENT})
 READER = DOCUMENT | {Kind.MESSAGE}
-TEST = frozenset({Kind.TEST_DOCSTRING, Kind.TEST_NAME})
-PROSE = READER | TEST | {Kind.DOCSTRING, Kind.COMMIT}
+TEST_PROSE = frozenset({Kind.TEST_DOCSTRING, Kind.TEST_COMMENT})
+TEST = TEST_PROSE | {Kind.TEST_NAME}
 PRODUCT = frozenset({Kind.DOCSTRING, Kind.MESSAGE})
+SENTENCES = READER | PRODUCT | TEST_PROSE
+PROSE = SENTENCES | {Kind.TEST_NAME, Kind.COMMIT}
+CODE = PRODUCT | TEST_PROSE | {Kind.COMMENT}
+"""Kinds without documents, in which sentences also address people: `ask the owner`."""
 NAME = frozenset({Kind.NAME})
 
 
@@ -113,14 +87,12 @@ _UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
 _PROPER_NOUNS = "Kubernetes|Linux|Prometheus|Slurm"
 """Names that an error message may start with, beside those with a second capital letter or a digit."""
 
-LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
-EVENT_EXCEPTIONS = {
-    "{event}": "one of several names, each in the required form, with the same keys",
-    "checkpoint_conflict_detected": "the keys of two checkpoints, in a mapping",
-    "collector_unreachable": "a state, and the name that users search for in the log",
-    "evidence_problem_found": "the facts of the problem, in a mapping",
-}
-"""Log events that may have several sets of keys, or keys in a mapping, each with its reason."""
+_PEOPLE = "anyone|everyone|(?:people|person|operator|administrator|tenant|user|auditor|attacker|intruder)s?"
+_WHO = rf"(?:\A\s*|[|*(:]\s*|(?<!\w)(?!(?:{_PEOPLE})\b)\w+\W*\s)who\b"
+"""`who` anywhere but after a noun for people."""
+_LITERARY = (
+    "afresh|amid|aught|henceforth|hitherto|lest|naught|thereby|thereof|thereupon|whilst|yonder"
+)
 
 RULES: tuple[Rule, ...] = (
     _form(
@@ -133,11 +105,24 @@ RULES: tuple[Rule, ...] = (
     _word_rule("whoever|nobody|somebody|whom", "name the component; these are for people only"),
     _word_rule("folders?", "directory"),
     _word_rule("anew|for ever|for good|lately", "again, permanently, recently"),
-    _word_rule(r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+", "what it is", READER),
-    _word_rule("mend(?:s|ed|ing)?", "fix", READER),
-    _word_rule("dear(?:er|est)?", "expensive", READER),
-    _word_rule("hears?|heard|hearing", "receive, report", READER),
-    _word_rule("refus(?:e|es|ed|ing|als?)", "reject", DOCUMENT),
+    _word_rule("whose word|by (?:the|its|their) word", "authority, reported by"),
+    _word_rule(_LITERARY, "plain words", SENTENCES),
+    _word_rule(
+        r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+", "what it is", SENTENCES | TEST
+    ),
+    _word_rule("mend(?:s|ed|ing)?", "fix", SENTENCES),
+    _word_rule("dear(?:er|est)?", "expensive", SENTENCES),
+    _word_rule("hears?|heard|hearing", "receive, report", SENTENCES),
+    _word_rule("speaks?|spoken?|speaking", "implement, report", SENTENCES),
+    _word_rule("knows?|knew|knowing", "contain, store, recognize", SENTENCES | TEST),
+    _word_rule("believes?|believed|thinks?|wants?|wanted", "the condition", CODE),
+    _word_rule("asks?|asked|asking", "request, query, read", CODE),
+    _word_rule(r"look(?:s|ed|ing)?(?!-| (?:\w+ )?up\b)", "poll, read, search", CODE),
+    _word_rule(r"comes? (?:of|again)|came (?:of|again)", "result, is received again", SENTENCES),
+    _word_rule("tak(?:es?|en|ing) in|took in|g[ai]v(?:es?|en|ing) up|let(?:s|ting)? go|held against",
+               "accept, drop, release, compare with", SENTENCES),
+    Rule(SENTENCES, re.compile(_WHO, re.IGNORECASE), "contains {found!r}: write the name of the component"),
+    _word_rule("refus(?:e|es|ed|ing|als?)", "reject", SENTENCES - {Kind.MESSAGE}),
     _word_rule("settl(?:e|es|ed|ing)", "finalize", DOCUMENT),
     _word_rule("rogue|stray", "unclaimed", READER),
     _word_rule("custody", "witness", DOCUMENT | PRODUCT),
@@ -146,15 +131,15 @@ RULES: tuple[Rule, ...] = (
         r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT | PRODUCT
     ),
     _word_rule("put(?:s|ting)? aside", "rename to", PRODUCT),
-    _word_rule("a look(?!-)", "a poll", PRODUCT),
     _word_rule(r"(?:agent|collector)'s page", "metrics endpoint", DOCUMENT),
-    _word_rule(r"(?!(?:is|as|has|was)\b)\w+s a second", "per second", DOCUMENT),
-    _word_rule("belongs? into", "belong in", READER),
-    _word_rule(r"leaves? with \d", "exit status", READER),
+    _word_rule(r"(?!(?:is|as|has|was|takes|begins)\b)\w+s a second", "per second", SENTENCES),
+    _word_rule("belongs? into", "belong in", SENTENCES),
+    _word_rule(r"leaves? with \d", "exit status", SENTENCES),
     Rule(NAME, re.compile(r"^_?(?:most|least)_(?!common\b|expensive\b)\w*", re.IGNORECASE),
          "{found!r}: write max_, min_"),
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
          "{found!r}: write directory"),
+    Rule(NAME, re.compile(r"^_?(?:\w*instants?_ns|instants?)\Z"), "{found!r}: write timestamp_ns"),
     _form(
         Kind.MODULE,
         rf"(?:\A|_){_PARTICIPLE}",
@@ -162,7 +147,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _form(
         Kind.CLASS,
-        r"\A_?(?:Told|Known|Kept|Held|Seen|Place|Look|Word|Door|Office|Part|Trouble)\Z",
+        rf"\A_?(?:Place|Look|Word|Door|Office|Part|Trouble|(?=[A-Z][a-z]+\Z)(?i:{_PARTICIPLE}))\Z",
         "{found!r} states no kind: name kind and domain",
     ),
     _form(
@@ -192,203 +177,12 @@ RULES: tuple[Rule, ...] = (
         "a term of docs/glossary.md",
         TEST,
     ),
+    _form(Kind.LANE, ".+", "contains {found!r}: write rail"),
     _form(Kind.COMMIT, r"^.{73,}", "has more than 72 characters: {found!r}"),
     _form(Kind.COMMIT, r"^(?![a-z][\w,./ -]*: \S).*", "{found!r}: expected `area: change`"),
     _form(Kind.MERGE, r"^.*", "{found!r}: expected a linear history"),
 )  # fmt: skip
 """Names of other programs are excluded from the rules on names, such as `folderUid` of Grafana."""
-
-
-# Readers ---------------------------------------------------------------------------------------
-
-_EXEMPT = (
-    re.compile(r"^ *(```+)[^\n]*\n.*?^ *\1`*$", re.DOTALL | re.MULTILINE),
-    re.compile(r"(`+)(?:(?!\n\s*\n).)+?\1", re.DOTALL),
-    re.compile(r'"(?:(?!\n\s*\n)[^"])*"'),
-    re.compile(r"\]\([^)]*\)|<https?:[^>]*>"),
-    re.compile(r"<!--.*?-->", re.DOTALL),
-    re.compile(r"^>.*$", re.MULTILINE),
-)
-"""Code blocks, code spans, quotations, targets of links, comments, quoted paragraphs."""
-
-
-def prose(text: str) -> str:
-    """Return the text with blanks in place of all exempt parts; lines stay where they are."""
-    for pattern in _EXEMPT:
-        text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-    return text
-
-
-def source(place: str, text: str) -> Iterator[Passage]:
-    """Yield every docstring of a module, those of attributes included, message, and bound name."""
-    nodes = list(ast.walk(ast.parse(text)))
-    yield from _messages(place, nodes)
-    yield from _errors(place, nodes)
-    yield from _docstrings(place, nodes, Kind.DOCSTRING)
-    for line, name in _names(nodes):
-        yield Passage(Kind.NAME, place, line, name)
-    for node in nodes:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield Passage(Kind.FUNCTION, place, node.lineno, node.name)
-            case ast.ClassDef():
-                yield Passage(Kind.CLASS, place, node.lineno, node.name)
-            case ast.Call():
-                yield from _event(place, node)
-
-
-def source_of_test(place: str, text: str) -> Iterator[Passage]:
-    """Yield every docstring and every bound name of a test module, and its own name, by words."""
-    nodes = list(ast.walk(ast.parse(text)))
-    yield from _docstrings(place, nodes, Kind.TEST_DOCSTRING)
-    for line, name in [(0, Path(place).stem), *_names(nodes)]:
-        words = re.sub("([a-z])([A-Z])", r"\1_\2", name).replace("_", " ")
-        yield Passage(Kind.TEST_NAME, place, line, words)
-
-
-def _docstrings(place: str, nodes: Iterable[ast.AST], kind: Kind) -> Iterator[Passage]:
-    for node in nodes:
-        match node:
-            case ast.Expr(value=ast.Constant(value=str(docstring))):
-                yield Passage(kind, place, node.lineno, prose(docstring))
-
-
-def _names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Yield every name that a module binds, with its line."""
-    for node in nodes:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.lineno, node.name
-            case ast.arg():
-                yield node.lineno, node.arg
-            case ast.Name(ctx=ast.Store()):
-                yield node.lineno, node.id
-            case ast.Attribute(ctx=ast.Store()):
-                yield node.lineno, node.attr
-
-
-def _event(place: str, call: ast.Call) -> Iterator[Passage]:
-    """Yield name and texts of a log event; its keys are checked by `key_sets`."""
-    if (name := _event_name(call)) and name not in EVENT_EXCEPTIONS:
-        yield Passage(Kind.EVENT, place, call.lineno, name)
-        for key in call.keywords:
-            yield Passage(Kind.EVENT_VALUE, place, call.lineno, _rendered(key.value))
-
-
-def _event_name(call: ast.Call) -> str:
-    """Return the name of the event that a call logs, code in braces; empty for other calls."""
-    match call:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=method), args=[event]):
-            if method in LOG_METHODS:
-                return _rendered(event) or f"{{{ast.unparse(event)}}}"
-    return ""
-
-
-def _rendered(node: ast.expr) -> str:
-    """Return the text of a string, {} for each formatted value; empty for other expressions."""
-    match node:
-        case ast.JoinedStr():
-            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-            return "".join(map(str, parts))
-        case ast.Constant(value=str(text)):
-            return text
-    return ""
-
-
-def _messages(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
-    """Yield every string of several words that is not a docstring; {} stands for a formatted value."""
-    parts = set()  # of docstrings and of formatted strings; their nodes come first in a walk
-    for node in nodes:
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()) as docstring):
-                parts.add(docstring)
-                continue
-            case ast.JoinedStr():
-                text = _rendered(node)
-                parts |= {part for part in ast.walk(node) if isinstance(part, ast.Constant)}
-            case ast.Constant(value=str(text)) if node not in parts:
-                pass
-            case _:
-                continue
-        if " " in text:
-            yield Passage(Kind.MESSAGE, place, node.lineno, " ".join(prose(text).split()))
-
-
-def _errors(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
-    """Yield the text of each exception: an argument of its call, or the value of `message`."""
-    for node in nodes:
-        match node:
-            case ast.Raise(exc=ast.Call(args=texts)):
-                pass
-            case ast.Assign(targets=[ast.Name(id="message")], value=text):
-                texts = [text]
-            case _:
-                continue
-        for text in texts:
-            yield Passage(Kind.ERROR, place, text.lineno, prose(_rendered(text)).rstrip())
-
-
-def alerts(place: str, text: str) -> Iterator[Passage]:
-    """Yield summary and description of every alert of a file of rules."""
-    for group in yaml.safe_load(text)["groups"]:
-        for rule in group["rules"]:
-            for annotation in ("summary", "description"):
-                if found := rule.get("annotations", {}).get(annotation):
-                    where = f"{place}: {rule['alert']}: {annotation}"
-                    yield Passage(Kind.ALERT, where, 0, prose(found))
-
-
-def comments(place: str, text: str) -> Iterator[Passage]:
-    """Yield the lines of a file that are comments as one passage; other lines are blank in it."""
-    shown = (line if re.match(r"\s*#(?!!)", line) else "" for line in text.split("\n"))
-    yield Passage(Kind.COMMENT, place, 1, prose("\n".join(shown)))
-
-
-def module(path: Path) -> Passage:
-    """Return the name of a module; of a package, the name of its directory."""
-    return Passage(
-        Kind.MODULE, str(path), 0, path.parent.name if path.stem == "__init__" else path.stem
-    )
-
-
-def document(place: str, text: str) -> Iterator[Passage]:
-    """Yield the prose of a document; of a changelog, its section on unreleased changes."""
-    start, end = 0, len(text)
-    if unreleased := re.search(r"^## \[Unreleased\]$", text, re.MULTILINE):
-        start = unreleased.start()
-        following = re.compile(r"^## ", re.MULTILINE).search(text, unreleased.end())
-        end = following.start() if following else end
-    yield Passage(Kind.DOCUMENT, place, 1 + text.count("\n", 0, start), prose(text[start:end]))
-
-
-def commits(root: Path, since: str) -> Iterator[Passage]:
-    """Yield the subject of every commit after `since`. Raises HistoryError without that commit."""
-    git = shutil.which("git")
-    if git is None or _git(git, root, "rev-parse", "--git-dir") is None:
-        message = "no Git repository"
-        raise HistoryError(message, is_error=False)
-    if _git(git, root, "cat-file", "-e", f"{since}^{{commit}}") is None:
-        is_shallow = _git(git, root, "rev-parse", "--is-shallow-repository") == "true\n"
-        message = f"{'shallow clone' if is_shallow else 'unknown range'}: no commit {since}"
-        raise HistoryError(message, is_error=not is_shallow)
-    log = _git(git, root, "log", "--format=%h%x09%p%x09%s", f"{since}..HEAD") or ""
-    for line in log.splitlines():
-        commit, parents, subject = line.split("\t", 2)
-        if " " in parents:
-            yield Passage(Kind.MERGE, commit, 0, subject)
-        else:
-            yield Passage(Kind.COMMIT, commit, 0, prose(subject))
-
-
-def _git(git: str, root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command, None if it fails."""
-    done = subprocess.run(  # noqa: S603 - git itself, with arguments of this module
-        [git, "-C", str(root), *arguments], capture_output=True, text=True, check=False
-    )
-    return done.stdout if done.returncode == 0 else None
-
-
-# The check -------------------------------------------------------------------------------------
 
 
 def problems(passages: Iterable[Passage]) -> Iterator[str]:
@@ -412,7 +206,7 @@ def key_sets(sources: Mapping[str, str]) -> Iterator[str]:
     calls: dict[str, dict[str, str]] = {}
     for place, text in sources.items():
         for node in ast.walk(ast.parse(text if "log." in text else "")):
-            if isinstance(node, ast.Call) and (event := _event_name(node)):
+            if isinstance(node, ast.Call) and (event := event_name(node)):
                 keys = ", ".join(sorted(key.arg or "**" for key in node.keywords))
                 calls.setdefault(event, {})[keys] = f"{place}:{node.lineno}"
     for event, by_keys in calls.items():
@@ -428,9 +222,10 @@ def key_sets(sources: Mapping[str, str]) -> Iterator[str]:
 def every_passage(root: Path) -> Iterator[Passage]:
     """Yield every passage of the files of the repository."""
     for path in product_modules(root):
-        place = path.relative_to(root)
+        place, text = path.relative_to(root), path.read_text()
         yield module(place)
-        yield from source(str(place), path.read_text())
+        yield from source(str(place), text)
+        yield from lanes(str(place), text)
     readers = (
         (DOCUMENTS, document),
         (SAMPLES, comments),
@@ -440,13 +235,17 @@ def every_passage(root: Path) -> Iterator[Passage]:
     for patterns, read in readers:
         for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
             if path.is_file():
-                yield from read(str(path.relative_to(root)), path.read_text())
+                name, text = str(path.relative_to(root)), path.read_text()
+                yield from read(name, text)
+                yield from lanes(name, text)
 
 
 def product_modules(root: Path) -> Iterator[Path]:
-    """Yield every module of the product."""
+    """Yield every module of the product except this one, which lists the words to avoid."""
     for package in PACKAGES:
-        yield from sorted((root / package).rglob("*.py"))
+        yield from sorted(
+            p for p in (root / package).rglob("*.py") if p.name != Path(__file__).name
+        )
 
 
 def check(root: Path, since: str) -> tuple[list[str], list[str]]:

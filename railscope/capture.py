@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from railscope import RailscopeError
 from railscope.untrusted_text import TomlError, parse_toml
 
 Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the point of use
@@ -34,11 +35,11 @@ PENDING: Json = {"pending": True}
 """Stored in place of a result while a call has not returned, for example because of a stuck driver."""
 
 
-class CaptureError(ValueError):
+class CaptureError(RailscopeError, ValueError):
     """A directory that is not a capture, or a damaged capture."""
 
 
-class NvmlError(Exception):
+class NvmlError(RailscopeError):
     """An NVML call failed with this return code (nvml.h, nvmlReturn_t)."""
 
     def __init__(self, code: int, message: str = "") -> None:

@@ -11,13 +11,15 @@ import re
 from enum import IntEnum
 from fractions import Fraction
 
+from railscope import RailscopeError
+
 GPU_CAPACITY = 840
 """Slots of a GPU in claims, in events and in stored facts."""
 _SLOTS = re.compile(r"([0-9]{1,3})-([0-9]{1,3})")
 
 
 class ClaimAuthority(IntEnum):
-    """Authority of a claim; the higher rank prevails."""
+    """Authority of a claim; the higher one prevails."""
 
     REVIEW = 0
     PROCESS = 1
@@ -36,7 +38,7 @@ MAX_NODE_AUTHORITY = ClaimAuthority.SCHEDULER
 """The highest authority of a claim that a node reports."""
 
 
-class SlotsError(ValueError):
+class SlotsError(RailscopeError, ValueError):
     """A text that is not a range of slots of a GPU; the message states the expected form."""
 
 
@@ -59,7 +61,7 @@ _RATIO = re.compile(r"([0-9]{1,12})/([0-9]{1,12})")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s?%")
 
 
-class ShareError(ValueError):
+class ShareError(RailscopeError, ValueError):
     """A text that is not a share of a device; the message states the expected form."""
 
 

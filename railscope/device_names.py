@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from sys import intern
 from typing import TypeAlias
 
 from railscope.catalog import KINDS
@@ -50,7 +51,7 @@ def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
     if whole is None or len(key) < len(whole.labels):
         return ()
     labels = [label for label in whole.labels if label in _IDENTITY]
-    return (*labels, *key[: len(labels)])
+    return (*labels, *map(intern, key[: len(labels)]))
 
 
 def choose_most_complete(stated: Iterable[Names]) -> Names | None:
@@ -81,5 +82,6 @@ _NAMES_OF: Mapping[str, Mapping[str, int | str]] = {
 def _names_of(entity: WireEntity) -> Names:
     names = {"kind": "gpu" if entity.kind == "gpu" else "nic"}
     for name, place in _NAMES_OF[entity.kind].items():
-        names[name] = entity.key[place] if isinstance(place, int) else entity.facts.get(place, "")
+        value = entity.key[place] if isinstance(place, int) else entity.facts.get(place, "")
+        names[name] = intern(value)  # shared with the other schemas of a node
     return names

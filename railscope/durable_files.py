@@ -5,15 +5,18 @@ Files are replaced atomically and are durable on return. Every function blocks, 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
+
+from railscope import RailscopeError
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
@@ -24,7 +27,7 @@ LOCK_FILE = "lock"
 FileContent = TypeVar("FileContent")
 
 
-class DamagedFileError(ValueError):
+class DamagedFileError(RailscopeError, ValueError):
     """A file with invalid content; the message contains its new name."""
 
 
@@ -48,42 +51,121 @@ def make_directory(directory: Path) -> None:
 
 def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file atomically, durable on return. Raises OSError."""
-    with _partial_file(path, content, mode) as partial:
+    with partial_file(path, content, mode) as partial:
         partial.rename(path)
     sync_directory(path.parent)
 
 
-def write_all_durably(files: Mapping[Path, bytes]) -> None:
-    """Replace files, each atomically, durable on return. Raises OSError."""
-    for path, content in files.items():
-        with _partial_file(path, content, 0o666) as partial:
-            partial.rename(path)
-    for directory in {path.parent for path in files}:
-        sync_directory(directory)
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically. After a power failure it may be empty. Raises OSError."""
+    with partial_file(path, content, synced=False) as partial:
+        partial.rename(path)
+
+
+def publish_file(partial: Path, path: Path) -> None:
+    """Rename a file that was written, durable on return. Raises OSError."""
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync_directory(path.parent)
 
 
 def create_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file unless it exists, possibly by a concurrent writer; durable on return. Raises OSError."""
-    with _partial_file(path, content, mode) as partial, suppress(FileExistsError):
+    with partial_file(path, content, mode) as partial, suppress(FileExistsError):
         path.hardlink_to(partial)  # unlike a rename, this never replaces another file
     sync_directory(path.parent)
 
 
 @contextmanager
-def _partial_file(path: Path, content: bytes, mode: int) -> Iterator[Path]:
-    """Write and sync a temporary file; delete it on exit unless it was renamed."""
+def partial_file(
+    path: Path, content: bytes, mode: int = 0o666, *, synced: bool = True
+) -> Iterator[Path]:
+    """Write and sync a temporary file beside a path; delete it on exit unless it was renamed."""
     # A unique temporary name: concurrent writers of one file must not interfere.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                if synced:
+                    os.fsync(file.fileno())
+            yield partial
+        finally:
+            # On a full disk, each further attempt would leave another temporary file.
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        if error.filename is not None:  # each attempt has the same message
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+class StagedFiles:
+    """Unpublished files of a directory. Created by `stage_files`."""
+
+    def __init__(self, directory: Path, *, replace: bool) -> None:
+        self._directory = directory
+        self._replace = replace
+        self._mark = secrets.token_hex(4)
+        self._open: dict[str, BinaryIO] = {}
+
+    def create(self, name: str) -> BinaryIO:
+        """Create a file, open for reading and writing, that will be published under this name.
+
+        Raises FileExistsError for a name that exists and is not to be replaced.
+        """
+        if not self._replace and (self._directory / name).exists():
+            raise FileExistsError(
+                errno.EEXIST, os.strerror(errno.EEXIST), str(self._directory / name)
+            )
+        file = self._partial(name).open("x+b")
+        self._open[name] = file
+        return file
+
+    def publish(self) -> None:
+        """Publish all files in the order of their creation; durable on return.
+
+        Without `replace`, raises FileExistsError if a name exists; then no file is published.
+        """
+        for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
-        yield partial
+        published: list[Path] = []
+        try:
+            for name in self._open:
+                partial, final = self._partial(name), self._directory / name
+                if self._replace:
+                    partial.rename(final)
+                else:  # unlike a rename, this never replaces another file
+                    final.hardlink_to(partial)
+                    published.append(final)
+        except OSError as error:
+            for path in published:
+                path.unlink()
+            error.filename, error.filename2 = str(final), None
+            raise
+        sync_directory(self._directory)
+
+    def clear(self) -> None:
+        """Close all files, and remove those that are not published."""
+        for name, file in self._open.items():
+            file.close()
+            self._partial(name).unlink(missing_ok=True)
+
+    def _partial(self, name: str) -> Path:
+        return self._directory / f"{name}.{self._mark}{PARTIAL}"
+
+
+@contextmanager
+def stage_files(directory: Path, *, replace: bool) -> Iterator[StagedFiles]:
+    """Create files that are invisible until they are published. The directory must exist."""
+    files = StagedFiles(directory, replace=replace)
+    try:
+        yield files
     finally:
-        # On a full disk, each further attempt would leave another temporary file.
-        partial.unlink(missing_ok=True)
+        files.clear()
 
 
 def delete_partial_files(directory: Path, of: str = "") -> None:
@@ -104,9 +186,25 @@ def append_durably(descriptor: int, content: bytes, offset: int) -> None:
         raise
 
 
+def truncate_durably(descriptor: int, size: int) -> None:
+    """Truncate an open file, durable on return. Raises OSError."""
+    os.ftruncate(descriptor, size)
+    os.fsync(descriptor)
+
+
 def write_json(path: Path, content: object) -> None:
     """Replace a JSON file atomically, durable on return. Raises OSError."""
     write_durably(path, msgspec.json.encode(content))
+
+
+def replace_json(path: Path, content: object) -> None:
+    """Replace a file atomically without waiting for the disk. Raises OSError.
+
+    After a power failure, unlike after a crash, it may be an earlier version or damaged.
+    """
+    partial = path.with_name(f"{path.name}.new{PARTIAL}")
+    partial.write_bytes(msgspec.json.encode(content))
+    partial.replace(path)
 
 
 def read_json(path: Path, shape: type[FileContent]) -> FileContent | None:

@@ -22,6 +22,7 @@ import msgspec
 
 from railscope import reading, untrusted_text, wire
 from railscope.frame import Event, Frame
+from railscope.untrusted_text import DECODING_ERRORS
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -138,7 +139,7 @@ def unpack_plain(body: bytes, max_bytes: int, max_text_bytes: int) -> wire.Envel
             sealed.agent_version,
             sealed.ended,
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         message = f"invalid envelope: {error}"
         raise wire.WireError(message) from error
 
@@ -319,8 +320,8 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
         stream=first.schema.stream,
         schema=wire.schema_identity(first.schema),
         first_sequence=first.sequence,
-        wall_ns=tuple(frame.instant.wall_ns for frame in frames),
-        boot_ns=tuple(frame.instant.boot_ns for frame in frames),
+        wall_ns=tuple(frame.timestamp.wall_ns for frame in frames),
+        boot_ns=tuple(frame.timestamp.boot_ns for frame in frames),
         base=rows[0].tobytes(),
         changed=_bits(touched),
         steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
@@ -364,9 +365,9 @@ def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
     """The largest uncertainty of the rows; None if the uncertainty of any row is unknown."""
     widest = 0
     for frame in frames:
-        if frame.instant.uncertainty_ns is None:
+        if frame.timestamp.uncertainty_ns is None:
             return None
-        widest = max(widest, frame.instant.uncertainty_ns)
+        widest = max(widest, frame.timestamp.uncertainty_ns)
     return widest
 
 

@@ -139,15 +139,15 @@ class _MetricLines:
         is_sparse = self.metric.sparse
         if not is_sparse and not any(codes):
             return _lines(self.metric, self._prefixes, values)
-        kept = [
+        indexes = [
             i
             for i, value in enumerate(values)
             if (not codes or codes[i] == PRESENT) and (value or not is_sparse)
         ]
-        if not kept:
+        if not indexes:
             return ""
-        prefixes = [self._prefixes[i] for i in kept]
-        return _lines(self.metric, prefixes, array("q", [values[i] for i in kept]))
+        prefixes = [self._prefixes[i] for i in indexes]
+        return _lines(self.metric, prefixes, array("q", [values[i] for i in indexes]))
 
 
 class ExpositionTemplate:

@@ -154,7 +154,7 @@ class Frame:
     origin: FrameOrigin
     schema: Schema
     sequence: int
-    instant: NodeTimestamp
+    timestamp: NodeTimestamp
     values: array[int]
     reasons: bytes = b""
     events: tuple[Event, ...] = ()

@@ -112,7 +112,7 @@ def response_mark(token: str, status: int, request: bytes, answer: bytes) -> str
     The mark proves to an agent that a response is from its collector: a wrong address, a proxy or a captive
     portal may return any response with any status, which must not empty a spool. It is an HMAC with the
     node's token as key over status, request and response, so that no response can be reused for another
-    request. It gives no protection from an attacker on the network path who can read the token: use TLS.
+    request. It does not protect from an attacker who can read the token in transit: use TLS.
     A body that is too large is not read: of such a request only the length is covered.
     """
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

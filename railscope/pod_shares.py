@@ -21,6 +21,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from railscope import RailscopeError
 from railscope.claim_terms import MAX_COUNT
 from railscope.untrusted_text import NumberError, parse_whole
 
@@ -100,7 +101,7 @@ _MAX_INDEX = 1 << 16
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_AMOUNT)]
 
 
-class RequestError(ValueError):
+class PodRequestError(RailscopeError, ValueError):
     """An annotation or limit that cannot be parsed; the message names it."""
 
 
@@ -131,7 +132,7 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
         requests = PodShareRequests()
         try:
             requests.parts += _sum_by_device(read(pod, memory))
-        except RequestError as error:
+        except PodRequestError as error:
             requests.problems.append(
                 f"reading the GPU shares of pod {pod.namespace}/{pod.name} failed: {error}"
             )
@@ -163,10 +164,10 @@ def _fraction(part: int, of: int | None, what: str) -> Fraction:
     """Return the fraction, limited to the complete device: memory may be overcommitted (scaling)."""
     if not of:
         message = f"invalid {what}: the memory of the device is unknown"
-        raise RequestError(message)
+        raise PodRequestError(message)
     if part <= 0:
         message = f"invalid {what}: {part}: expected more than 0"
-        raise RequestError(message)
+        raise PodRequestError(message)
     return min(Fraction(part, of), Fraction(1))
 
 
@@ -185,7 +186,7 @@ def _number(texts: Mapping[str, str], name: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         message = f"invalid {name}: {text[:50]!r}: expected a quantity such as 4 or 8Gi"
-        raise RequestError(message)
+        raise PodRequestError(message)
     return int(match[1]) * _FACTORS[match[2] or ""]
 
 
@@ -195,7 +196,7 @@ def _indices(text: str, what: str) -> list[int]:
         return [parse_whole(part, _MAX_INDEX) for part in parts if part]
     except NumberError as error:
         message = f"invalid {what}: {text[:50]!r}: {error}"
-        raise RequestError(message) from error
+        raise PodRequestError(message) from error
 
 
 def _parse_devices(text: str, memory: MemoryOfDevice, what: str) -> Iterator[RequestedShare]:
@@ -209,7 +210,7 @@ def _parse_devices(text: str, memory: MemoryOfDevice, what: str) -> Iterator[Req
             amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)
         except NumberError as error:
             message = f"invalid device in {what}: {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
-            raise RequestError(message) from error
+            raise PodRequestError(message) from error
         if not driver.upper().startswith("NVIDIA"):
             continue
         uuid = place.partition("[")[0]
@@ -301,7 +302,7 @@ def _by_index(text: str) -> dict[int, int]:
         allocations = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         message = f"invalid scheduler.framework.gpushare.allocation: {error}"
-        raise RequestError(message) from error
+        raise PodRequestError(message) from error
     totals: dict[int, int] = {}
     for amounts in allocations.values():
         for index, amount in amounts.items():
@@ -342,7 +343,7 @@ def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
         return Fraction(cores, _HUNDRED), 1
     if cores % _HUNDRED:
         message = f"invalid {what}: {cores}: expected less than 100, or hundreds"
-        raise RequestError(message)
+        raise PodRequestError(message)
     return None, cores // _HUNDRED
 
 
@@ -371,5 +372,10 @@ def _tencent(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
 
 
 _READERS: tuple[Callable[[PodEntry, MemoryOfDevice], Iterator[RequestedShare]], ...] = (
-    _hami, _volcano_vgpu, _volcano_gpushare, _gpushare, _gpu_milli, _tencent,
-)  # fmt: skip
+    _hami,
+    _volcano_vgpu,
+    _volcano_gpushare,
+    _gpushare,
+    _gpu_milli,
+    _tencent,
+)

@@ -29,9 +29,9 @@ from railscope.settings import SettingsError
 log = structlog.get_logger(__name__)
 
 HEADER_SECONDS = 20.0
-"""From the first byte of a request, or from the opening of a connection, to the end of its headers."""
+"""Limit from the first byte of a request, or from the opening of a connection, to the end of its headers."""
 IDLE_SECONDS = 75.0
-"""Between two requests."""
+"""Limit between two requests."""
 HANDSHAKE_SECONDS = 10.0
 RESERVED_DESCRIPTORS = 128
 """File descriptors reserved for other uses: files, databases, outgoing connections."""
@@ -121,12 +121,12 @@ class ServerConnections:
                 return None
         now = time.monotonic()
         times = self.header_seconds, self.idle_seconds
-        made = ServerConnection(source, end, now, now + self.header_seconds, *times)
-        self._open.setdefault(source, {})[made] = None
+        created = ServerConnection(source, end, now, now + self.header_seconds, *times)
+        self._open.setdefault(source, {})[created] = None
         self._count += 1
         self._opened.set()
         self.accepted += 1
-        return made
+        return created
 
     def close(self, connection: ServerConnection) -> None:
         """Remove a connection that has ended."""
@@ -287,7 +287,7 @@ class ConnectionAcceptor:
             )
             self.by_transport[transport] = connection
             await guarded.closed
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             log.debug("connection_closed", problem=str(error) or type(error).__name__)
         finally:
             self.connections.close(connection)
@@ -313,12 +313,12 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
         message = f"cannot listen on {listen}: {error.strerror or error}"
         raise SettingsError(message) from error
     try:
-        made = [listener.dup() for listener in server.sockets]
+        created = [listener.dup() for listener in server.sockets]
     finally:
         server.close()
-    for listener in made:
+    for listener in created:
         listener.listen(_BACKLOG)
-    return made
+    return created
 
 
 MAX_PORT = 65_535

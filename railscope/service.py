@@ -58,9 +58,9 @@ async def feed_watchdog() -> None:
 
 def state_directory(settings: Any) -> Path:
     """Return the state directory of settings: as configured, else as set by systemd, else the default."""
-    given = os.environ.get("STATE_DIRECTORY", "")
+    directory = os.environ.get("STATE_DIRECTORY", "")
     is_default = settings.state_directory == type(settings)().state_directory
-    return Path(given if given and is_default else settings.state_directory)
+    return Path(directory if directory and is_default else settings.state_directory)
 
 
 log = structlog.get_logger(__name__)
@@ -97,9 +97,7 @@ async def supervise(load: Callable[[], Serve]) -> None:
 
 
 async def _until_change(
-    serving: asyncio.Future[None],
-    signals: asyncio.Queue[signal.Signals],
-    load: Callable[[], Serve],
+    serving: asyncio.Future[None], signals: asyncio.Queue[signal.Signals], load: Callable[[], Serve]
 ) -> Serve | None:
     """Return the service to run next after a reload, or None to stop."""
     while True:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from railscope import RailscopeError
 from railscope.untrusted_text import TomlError, parse_toml
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
@@ -42,7 +43,7 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-class SettingsError(ValueError):
+class SettingsError(RailscopeError, ValueError):
     """A setting that is unknown, of the wrong type or out of bounds; the message names it."""
 
 
@@ -95,6 +96,15 @@ def _read(file: Path) -> dict[str, Any]:
         raise SettingsError(message) from error
     except (TomlError, UnicodeDecodeError) as error:
         message = f"invalid TOML in {file}: {error}"
+        raise SettingsError(message) from error
+
+
+def read_named_file(setting: str, file: str, encoding: str = "utf-8") -> str:
+    """Return the stripped text of the file that a setting names. Raises SettingsError."""
+    try:
+        return Path(file).read_text(encoding).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read {setting} {file}: {error}"
         raise SettingsError(message) from error
 
 
@@ -232,8 +242,8 @@ def fields(kind: type[msgspec.Struct]) -> list[tuple[str, SettingField]]:
         if text is None:
             message = f"undocumented setting: {key}: expected a docstring below it"
             raise TypeError(message)
-        made = info.default_factory
-        default = info.default if made is msgspec.NODEFAULT else made()
+        factory = info.default_factory
+        default = info.default if factory is msgspec.NODEFAULT else factory()
         is_choice = typing.get_origin(hint) is Literal
         type_name = "str" if is_choice else getattr(_plain(hint), "__name__", str(hint))
         settings.append((key, SettingField(text, default, type_name)))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from railscope import RailscopeError
 from railscope.reading import SIGNED_LIMIT
 
 _ESCAPED_BYTE = range(0xDC80, 0xDD00)
@@ -45,7 +46,11 @@ _MAX_TEXT_SHOWN = 60
 _DECIMAL = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:\.[0-9]{{1,{MAX_PLACES}}})?")
 
 
-class TextFormatError(ValueError):
+DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of msgspec: content of another form, that is not UTF-8, or that is nested too deeply."""
+
+
+class TextFormatError(RailscopeError, ValueError):
     """Base of the errors of this module: a text that is not in the expected format."""
 
 

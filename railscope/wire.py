@@ -21,6 +21,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from railscope import RailscopeError
 from railscope.catalog import KINDS
 from railscope.frame import NO_RAIL, Entity, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import SIGNED_LIMIT
@@ -51,7 +52,7 @@ MAX_NAME = 255
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
-class WireError(ValueError):
+class WireError(RailscopeError, ValueError):
     """A body that is not an envelope, or one that violates the format or its bounds."""
 
 
@@ -162,9 +163,9 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str
 
     @classmethod
-    def from_timestamp(cls, instant: NodeTimestamp, boot_id: str) -> SentAt:
+    def from_timestamp(cls, timestamp: NodeTimestamp, boot_id: str) -> SentAt:
         """Return the clocks at a timestamp."""
-        return cls(instant.wall_ns, instant.boot_ns, boot_id)
+        return cls(timestamp.wall_ns, timestamp.boot_ns, boot_id)
 
     def to_headers(self) -> dict[str, str]:
         """Encode as a request header; without the boot id if the node does not provide one."""
@@ -223,24 +224,24 @@ def schema_hash(wire: WireSchema) -> bytes:
 _OUTERMOST = {
     name: (kind.outermost.name, len(kind.outermost.labels)) for name, kind in KINDS.items()
 }
-"""By kind of entity: kind and number of labels of the device that it is part of."""
+"""Outermost device by kind of entity: kind and number of labels of the device that it is part of."""
 _NO_KIND = ("", 0)
 
 
 def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
     """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
-    index: dict[tuple[str, tuple[str, ...]], int] = {}
+    index: dict[str, dict[tuple[str, ...], int]] = {}
     for entity in wire.entities:
-        rail = entity.facts.get("rail", "")
-        if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
-            index[entity.kind, entity.key] = int(rail)
+        if entity.facts:  # most entities have none
+            rail = entity.facts.get("rail", "")
+            if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
+                index.setdefault(entity.kind, {})[entity.key] = int(rail)
     if not index:
         return (NO_RAIL,) * len(wire.entities)
-    rails = []
-    for entity in wire.entities:
-        outermost, labels = _OUTERMOST.get(entity.kind, _NO_KIND)
-        rails.append(index.get((outermost, entity.key[:labels]), NO_RAIL) if outermost else NO_RAIL)
-    return tuple(rails)
+    devices = {kind: _OUTERMOST.get(kind, _NO_KIND) for kind in {e.kind for e in wire.entities}}
+    known = {k: (index.get(whole, {}) if whole else {}, n) for k, (whole, n) in devices.items()}
+    found = [(known[entity.kind], entity.key) for entity in wire.entities]
+    return tuple([rails.get(key[:labels], NO_RAIL) for (rails, labels), key in found])
 
 
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
@@ -249,10 +250,15 @@ def part_of_key(entity: WireEntity) -> tuple[str, ...]:
     return entity.key[outermost[1] :] if outermost else ()
 
 
-def layout_hash(wire: WireSchema) -> bytes:
-    """Return the hash of a schema's layout: equal for nodes of one build with different serial numbers."""
-    parts = [(entity.kind, part_of_key(entity)) for entity in wire.entities]
-    shape = (wire.stream, wire.groups, parts, rails_of_entities(wire))
+def layout_hash(wire: WireSchema, rails: Sequence[int]) -> bytes:
+    """Return the hash of a schema's layout: equal for nodes of one build with different serial numbers.
+
+    `rails` are those of its entities.
+    """
+    device_labels = dict.fromkeys({entity.kind for entity in wire.entities}, MAX_COLUMNS)
+    device_labels |= {k: _OUTERMOST[k][1] for k in device_labels.keys() & _OUTERMOST.keys()}
+    parts = [(entity.kind, entity.key[device_labels[entity.kind] :]) for entity in wire.entities]
+    shape = (wire.stream, wire.groups, parts, rails)
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
 
 

@@ -13,7 +13,7 @@ All output follows from the spec and its seed: no clock is read.
 
 from simulator.device_models import MODELS, SHORT_NAMES, find_model
 from simulator.simulation import about, moments, simulate
-from simulator.spec import MODES, NICS, SCENARIOS, SCHEDULERS, NodeSpec
+from simulator.spec import MODES, NICS, SCENARIOS, SCHEDULERS, NodeSpec, SimulatorError
 
 __all__ = [
     "MODELS",
@@ -23,6 +23,7 @@ __all__ = [
     "SCHEDULERS",
     "SHORT_NAMES",
     "NodeSpec",
+    "SimulatorError",
     "about",
     "find_model",
     "moments",

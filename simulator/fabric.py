@@ -134,8 +134,8 @@ class Cable:
         """Share of the line rate that exceeds PCIe bandwidth."""
         if not self.pcie_halved:
             return 0.0
-        taken = self.port.nic.halved_pcie_bytes_per_second / self.port.bytes_per_second
-        return max(1.0 - taken, 0.0)
+        pcie_share = self.port.nic.halved_pcie_bytes_per_second / self.port.bytes_per_second
+        return max(1.0 - pcie_share, 0.0)
 
     @property
     def _frame_words(self) -> int:
@@ -157,8 +157,8 @@ class Cable:
             round_randomly(send * packets, rng),
             round_randomly(receive * packets, rng),
         )
-        self._count(counters.sent, counters.astray_sent, sent)
-        self._count(counters.received, counters.astray_received, received)
+        self._count(counters.sent, counters.misprioritized_sent, sent)
+        self._count(counters.received, counters.misprioritized_received, received)
         counters.write_requests += round_randomly(received / _WRITE_PACKETS, rng)
         drift = self._mark_drift.advance(span.seconds)
         usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
@@ -173,12 +173,12 @@ class Cable:
             counters.notifications_handled += handled
 
     def _count(
-        self, flow: port_model.TrafficFlow, astray: port_model.TrafficFlow, packets: int
+        self, flow: port_model.TrafficFlow, misprioritized: port_model.TrafficFlow, packets: int
     ) -> None:
         """Count RDMA packets in the priority that the port assigns to them."""
         flow.add(packets, self._frame_words)
         if self.settings.trust != "dscp":
-            astray.add(packets, self._frame_words)
+            misprioritized.add(packets, self._frame_words)
 
     def _pause(
         self, span: TimeSpan, busy: float, shares: tuple[float, float], conditions: PortConditions
@@ -209,7 +209,7 @@ class Cable:
         """Count losses while no pause protects the buffer, and retries towards a link that is down."""
         counters, rng = self.counters, self._rng
         lost = round_randomly(dropped * self._frames_per_second * span.seconds, rng)
-        self._count(counters.dropped, counters.astray_dropped, lost)
+        self._count(counters.dropped, counters.misprioritized_dropped, lost)
         counters.out_of_sequence += round_randomly(lost / 8, rng)
         timeouts = round_randomly(down * span.seconds * _RETRIES_PER_SECOND, rng)
         counters.ack_timeouts += timeouts

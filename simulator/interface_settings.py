@@ -45,9 +45,9 @@ def show_settings(model: node_model.NodeModel, into: CaptureMoment) -> None:
             "link_state": _link_state(cable, model.spec.scenario),
         }
         _add_answers(into, cable.port.interface, answers)
-    refused = failure(OSError(errno.EOPNOTSUPP, ""))
+    unsupported = failure(OSError(errno.EOPNOTSUPP, ""))
     nothing: dict[str, Json] = dict.fromkeys(
-        ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
+        ("dcb", "pause", "fec", "rings", "link_modes", "module"), unsupported
     ) | {"standard_statistics": {"statistics": {}}}
     _add_answers(into, node_hardware.LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
@@ -112,7 +112,7 @@ def _pause_frames(cable: fabric.Cable) -> dict[str, list[int]]:
 
 
 def _buffers(*, pausing: bool) -> dict[str, Json]:
-    """Return the buffers: a lossless priority has its own, with room for data in flight."""
+    """Return the buffers: a lossless priority has its own, with space for data in flight."""
     split = (_LOSSY_BUFFER_BYTES, _BUFFERS_BYTES - _LOSSY_BUFFER_BYTES)
     sizes = split if pausing else (_BUFFERS_BYTES, 0)
     return {

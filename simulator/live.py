@@ -93,7 +93,7 @@ def read_live_node(path: Path) -> LiveNode:
 
 @dataclass(frozen=True, slots=True)
 class FaultOccurrence:
-    """Fault of one round: the node with this fault, its begin and its end, and its scenario.
+    """Fault of one round: the node with this fault, its start and end, and its scenario.
 
     The scenario has local time: its second half is the time of the occurrence.
     """
@@ -153,17 +153,17 @@ class FaultRounds(conditions.Scenario):
         self._strikes: dict[int, list[FaultOccurrence]] = {}
         self._faults_at(0)
 
-    def _faults_at(self, instant_ns: int) -> list[FaultOccurrence]:
+    def _faults_at(self, timestamp_ns: int) -> list[FaultOccurrence]:
         """Return the faults of a round and of the previous one; its last fault may still be active."""
-        number = max(instant_ns, 0) // self._round_ns
-        wanted = range(max(number - 1, 0), number + 1)
-        if set(self._strikes) != set(wanted):
+        number = max(timestamp_ns, 0) // self._round_ns
+        numbers = range(max(number - 1, 0), number + 1)
+        if set(self._strikes) != set(numbers):
             self._strikes = {
                 one: self._strikes.get(one)
                 or [
                     FaultOccurrence.from_plan(self._node, fault, one) for fault in self._node.faults
                 ]
-                for one in wanted
+                for one in numbers
             }
         return [strike for strikes in self._strikes.values() for strike in strikes]
 

@@ -102,19 +102,19 @@ class HostState:
 
     def _use_cpus(self, span: TimeSpan, busy: float, waiting: float) -> None:
         capacity_ns = span.length_ns * node_hardware.LOGICAL_CPUS
-        taken = {
+        mode_ns = {
             "user": int(busy * capacity_ns),
             "system": int(_SYSTEM_CPU * (0.2 + busy) * capacity_ns),
             "iowait": int(waiting * capacity_ns),
             "softirq": int(0.0004 * capacity_ns),
         }
-        taken["idle"] = capacity_ns - sum(taken.values())
-        for mode, amount_ns in taken.items():
+        mode_ns["idle"] = capacity_ns - sum(mode_ns.values())
+        for mode, amount_ns in mode_ns.items():
             self.cpu_ns[mode] += amount_ns
         tasks = (busy + waiting) * node_hardware.LOGICAL_CPUS
         for place, window_seconds in enumerate(LOAD_WINDOWS_SECONDS):
-            kept = math.exp(-span.seconds / window_seconds)
-            self.load[place] = self.load[place] * kept + tasks * (1.0 - kept)
+            decay = math.exp(-span.seconds / window_seconds)
+            self.load[place] = self.load[place] * decay + tasks * (1.0 - decay)
         self.running = 1 + round(tasks)
         self.last_process += round_randomly(6.0 * span.seconds, self._rng)
 
@@ -167,9 +167,9 @@ class HostState:
         pressure.some_us += int(some * length_us)
         pressure.full_us += int(full * length_us)
         for place, window_seconds in enumerate(PRESSURE_WINDOWS_SECONDS):
-            kept = math.exp(-span.seconds / window_seconds)
+            decay = math.exp(-span.seconds / window_seconds)
             for percent, share in ((pressure.some_percent, some), (pressure.full_percent, full)):
-                percent[place] = percent[place] * kept + 100 * share * (1.0 - kept)
+                percent[place] = percent[place] * decay + 100 * share * (1.0 - decay)
 
     def _add_work_since_boot(self, uptime_ns: int) -> None:
         uptime_seconds = uptime_ns // NS_PER_SECOND
@@ -244,8 +244,10 @@ class NodeModel:
         moved: dict[int | None, tuple[int, int]] = {}
         for cable in self.cables:
             rail, before = cable.port.rail, cable.moved_bytes
-            wanted = _traffic_demand(cable.port, demand)
-            cable.advance(span, wanted, scenario.port(rail, span), scenario.link_outages(rail))
+            traffic_demand = _traffic_demand(cable.port, demand)
+            cable.advance(
+                span, traffic_demand, scenario.port(rail, span), scenario.link_outages(rail)
+            )
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
         for index in scenario.resets(span):

@@ -82,15 +82,15 @@ class PortCounters:
 
     RDMA traffic counts in words of four bytes, as the port counters do; every frame of it is a whole number
     of words. Vendors' statistics are these numbers under their own names.
-    The `astray` flows are the parts of the others that had the wrong priority.
+    The `misprioritized` flows are the parts of the others that had the wrong priority.
     """
 
     sent: TrafficFlow = field(default_factory=TrafficFlow)
     received: TrafficFlow = field(default_factory=TrafficFlow)
     dropped: TrafficFlow = field(default_factory=TrafficFlow)
-    astray_sent: TrafficFlow = field(default_factory=TrafficFlow)
-    astray_received: TrafficFlow = field(default_factory=TrafficFlow)
-    astray_dropped: TrafficFlow = field(default_factory=TrafficFlow)
+    misprioritized_sent: TrafficFlow = field(default_factory=TrafficFlow)
+    misprioritized_received: TrafficFlow = field(default_factory=TrafficFlow)
+    misprioritized_dropped: TrafficFlow = field(default_factory=TrafficFlow)
     write_requests: int = 0
     marked_packets: int = 0
     notifications_sent: int = 0
@@ -132,15 +132,17 @@ def by_priority(seen: PortCounters) -> list[PriorityTraffic]:
     """Split a port's traffic by priority: RDMA, notifications, and everything else."""
     traffic = [PriorityTraffic()] * len(PRIORITIES)
     traffic[LOSSLESS] = _rdma(
-        seen.sent.less(seen.astray_sent),
-        seen.received.less(seen.astray_received),
-        seen.dropped.less(seen.astray_dropped),
+        seen.sent.less(seen.misprioritized_sent),
+        seen.received.less(seen.misprioritized_received),
+        seen.dropped.less(seen.misprioritized_dropped),
     )
-    astray = _rdma(seen.astray_sent, seen.astray_received, seen.astray_dropped)
+    misprioritized = _rdma(
+        seen.misprioritized_sent, seen.misprioritized_received, seen.misprioritized_dropped
+    )
     frames = seen.neighbour_frames
     frame_bytes = frames * (NEIGHBOUR_FRAME_BYTES + CHECKSUM_BYTES)
     neighbours = PriorityTraffic(frame_bytes, frames, 0, frame_bytes, frames)
-    pairs = zip(astray, neighbours, strict=True)
+    pairs = zip(misprioritized, neighbours, strict=True)
     traffic[BEST_EFFORT] = PriorityTraffic(*(one + other for one, other in pairs))
     frame = NOTIFICATION_FRAME_BYTES + CHECKSUM_BYTES
     handled, sent = seen.notifications_handled, seen.notifications_sent
@@ -169,7 +171,7 @@ BLOCK_BITS = 5440
 _CORRECTABLE_SYMBOLS = 15
 SYMBOLS_OF_A_BROKEN_BLOCK = 17
 _WORST_BIT_ERROR_RATE = 2.8e-3
-"""On one lane, with the others clean: one block in 500 000 cannot be corrected."""
+"""Bit error rate of one lane, with the others clean, at which one block in 500 000 cannot be corrected."""
 _HARMLESS = 0.05
 """Below this number of errors per block, uncorrectable blocks are rarer than once in a node's lifetime."""
 _LEAKED = 0.1
@@ -186,7 +188,7 @@ class PortOptics:
 
     def __init__(self, rng: random.Random, bit_error_rate: float) -> None:
         self._decades = math.log10(_WORST_BIT_ERROR_RATE / bit_error_rate)
-        self._struck_lane = rng.randrange(device_models.LANES)
+        self._degraded_lane = rng.randrange(device_models.LANES)
         self._usual_receive_dbm = [rng.gauss(0.6, 0.4) for _ in range(device_models.LANES)]
         self._usual_transmit_dbm = [rng.gauss(1.4, 0.3) for _ in range(device_models.LANES)]
         self._usual_bias_milliamperes = [rng.gauss(92.0, 4.0) for _ in range(device_models.LANES)]
@@ -203,9 +205,9 @@ class PortOptics:
         self._celsius += (aim - self._celsius) * (1.0 - math.exp(-span.seconds / 60.0))
         for lane, ripple in enumerate(self._ripples):
             ripple.advance(span.seconds)
-            self._lost[lane] = margin_lost * (1.0 if lane == self._struck_lane else _LEAKED)
+            self._lost[lane] = margin_lost * (1.0 if lane == self._degraded_lane else _LEAKED)
 
-    def strain(self, lane: int) -> float:
+    def error_ratio(self, lane: int) -> float:
         """Ratio of a lane's bit errors to its usual ones."""
         return math.pow(10.0, self._lost[lane] * self._decades)
 
@@ -278,29 +280,30 @@ class PortSignal:
     error_rng: random.Random
     first_sample_ns: int
     up_ns: int
-    _strained_ns: list[float] = field(init=False)
-    _breaking: float = 0.0
+    _weighted_ns: list[float] = field(init=False)
+    _uncorrectable_blocks: float = 0.0
 
     def __post_init__(self) -> None:
         """Start with a normal signal."""
-        self._strained_ns = [float(self.up_ns)] * device_models.LANES
+        self._weighted_ns = [float(self.up_ns)] * device_models.LANES
 
     def reload(self) -> None:
         """Reset the counters, as after a driver load."""
-        self.up_ns, self._strained_ns, self._breaking = 0, [0.0] * device_models.LANES, 0.0
+        self.up_ns, self._uncorrectable_blocks = 0, 0.0
+        self._weighted_ns = [0.0] * device_models.LANES
 
     def advance(self, up_ns: int, lanes: int) -> None:
         """Advance by some time with a link on this many lanes."""
         length_ns = up_ns * lanes // device_models.LANES
         self.up_ns += length_ns
         shares = [
-            self.optics.strain(lane) * device_models.LANES / lanes if lane < lanes else 0.0
+            self.optics.error_ratio(lane) * device_models.LANES / lanes if lane < lanes else 0.0
             for lane in range(device_models.LANES)
         ]
         for lane, share in enumerate(shares):
-            self._strained_ns[lane] += length_ns * share
+            self._weighted_ns[lane] += length_ns * share
         bit_error_rate = self.bit_error_rate * sum(shares) / device_models.LANES
-        self._breaking += broken_blocks(self._bits(length_ns), bit_error_rate)
+        self._uncorrectable_blocks += broken_blocks(self._bits(length_ns), bit_error_rate)
 
     def due(self, span: spec.TimeSpan) -> bool:
         """True if the NIC samples during a span."""
@@ -309,11 +312,11 @@ class PortSignal:
     def sample(self, counters: PortCounters, loaded: float) -> None:
         """Count bits and the errors among them; packets are hit in proportion to the link's load."""
         bits, corrected = self._bits(self.up_ns), []
-        for strained_ns in self._strained_ns:
-            strain = strained_ns / self.up_ns if self.up_ns else 0.0
-            mean = bits * self.bit_error_rate / device_models.LANES * strain
+        for weighted_ns in self._weighted_ns:
+            error_ratio = weighted_ns / self.up_ns if self.up_ns else 0.0
+            mean = bits * self.bit_error_rate / device_models.LANES * error_ratio
             corrected.append(max(round(self.rng.gauss(mean, math.sqrt(mean))), 0))
-        broken = spec.round_randomly(self._breaking, self.error_rng)
+        broken = spec.round_randomly(self._uncorrectable_blocks, self.error_rng)
         bad_frames = spec.round_randomly(broken * loaded, self.error_rng)
         self.reload()
         counters.observed_bits += bits

@@ -177,8 +177,8 @@ class Silicon:
             self.throttled.hardware_thermal_ns += span.length_ns
 
     def _heat(self, span: spec.TimeSpan, watts: float, resistance: float) -> None:
-        kept = math.exp(-span.seconds / _SETTLING_SECONDS)
+        decay = math.exp(-span.seconds / _SETTLING_SECONDS)
         core = self._inlet + resistance * watts
         memory = self._inlet + _MEMORY_WARMER + _MEMORY_SHARE_OF_RISE * resistance * watts
-        self._core = core + (self._core - core) * kept
-        self._memory = memory + (self._memory - memory) * kept
+        self._core = core + (self._core - core) * decay
+        self._memory = memory + (self._memory - memory) * decay

@@ -1,6 +1,6 @@
 """Simulation of a node: from a spec to a capture.
 
-Each time step gives the state of all interfaces, of which a capture keeps the differences.
+Each time step results in a state of all interfaces; a capture contains the differences.
 Directory entries follow from all other results: a NIC's PCI device can be reached by its address,
 its interface and its RDMA device; everything that is recorded below one of these paths is present
 below all of them. The entries of a removed NIC vanish, and every access to them fails.
@@ -123,7 +123,7 @@ def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * NS_PER_SECOND,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
-        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_nic_names(spec)} a GPU and two for storage",
+        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_nic_names(spec)} per GPU and two for storage",
     )
 
 

@@ -115,24 +115,24 @@ class TimeSpan:
         """Length of the span, in seconds."""
         return self.length_ns / NS_PER_SECOND
 
-    def passes(self, instant_ns: int) -> bool:
+    def passes(self, timestamp_ns: int) -> bool:
         """True if a timestamp is within the span."""
-        return self.start_ns < instant_ns <= self.end_ns
+        return self.start_ns < timestamp_ns <= self.end_ns
 
     def share_in(self, other: TimeSpan) -> float:
         """Share of this span that is within another one."""
         common_ns = min(self.end_ns, other.end_ns) - max(self.start_ns, other.start_ns)
         return max(common_ns, 0) / self.length_ns
 
-    def share_after(self, instant_ns: int) -> float:
+    def share_after(self, timestamp_ns: int) -> float:
         """Share of this span after a timestamp."""
-        return self.share_in(TimeSpan(instant_ns, max(self.end_ns, instant_ns)))
+        return self.share_in(TimeSpan(timestamp_ns, max(self.end_ns, timestamp_ns)))
 
     def share_recurring(self, first: TimeSpan, period_ns: int) -> float:
         """Share of this span within a span that recurs with a period from `first` on."""
 
-        def covered_until(instant_ns: int) -> int:
-            rounds, rest_ns = divmod(max(instant_ns - first.start_ns, 0), period_ns)
+        def covered_until(timestamp_ns: int) -> int:
+            rounds, rest_ns = divmod(max(timestamp_ns - first.start_ns, 0), period_ns)
             return rounds * first.length_ns + min(rest_ns, first.length_ns)
 
         return (covered_until(self.end_ns) - covered_until(self.start_ns)) / self.length_ns
@@ -140,8 +140,8 @@ class TimeSpan:
     def count_recurring(self, first_ns: int, period_ns: int) -> int:
         """Number of the timestamps `first_ns`, `first_ns + period_ns`, ... within this span."""
 
-        def passed_until(instant_ns: int) -> int:
-            return max((instant_ns - first_ns) // period_ns + 1, 0)
+        def passed_until(timestamp_ns: int) -> int:
+            return max((timestamp_ns - first_ns) // period_ns + 1, 0)
 
         return passed_until(self.end_ns) - passed_until(self.start_ns)
 
@@ -156,9 +156,9 @@ class DriftNoise:
 
     def advance(self, seconds: float) -> float:
         """Advance by some time and return the noise after it."""
-        kept = math.exp(-seconds / self._memory_seconds)
-        fresh = math.sqrt(1.0 - kept * kept)
-        self.value = kept * self.value + fresh * self._rng.gauss(0.0, 1.0)
+        decay = math.exp(-seconds / self._memory_seconds)
+        fresh = math.sqrt(1.0 - decay * decay)
+        self.value = decay * self.value + fresh * self._rng.gauss(0.0, 1.0)
         return self.value
 
 

@@ -105,14 +105,14 @@ class TrainingJob:
         self, length: float, share: float, speeds: tuple[float, float], demand: JobDemand
     ) -> None:
         """Go through the phases for a share of a time in seconds, and add up their demand."""
-        left = length * share
-        while left > _NO_TIME:
+        remaining_seconds = length * share
+        while remaining_seconds > _NO_TIME:
             phase = next(phase for phase in PHASES if self._place < phase.end)
             speed = speeds[phase.exchange]
             to_end = (phase.end - self._place) * self._iteration_seconds
             needed = to_end / speed if speed > 0 else math.inf
-            spent = min(left, needed)
-            left -= spent
+            spent = min(remaining_seconds, needed)
+            remaining_seconds -= spent
             place = self._place + spent * speed / self._iteration_seconds
             self._place = (phase.end if spent == needed else place) % 1.0
             waiting = _WAITING_POWER + (1.0 - _WAITING_POWER) * speed
@@ -248,10 +248,10 @@ class GpuSharing:
         if self.mode in ALONE:
             return demand
         # Virtual machines use time slices in turn: unused time of a slice is idle.
-        taken = self._compute if self.mode == "vgpu" else 1.0
+        compute_share = self._compute if self.mode == "vgpu" else 1.0
         return replace(
             demand,
-            occupied=demand.occupied * taken,
+            occupied=demand.occupied * compute_share,
             activity=demand.activity * self._compute,
             memory_activity=demand.memory_activity * self._memory,
         )

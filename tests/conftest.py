@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ settings.load_profile("railscope")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start tests of real programs first: they wait for minutes, and others run meanwhile."""
     items.sort(key=lambda item: "chain" not in item.path.parts)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of garbage collection, which otherwise visits them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -185,7 +185,7 @@ def test_a_description_has_all_names_of_a_gpu_or_nic(rule: dict[str, Any]):
         ("node {{ $labels.node }}", set()),
     ],
 )
-def test_a_description_without_all_names_is_noticed(description: str, missing: set[str]):
+def test_a_description_without_all_names_is_detected(description: str, missing: set[str]):
     rule = {"expr": "x", "annotations": {"summary": "", "description": description}}
     assert names_missing(rule) == missing
 
@@ -295,7 +295,11 @@ def test_an_alert_links_to_a_dashboard_or_to_a_panel_that_shows_its_metric(rule:
         for target in panels[asked["viewPanel"]]["targets"]:
             shown |= metrics_in(target["expr"])
         shown |= {rollups()[name].source.name for name in shown if name in rollups()}
-        assert shown & metrics_in(rule["expr"])
+        needed = metrics_in(rule["expr"])
+        totals = {
+            metric.total for metric in filter(None, map(metric_named, needed)) if metric.total
+        }
+        assert shown & (needed | totals)
 
 
 @EACH_NAME

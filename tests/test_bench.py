@@ -58,7 +58,10 @@ FIGURES = {
     "collector": (
         "memory per node",
         "acknowledged, p99",
-        "refresh of all views / its period",
+        "refresh of all views",
+        "the first refresh after a flood",
+        "CPU to register a node",
+        "share of a core at the natural period",
         "victoria-metrics",
     ),
     "jobs": (
@@ -91,7 +94,6 @@ FIGURES = {
     "dashboards": (
         "peak samples, most expensive query, at 1,000 nodes / limit of Prometheus",
         "peak samples, recorded / not, health 306A",
-        "time, PCIe errors of all kinds / by kind",
         "share of a core, recording rules at 1,000 nodes",
         "dashboard cluster-overview",
     ),

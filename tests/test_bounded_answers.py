@@ -47,7 +47,7 @@ SLOW = {"one byte at a time"}
 
 
 class FixedServer:
-    """A server that answers whatever it is asked with the same bytes, and never closes."""
+    """A server that answers every request with the same bytes, and never closes."""
 
     def __init__(
         self, family: socket.AddressFamily, address: tuple[str, int] | str, what: str
@@ -117,12 +117,12 @@ def unix(what: str, tmp_path: Path) -> Iterator[Path]:
     server.close()
 
 
-def test_the_agent_asks_the_kubelet_for_pods_within_bounds(url: str) -> None:
+def test_the_agent_reads_pods_from_the_kubelet_within_bounds(url: str) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
         read_pod_list(f"{url}/pods", "", "", SECONDS, MAX_BYTES)
 
 
-def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> None:
+def test_the_agent_reads_devices_from_the_kubelet_within_bounds(unix: Path) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
         call_kubelet(str(unix), "List", b"", SECONDS, MAX_BYTES)
 
@@ -133,22 +133,22 @@ def claims_asked_for(where: str) -> None:
         client.request("GET", "/claims")
 
 
-def test_the_claim_command_asks_an_address_within_bounds(url: str) -> None:
+def test_the_claim_command_queries_an_address_within_bounds(url: str) -> None:
     claims_asked_for(url)
 
 
-def test_the_claim_command_asks_a_socket_within_bounds(unix: Path) -> None:
+def test_the_claim_command_queries_a_socket_within_bounds(unix: Path) -> None:
     claims_asked_for(str(unix))
 
 
-async def test_the_agent_asks_its_collector_within_bounds(url: str) -> None:
+async def test_the_agent_queries_its_collector_within_bounds(url: str) -> None:
     client = HttpClient(url, None, SECONDS, MAX_BYTES)
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
         await client.get({})
     await client.close()
 
 
-async def test_pictures_ask_prometheus_within_bounds(url: str) -> None:
+async def test_pictures_query_prometheus_within_bounds(url: str) -> None:
     async with Prometheus(url, timeout_seconds=SECONDS, max_bytes=MAX_BYTES) as prometheus:
         with pytest.raises(PrometheusError):
             await asyncio.wait_for(prometheus.get("query", query="up"), 60)

@@ -1,24 +1,24 @@
-"""The command line as its users meet it."""
+"""The command line."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from support.command_line import refusal, refusal_line, run, run_process
 
 from collector.access import credentials
 from collector.access.credentials import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
-from railscope.cli import main, root as railscope
+from railscope.cli import root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
 from simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
@@ -35,56 +35,6 @@ def walk(arguments: tuple[str, ...], command: click.Command) -> Iterator[tuple[s
 
 COMMANDS = list(walk((), railscope))
 SETTINGS = ("agent", "collector")
-
-
-class WholeProgram(click.Command):
-    """The command line as the console script runs it, with its report of invalid settings."""
-
-    def main(self, args: Sequence[str], **_: object) -> None:
-        main(args)
-
-
-def run(*arguments: str, **environment: str) -> Result:
-    """Run a command in this process, which spares it the start of an interpreter."""
-    cleared = dict.fromkeys(
-        name
-        for name in os.environ
-        if name.startswith("RAILSCOPE_") and name != CONFIGURATION_VARIABLE
-    )
-    outcome = CliRunner().invoke(WholeProgram("railscope"), arguments, env=cleared | environment)
-    if outcome.exception and not isinstance(outcome.exception, SystemExit):
-        raise outcome.exception
-    return outcome
-
-
-def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("RAILSCOPE_") or name == CONFIGURATION_VARIABLE
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "railscope", *arguments],
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def refusal(outcome: Result) -> str:
-    return refusal_line(outcome.exit_code, outcome.stdout, outcome.stderr)
-
-
-def refusal_line(status: int, stdout: str, stderr: str) -> str:
-    assert status == 2
-    assert stdout == ""
-    (line,) = stderr.splitlines()
-    return line
-
-
 INSTALLED = ("agent once", "agent check", "agent run", "claim list", "collector check", "collector run",
              "collector accept-clock --yes", "bill list", "bill review", "bill reconcile")  # fmt: skip
 
@@ -138,7 +88,7 @@ def test_help_of_the_whole_does_not_load_the_programs():
     assert outcome.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_unknown_command_is_refused():
+def test_an_unknown_command_is_rejected():
     assert run_process("agnet").returncode == 2
 
 
@@ -161,7 +111,7 @@ def test_an_unknown_key_of_a_section_is_found_as_well(program: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("program", SETTINGS)
-def test_an_unknown_variable_is_refused(program: str):
+def test_an_unknown_variable_is_rejected(program: str):
     name = f"RAILSCOPE_{program.upper()}_LISTN"
     line = refusal(run(program, "run", **{name: "127.0.0.1:0"}))
     assert name in line
@@ -169,13 +119,13 @@ def test_an_unknown_variable_is_refused(program: str):
 
 
 @pytest.mark.parametrize("program", SETTINGS)
-def test_a_value_out_of_bounds_is_refused(program: str):
+def test_a_value_out_of_bounds_is_rejected(program: str):
     name = f"RAILSCOPE_{program.upper()}_LOG_LEVEL"
     assert "log_level" in refusal(run(program, "run", **{name: "loud"}))
 
 
 @pytest.mark.parametrize("program", SETTINGS)
-def test_settings_that_are_not_there_are_refused(program: str, tmp_path: Path):
+def test_settings_that_are_not_there_are_rejected(program: str, tmp_path: Path):
     missing = tmp_path / "missing.toml"
     assert str(missing) in refusal(run(program, "run", "--config", str(missing)))
 
@@ -297,7 +247,7 @@ def test_this_server_is_recorded_into_a_new_directory_only(tmp_path: Path):
     assert "is not empty" in again.stderr
 
 
-def test_a_capture_that_is_none_is_refused(tmp_path: Path):
+def test_a_capture_that_is_none_is_rejected(tmp_path: Path):
     outcome = run("agent", "once", "--replay", str(tmp_path))
     assert outcome.exit_code == 1
     assert "capture.toml" in outcome.stderr
@@ -340,129 +290,11 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
 
 
 def test_a_token_with_a_limit_of_authority():
-    _, place, line = run("collector", "token", "--max-rank", "2", "gpu-1").stdout.splitlines()
+    _, place, line = run("collector", "token", "--max-authority", "2", "gpu-1").stdout.splitlines()
     found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
-    assert [one.credential.max_rank for one in found.entries.values()] == [2]
-    wrong = run("collector", "token", "--role", "finance", "--max-rank", "2", "billing")
-    assert "--max-rank: expected --role node as well" in wrong.stderr
-    assert "4 is not in the range" in run("collector", "token", "--max-rank", "4", "gpu-1").stderr
-
-
-# Settings that cannot work, and `collector check` ----------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('listen = "127.0.0.1:99999"', "expected HOST:PORT with a port from 0 to 65535"),
-        ('listen = "9470"', "expected HOST:PORT"),
-        ('[ledger]\nurl = "mysql://me:hunter2@db/ledger"', "ledger.url: invalid ledger URL mysql"),
-        ('[ledger]\nurl = "oracle://db"', "expected sqlite:////PATH or postgresql://"),
-        (
-            'view_refresh_seconds = "soon"',
-            "collector.toml: 'soon': expected a finite number",
-        ),
-        (
-            "[limits]\nframes_per_batch = 0",
-            "[limits]: 0: expected an integer, at least 1",
-        ),
-        ('[billing]\nseller_file = "/absent/seller.toml"', "/absent/seller.toml"),
-        ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
-    ],
-)
-def test_a_collector_that_cannot_work_does_not_start(tmp_path: Path, text: str, expected: str):
-    (tmp_path / "tokens.toml").write_text("[nodes]\n")
-    file = tmp_path / "collector.toml"
-    paths = {
-        "STATE_DIRECTORY": str(tmp_path / "state"),
-        "TOKENS_FILE": str(tmp_path / "tokens.toml"),
-    }
-    file.write_text(text)
-    environment = {f"RAILSCOPE_COLLECTOR_{name}": value for name, value in paths.items()}
-    line = refusal(run("collector", "run", "--config", str(file), **environment))
-    assert expected in line
-    assert "hunter2" not in line
-    assert not (tmp_path / "state").exists(), "nothing is half-made"
-
-
-@pytest.mark.parametrize("text", ["[budget]\ncpu_ratio = 5", 'listen = "0.0.0.0:99999"'])
-def test_an_agent_that_cannot_work_does_not_start(tmp_path: Path, text: str):
-    file = tmp_path / "agent.toml"
-    file.write_text(text)
-    line = refusal(run("agent", "run", "--config", str(file), "--root", str(tmp_path)))
-    assert "expected" in line
-
-
-def checked(directory: Path, text: str) -> tuple[int, dict[str, str]]:
-    """Exit status and lines of `collector check`, by what each is about."""
-    file = directory / "collector.toml"
-    file.write_text(text)
-    outcome = run("collector", "check", "--config", str(file))
-    assert not outcome.stderr, outcome.stderr
-    _, *lines = outcome.stdout.splitlines()
-    return outcome.exit_code, {line[8:].partition(": ")[0]: line for line in lines}
-
-
-def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
-    (tmp_path / "tokens.toml").write_text("[nodes]\n")
-    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
-    before = sorted(tmp_path.iterdir())
-    status, lines = checked(
-        tmp_path,
-        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
-        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n',
+    assert [one.credential.max_authority for one in found.entries.values()] == [2]
+    wrong = run("collector", "token", "--role", "finance", "--max-authority", "2", "billing")
+    assert "--max-authority: expected --role node as well" in wrong.stderr
+    assert (
+        "4 is not in the range" in run("collector", "token", "--max-authority", "4", "gpu-1").stderr
     )
-    assert status == 0, lines
-    assert {line[:8] for line in lines.values()} == {"ok      "}
-    assert "is valid" in lines["claims_file"]
-    assert "will be created" in lines["ledger"]
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "collector.toml"])
-
-
-def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
-    (tmp_path / "tokens.toml").write_text('[nodes]\nn1 = "short"\n')
-    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")
-    (tmp_path / "seller.toml").write_text("provider = 3\n")
-    (tmp_path / "ledger.sqlite").write_bytes(b"this is not a database, whatever its name says")
-    (tmp_path / "audit.key").write_text("no key\n")
-    status, lines = checked(
-        tmp_path,
-        f'listen = "192.0.2.1:0"\nstate_directory = "{tmp_path}"\n'
-        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n'
-        f'calendar_file = "{tmp_path}/absent.toml"\n'
-        f'[billing]\nseller_file = "{tmp_path}/seller.toml"\n'
-        f'[tls]\ncertificate_file = "{tmp_path}/absent.pem"\n'
-        '[influx]\nurl = "http://127.0.0.1:9"\n',
-    )
-    assert status == 1
-    broken = {what for what, line in lines.items() if line.startswith("BROKEN")}
-    assert broken == {
-        "listen", "tls", "tokens_file", "claims_file", "calendar_file", "billing.seller_file",
-        "ledger", "audit.key_file", "influx",
-    }  # fmt: skip
-    assert "line 2" in lines["claims_file"]
-
-
-def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
-    tokens = [run("collector", "token", name).stdout for name in ("gpu-1", "gpu-2")]
-    lines = [line for text in tokens for line in text.splitlines() if " = " in line]
-    (tmp_path / "tokens.toml").write_text("\n".join(["[nodes]", *lines]) + "\n")
-    header = "node,gpus,rdma_ports,from,to"
-    rows = {"gpu-1": "gpu-1,8,,2026-01-01T00:00:00Z,", "gpu-3": "gpu-3,8,,2026-01-01T00:00:00Z,"}
-    settings = (
-        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
-        f'tokens_file = "{tmp_path}/tokens.toml"\ninventory_file = "{tmp_path}/inventory.csv"\n'
-    )
-    (tmp_path / "collector.toml").write_text(settings)
-    for listed, expected in (
-        (["gpu-1"], ["nodes without a row: all of their GPUs are under review: gpu-2"]),
-        (["gpu-1", "gpu-3"], ["under review: gpu-2", "reported no GPU: gpu-3"]),
-        ([], []),
-    ):
-        text = "\n".join([header, *(rows[name] for name in listed)]) + "\n"
-        (tmp_path / "inventory.csv").write_text(text)
-        outcome = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
-        assert outcome.exit_code == 0, outcome.stdout
-        found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
-        assert len(found) == len(expected), found
-        assert all(arguments in line for arguments, line in zip(expected, found, strict=True))

@@ -139,7 +139,7 @@ def test_a_mistake_in_a_query_is_found(expression: str, problem: str):
     [
         'up{job="railscope-agent"} == 0',
         'railscope_rdma_port_info{rail="3", node=~"gpu-.*"}',
-        'sum by (rail, reason) (railscope_rail_sum_gpu_throttle_active{reason!="{gpu_idle}"})',
+        'sum by (tenant, reason) (railscope_tenant_sum_gpu_throttle_active{reason!="{gpu_idle}"})',
         'count by (source) (railscope_source_state{state="failed"} == 1)',
         "rate(railscope_gpu_energy_joules_total[5m])",
         "railscope:node_port_transmit_bytes:rate5m < on (node) group_left () vector(1)",

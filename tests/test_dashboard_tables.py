@@ -12,7 +12,7 @@ import yaml
 
 from dashboards.panels import Column, rows
 from dashboards.promql import labels_in, metric_named, metrics_in
-from dashboards.query import ask, joins_for, with_device_names
+from dashboards.query import build_query, joins_for, with_device_names
 from tests.support.dashboards import DASHBOARDS, TABLES
 
 
@@ -94,7 +94,7 @@ def test_a_table_has_all_names_of_gpus_and_nics(panel: dict[str, Any]):
     assert keys <= frozenset().union(*(labels_in(target["expr"]) for target in panel["targets"]))
 
 
-def test_a_table_without_all_names_is_noticed():
+def test_a_table_without_all_names_is_detected():
     nothing: frozenset[str] = frozenset()
     assert missing_names({"node", "gpu", "reason"}, nothing) == {"index", "pci_address"}
     assert missing_names({"node", "pci_address", "xid"}, frozenset({"xid"})) == {"index", "gpu"}
@@ -106,9 +106,9 @@ def test_a_table_without_all_names_is_noticed():
 
 
 def named(keys: str, *, series: str) -> str:
-    """Query for the values of a metric, as a table with these key labels asks for it."""
+    """Query for the values of a metric, as in a table with these key labels."""
     ways = joins_for(dict.fromkeys(keys.split(), ""))
-    values = ask(f"max by ({', '.join(keys.split())}) ({series})")
+    values = build_query(f"max by ({', '.join(keys.split())}) ({series})")
     return with_device_names(values, *ways).expression
 
 
@@ -185,6 +185,6 @@ def test_a_row_has_the_names_of_its_device(
 
 
 def test_a_table_without_a_worst_column_is_not_built():
-    column = Column("Seen", ask("sum by (node) (railscope_gpu_power_watts)"))
+    column = Column("Seen", build_query("sum by (node) (railscope_gpu_power_watts)"))
     with pytest.raises(ValueError, match="no column to sort by"):
         rows(0, "All", "Nothing.", {"node": "Node"}, column)

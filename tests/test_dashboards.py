@@ -39,7 +39,7 @@ def test_generating_again_changes_nothing():
     assert {path.name for path in GENERATED.iterdir()} == set(DASHBOARDS)
 
 
-def test_a_changed_dashboard_is_noticed_and_mended(tmp_path: Path):
+def test_a_changed_dashboard_is_detected_and_restored(tmp_path: Path):
     (tmp_path / "cluster-overview.json").write_text("{}\n")
     noticed = generate("--check", "--to", str(tmp_path))
     assert noticed.returncode == 1
@@ -64,7 +64,7 @@ def test_uids_are_unique_and_stable():
         "tenant": "railscope-tenant",
         "billing": "railscope-billing",
         "audit": "railscope-audit",
-        "own": "railscope-own",
+        "self-monitoring": "railscope-self-monitoring",
     }
 
 
@@ -108,7 +108,7 @@ def test_a_dashboard_is_what_grafanas_schema_allows(dashboard: dict[str, Any]):
         (("links", 0, "type"), "dashboard"),
     ],
 )  # fmt: skip
-def test_what_grafanas_schema_does_not_allow_is_noticed(way: tuple[str | int, ...], value: object):
+def test_what_grafanas_schema_does_not_allow_is_detected(way: tuple[str | int, ...], value: object):
     dashboard = json.loads(json.dumps(DASHBOARDS["node.json"]))
     *before, last = way
     place = dashboard
@@ -200,7 +200,7 @@ def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
-def test_the_first_row_asks_the_question_of_the_dashboard(dashboard: dict[str, Any]):
+def test_the_first_row_has_the_question_of_the_dashboard(dashboard: dict[str, Any]):
     first = dashboard["panels"][0]
     assert first["type"] == "row"
     assert first["title"] == dashboard["description"]

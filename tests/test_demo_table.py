@@ -1,4 +1,4 @@
-"""The demo's tables: what is worst stands first."""
+"""The demo's tables: the worst rows come first."""
 
 from __future__ import annotations
 

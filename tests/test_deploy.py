@@ -229,7 +229,7 @@ def test_both_programs_work_under_their_units(tmp_path: Path):
         assert 'railscope_source_state{source="host",state="ok"} 1' in page(own)
 
 
-def test_the_agent_may_ask_how_well_the_clock_is_synchronised_with_a_drop_in(tmp_path: Path):
+def test_the_agent_may_read_the_clock_error_with_a_drop_in(tmp_path: Path):
     program = "import ctypes; print(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))"
 
     def answer(unit: Path) -> int:
@@ -260,7 +260,7 @@ host.close()
 
 
 @EACH_PROGRAM
-def test_what_a_unit_forbids_is_refused_in_these_tests(program: str):
+def test_what_a_unit_forbids_is_rejected_in_these_tests(program: str):
     attempt = "import socket; socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)"
     outcome = subprocess.run(
         sandboxed(UNITS[program], "-c", attempt), capture_output=True, text=True, check=False
@@ -309,7 +309,7 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
     assert tenancy_files.parse_claims(text) == tenancy_files.FileClaims.from_claims([])
-    assert text.splitlines()[2] == ",".join(tenancy_files.CLAIMS_HEADER)
+    assert "tenant,gpu,from,to,share" in text.splitlines()
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
     assert set(tenancy_files.parse_claims(bare).by_target) == {
         "gpu-001",
@@ -359,13 +359,16 @@ def test_a_script_can_be_run(script: str):
 
 
 def test_every_target_of_the_makefile_has_its_tools():
-    """Nothing is taken from outside .venv."""
+    """No program outside .venv is used."""
     for target in ("demo", "check", "test", "bench", "dashboards", "docs"):
         outcome = subprocess.run(
             ["make", "--no-print-directory", "-n", "-B", target, "SECONDS=1"],
             env={name: value for name, value in os.environ.items() if "MAKE" not in name},
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         for line in outcome.stdout.splitlines():
             terms = line.split()
             if terms and terms[0] not in {"touch", "make"}:

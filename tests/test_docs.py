@@ -1,4 +1,4 @@
-"""Documentation is complete and true: pages are fresh, links lead somewhere, examples work."""
+"""Documentation is complete and correct: generated pages are current, links resolve, examples work."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_generating_again_changes_nothing():
     assert outcome.exit_code == 0, outcome.stderr
 
 
-def test_a_stale_page_is_named_and_mended(tmp_path: Path):
+def test_a_stale_document_is_named_and_written_again(tmp_path: Path):
     assert generate("--to", str(tmp_path)).exit_code == 0
     (tmp_path / "docs" / "cli.md").write_text("old\n")
     (tmp_path / "docs" / "metrics" / "removed.md").write_text("old\n")
@@ -339,9 +339,7 @@ def test_the_metric_and_the_source_that_the_page_adds_work(followed: Path, tmp_p
     assert "ok      open files" in checked
 
 
-def test_the_source_that_the_page_adds_knows_a_server_without_the_file(
-    followed: Path, tmp_path: Path
-):
+def test_the_source_that_the_guide_adds_works_without_the_file(followed: Path, tmp_path: Path):
     (tmp_path / "proc").mkdir()
     once = [sys.executable, "-m", "railscope", "agent", "once", "--root", str(tmp_path)]
     outcome = subprocess.run(

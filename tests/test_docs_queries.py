@@ -1,4 +1,4 @@
-"""The queries that pages show: names and labels the catalog declares, and the answers they promise."""
+"""The queries in documents: names and labels are in the catalog, and the results are as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deploy/install_files.sh`: everything but the program, with the directories that it is given."""
+"""`deploy/install_files.sh`: everything but the program, with the given directories."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from layout import (
     MAX_MODULE_LINES,
@@ -9,10 +12,14 @@ from layout import (
     Module,
     figures,
     imports,
+    impure_calls,
     parse_module,
+    product_modules,
+    pure_modules,
     shared_names,
     sizes,
 )
+from wording import ROOT
 
 SOURCE = """\
 import os
@@ -67,3 +74,53 @@ def test_the_share_of_imports_is_below_its_limit(import_line_count: int, problem
     modules = [Module("agent/x.py", 40, import_line_count, ()), module("agent/y.py", 60)]
     assert len(list(imports(modules))) == problems
     assert list(imports([])) == []
+
+
+def unformatted_statements(path: Path) -> list[ast.stmt]:
+    """The innermost statement at each line that the formatter skips."""
+    text = path.read_text()
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# fmt: skip")]
+    statements = (
+        [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)] if lines else []
+    )
+    return [
+        max(
+            (one for one in statements if one.lineno <= line <= (one.end_lineno or 0)),
+            key=lambda one: one.lineno,
+        )
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["open('x')", "datetime.now(UTC)", "dt.datetime.now()", "date.today()", "path.read_text()"],
+)
+def test_a_clock_or_a_file_of_a_pure_module_is_a_problem(call: str) -> None:
+    assert list(impure_calls("collector/views/x.py", f"def f():\n    return {call}")) == [
+        f"collector/views/x.py:2: {call.partition('(')[0].rpartition('.')[2]}() in a pure module: expected values as arguments"
+    ]
+
+
+def test_pure_modules_are_those_of_the_contract() -> None:
+    found = {str(path.relative_to(ROOT)) for path in pure_modules(ROOT)}
+    assert {"collector/billing/rating.py", "collector/views/rollups.py"} < found
+
+
+def is_table(statement: ast.stmt) -> bool:
+    """A constant, or rows that a function yields or iterates over."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return statement.col_offset == 0
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.YieldFrom):
+        return isinstance(statement.value.value, ast.Tuple)
+    return isinstance(statement, ast.For)
+
+
+def test_the_formatter_skips_only_tables() -> None:
+    found = [
+        f"{module.path}:{statement.lineno}"
+        for module in product_modules(ROOT)
+        for statement in unformatted_statements(ROOT / module.path)
+        if not is_table(statement)
+    ]
+    assert found == []

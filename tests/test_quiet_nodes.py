@@ -35,6 +35,11 @@ PART: dict[str, dict[str, Any]] = {
     "with irdma cards": {"nic": "irdma"},
     "with cards of two kinds": {"nic": "mixed"},
 }
+RARER = {
+    "whose GPUs nobody claims", "of Kubernetes, with MPS", "that hands GPUs over", "with B200",
+    "with T4", "with irdma cards",
+}  # fmt: skip
+"""Left to `make thorough`: others have most of what they have."""
 
 
 async def seen(
@@ -59,7 +64,7 @@ def rises(series: dict[str, Samples], metric: str) -> int:
 async def test_training_raises_nothing(tmp_path: Path, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, scheduler="slurm", **WHOLE)
     assert found == [[]] * (minutes + 1)
-    assert len(series) > 1000
+    assert len(series) > 800
     for metric in ("nic_receive_pfc_pause_seconds", "rdma_ecn_marked_packets"):
         assert rises(series, f"railscope_{metric}_total") >= 8, (
             "the usual pause and marks are there"
@@ -72,13 +77,16 @@ async def test_training_raises_nothing(tmp_path: Path, minutes: int) -> None:
 async def test_a_time_without_a_job_raises_nothing(tmp_path: Path, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, "idle", **WHOLE)
     assert found == [[]] * (minutes + 1)
-    assert len(series) > 1000
+    assert len(series) > 800
     assert rises(series, "railscope_rdma_ecn_marked_packets_total") == 0
 
 
 @pytest.mark.timeout(240)
 @PART_MINUTES
-@pytest.mark.parametrize("kind", PART)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.thorough] if kind in RARER else []) for kind in PART],
+)
 async def test_a_healthy_server_raises_nothing(tmp_path: Path, kind: str, minutes: int) -> None:
     found, series = await seen(tmp_path, minutes, gpus=2, **PART[kind])
     assert found == [[]] * (minutes + 1)

@@ -15,7 +15,7 @@ from railscope.settings import SettingsError
 
 
 class FakeServices:
-    """Hands out services one after the other, and knows which of them runs."""
+    """Provides services one after the other, and records which of them runs."""
 
     def __init__(self, *made: str) -> None:
         self._made = list(made)

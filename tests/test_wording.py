@@ -1,4 +1,4 @@
-"""The check of wording finds what it is for, and nothing in plain text."""
+"""The check of wording finds each violation, and nothing in plain text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import wording
-from wording import alerts, comments, commits, document, key_sets, module, problems, source
+from passages import alerts, comments, commits, document, lanes, module, source, source_of_test
+from wording import key_sets, problems
 
 BAD = {
-    '"""What came of a read."""': "starts with 'What'",
+    '"""What a read returned."""': "starts with 'What'",
     '"""Result that is told once."""': "'told'",
     '"""Reason, as the driver says."""': "'says'",
     '"""Value that nobody reads."""': "'nobody'",
@@ -30,15 +31,33 @@ BAD = {
     '"""Report of a silent node."""': "'silent node'",
     'x = "in the custody of the log"': "'custody'",
     '"""Segment that was put aside."""': "'put aside'",
-    '"""Time of a look at the pods."""': "'a look'",
+    '"""Time of a look at the pods."""': "'look'",
     'x = "kept for ever"': "'for ever'",
     '"""Start anew."""': "'anew'",
     "class Told: ...": "class name 'Told' states no kind",
+    "class _Bounded: ...": "class name '_Bounded' states no kind",
     "class _Place: ...": "'_Place'",
     'message = f"Unknown claim: {name}"': "error message starts with 'Unknown'",
     'raise ValueError("A claim exists")': "starts with 'A'",
     'raise ClaimError(f"{name}: no claim.")': "ends with a full stop",
     'message = ("invalid time: " "expected RFC 3339.")': "ends with a full stop",
+    "x = 1  # as the driver says": "comment contains 'says'",
+    "# The card is\n# held up.\nx = 1": "'card'",
+    "x = f(  # noqa: S603 - nobody else reads it\n    1)": "'nobody'",
+    "x = 1  # type: ignore[arg-type] - is no frame": "'is no frame'",
+    "x = 1  # lest it grows": "'lest'",
+    'f(help="Tell")': "message contains 'Tell'",
+    'f(short_help="Folder")': "'Folder'",
+    '"""Report of an agent who runs."""': "'agent who'",
+    '"""Value that the source knows."""': "'knows'",
+    '"""State that was asked for."""': "'asked'",
+    '"""File that is looked at."""': "'looked'",
+    '"""Condition that the check believes."""': "'believes'",
+    '"""Result of a call that comes again."""': "'comes again'",
+    '"""Frame that is taken in."""': "'taken in'",
+    '"""Server that speaks HTTP."""': "'speaks'",
+    '"""File that is refused."""': "'refused'",
+    '"""Time that is no value."""': "'is no value'",
 }
 
 
@@ -71,6 +90,13 @@ def test_a_broken_rule_is_named_with_its_place(text: str) -> None:
         'message = "Ed25519: invalid key"',
         'raise ValueError(f"{name}: expected at most ...")',
         'x = "Panel of a dashboard."',
+        "x = '#'  # noqa: S603 - one of two",
+        'x = "tell"',
+        'f(help="Listen")',
+        '"""The operator who runs the command, and users who read."""',
+        '"""Value to look up, that was looked up."""',
+        '"""Anyone\n    who can read it."""',
+        '"""Connection that takes a second."""',
     ],
 )
 def test_plain_text_has_no_problem(text: str) -> None:
@@ -210,6 +236,24 @@ def test_only_comments_of_a_sample_file_are_checked() -> None:
     text = "#!/bin/said\ntold = 1\n# Limits of `told`.\n  # The file says it.\n"
     (found,) = problems(comments("deploy/x.toml", text))
     assert found.startswith("deploy/x.toml:4: comment contains 'says'")
+    (found,) = problems(comments("deploy/x.toml", 'url = "x#told"\nperiod = 1  # tells\n'))
+    assert found.startswith("deploy/x.toml:2: comment contains 'tells'")
+
+
+def test_the_pronoun_of_people_follows_a_noun_for_people() -> None:
+    plain = "The tenant who pays, an auditor\nwho reads, people who run it and anyone who can.\n"
+    assert list(problems(document("docs/x.md", plain))) == []
+    for text in ("A proxy who reads.", "| Who pays? |", "Reads, and who does?", "Who reads?"):
+        (found,) = problems(document("docs/x.md", text))
+        assert "write the name of the component" in found
+
+
+def test_lane_is_electrical() -> None:
+    assert list(problems(lanes("x.py", "LANES = 2  # of a PCIe link"))) == []
+    assert list(problems(lanes("x.py", "plane = planes = 1"))) == []
+    for text in ("LANES = 2", "nic_lane = 1", '"""Node of a lane."""'):
+        (found,) = problems(lanes("x.py", f"\n{text}"))
+        assert found.startswith("x.py:2: file without electrical links contains")
 
 
 @pytest.mark.parametrize(
@@ -219,19 +263,23 @@ def test_only_comments_of_a_sample_file_are_checked() -> None:
         ('def test_x():\n    """The NIC says so."""', "docstring of a test contains 'says'"),
         ("def test_a_word_is_read(): ...", "name in a test contains 'word'"),
         ("class ToldWords: ...", "'Words'"),
+        ("x = 1  # as it says", "comment in a test contains 'says'"),
+        ("x = 1  # noqa: SLF001 - a word of it", "'word'"),
         ("looks = 1", "'looks'"),
+        ("def test_a_gpu_is_no_nic(): ...", "'is no nic'"),
+        ("def test_a_node_knows_it(): ...", "'knows'"),
         ("self.cards = 1", "'cards'"),
         ("def f(who): ...", "'who'"),
     ],
 )
 def test_docstrings_and_names_of_tests_are_checked(text: str, problem: str) -> None:
-    assert problem in "\n".join(problems(wording.source_of_test("tests/test_x.py", text)))
-    assert list(problems(wording.source_of_test("tests/test_told.py", ""))) != []
+    assert problem in "\n".join(problems(source_of_test("tests/test_x.py", text)))
+    assert list(problems(source_of_test("tests/test_told.py", ""))) != []
 
 
 def test_plain_names_of_tests_have_no_problem() -> None:
     text = 'def test_keyword_of_a_dashboard(password):\n    """Report of `told`."""\n    whole = x.word'
-    assert list(problems(wording.source_of_test("tests/test_x.py", text))) == []
+    assert list(problems(source_of_test("tests/test_x.py", text))) == []
 
 
 Git = Callable[..., str]

@@ -1,4 +1,4 @@
-"""Runs a program under what a systemd unit forbids it, where no systemd runs.
+"""Runs a program under the restrictions of a systemd unit, without systemd.
 
 `python tests/unit_sandbox.py UNIT COMMAND...` applies the unit's system call filter, its socket
 families and its ban on memory that is writable and executable, through libseccomp and prctl(2) as
@@ -81,7 +81,7 @@ def restrict(unit: Path) -> None:
         equal = ctypes.byref(_Compare(0, _EQUAL, getattr(socket, family), 0))
         _check(seccomp.seccomp_rule_add_array(context, _ALLOW, number, 1, equal))
     if directives(unit, "MemoryDenyWriteExecute") == ["yes"]:
-        libc.prctl(_SET_MDWE, _REFUSE_EXEC_GAIN, 0, 0, 0)  # kernels before 6.3 do not know it
+        libc.prctl(_SET_MDWE, _REFUSE_EXEC_GAIN, 0, 0, 0)  # fails on kernels before 6.3
     _check(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     _check(seccomp.seccomp_load(context))
 

@@ -215,7 +215,7 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
     """Return one finding per absence reason of a source's readings."""
     frame = status.frame
     name = status.source.name
-    if status.overdue:
+    if status.is_overdue:
         return [ProbeFinding(name, ProbeVerdict.BROKEN, status.problem, "see the kernel log")]
     if frame is None or not frame.reasons:
         return []
@@ -259,12 +259,12 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
     """
     budget, sources = agent.settings.budget, agent.sampler.sources
     statuses = agent.sampler.statuses
-    governor = create_governor(budget, sources, settled_after=1)
+    governor = create_governor(budget, sources, min_values=1)
     for name, status in statuses.items():
-        if status.spent and status.state != UNSUPPORTED:
-            governor.record_read(name, status.spent, 0)
+        if status.last_cost and status.state != UNSUPPORTED:
+            governor.record_read(name, status.last_cost, 0)
     shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
-    whole = governor.projected
+    whole = governor.expected_use
     governor.decide(0, 0)
     findings = [
         _cost(statuses[name], shares[name], governor)
@@ -284,7 +284,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
 
 
 def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:
-    name, spent = status.source.name, status.spent
+    name, spent = status.source.name, status.last_cost
     cost = spent.read if spent else ThreadCost()
     period = status.source.period_seconds
     detail = (
@@ -352,6 +352,10 @@ class WalkClock:
     async def sleep_until(self, boot_ns: int) -> None:
         """Advance to a time without waiting."""
         self.go_to(boot_ns - self.about.started_boot_ns)
+
+    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
+        """Return False: time does not pass by itself."""
+        return False
 
     def go_to(self, offset_ns: int) -> None:
         """Advance to an offset; never back."""

@@ -120,29 +120,61 @@ def _add_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 
 
 _agent_options = _add_options(
-    click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                 help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
+    ),
     click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
-    click.option("--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."),
-    click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
-                 help="File that contains the token for --url."),
-    click.option("--timeout-seconds", type=click.FloatRange(min=0), default=5.0, show_default=True,
-                 help="Seconds to wait for an agent that is unreachable."),
-)  # fmt: skip
+    click.option(
+        "--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File that contains the token for --url.",
+    ),
+    click.option(
+        "--timeout-seconds",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        help="Seconds to wait for an agent that is unreachable.",
+    ),
+)
 _start_options = _add_options(
     click.option("--id", "name", help="Permanent, unique ID of the claim."),
-    click.option("--gpu", "gpus", multiple=True,
-                 help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas."),
+    click.option(
+        "--gpu",
+        "gpus",
+        multiple=True,
+        help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.",
+    ),
     click.option("--tenant", default="", help="Tenant of the claim, as on invoices."),
-    click.option("--owner", default="", help="Owner of the claim, as named by the scheduler: an account."),
-    click.option("--workload", default="", help="Workload that holds the claim: slurm:123, kubernetes:research/train."),
+    click.option(
+        "--owner", default="", help="Owner of the claim, as named by the scheduler: an account."
+    ),
+    click.option(
+        "--workload",
+        default="",
+        help="Workload that holds the claim: slurm:123, kubernetes:research/train.",
+    ),
     click.option("--start", help="Start of the claim (RFC 3339). Default: now."),
     click.option("--shared", is_flag=True, help="Allow other claims on the same devices."),
-    click.option("--share", default="", help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest."),
-    click.option("--system", is_flag=True, help="Mark as a health check or the administrator's own use."),
-    click.option("--from-slurm", is_flag=True,
-                 help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables."),
-)  # fmt: skip
+    click.option(
+        "--share",
+        default="",
+        help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.",
+    ),
+    click.option(
+        "--system", is_flag=True, help="Mark as a health check or the administrator's own use."
+    ),
+    click.option(
+        "--from-slurm",
+        is_flag=True,
+        help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables.",
+    ),
+)
 
 
 def _create_client(where: Mapping[str, Any]) -> AgentClient:
@@ -256,7 +288,7 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
         message = (
-            "SLURM_JOB_ID is not set: expected a job id; fix: use --from-slurm "
+            "missing SLURM_JOB_ID: expected a job id; fix: use --from-slurm "
             "only in a prolog or epilog"
         )
         raise click.ClickException(message)
@@ -268,7 +300,7 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
         "gpus": list(names),
         "owner": owner,
         "workload": f"slurm:{job}",
-        "again": True,
+        "allow_restart": True,
     }
 
 

@@ -26,22 +26,24 @@ import msgspec
 import structlog
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
+from agent.endpoint import EndpointError
 from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
-from agent.tenancy import claims, command_claims, devices as naming
+from agent.tenancy import TenancyError, claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope.claim_terms import ShareError, parse_written_share, share_text
 from railscope.server_connections import is_loopback, split_address
-from railscope.settings import SettingsError
-from railscope.timestamps import TimestampError, format_timestamp, from_datetime
+from railscope.settings import SettingsError, read_named_file
+from railscope.timestamps import SECOND_NS, TimestampError, format_timestamp, from_datetime
+from railscope.untrusted_text import DECODING_ERRORS
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
 _END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
-_MAX_FUTURE_NS = 60_000_000_000
+_MAX_FUTURE_NS = 60 * SECOND_NS
 _ROOT_ONLY = 0o600
 _SOCKET_PATH_LIMIT = 108
 
@@ -50,7 +52,7 @@ ClaimId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0
 
 
 class ClaimStartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request that starts a claim. `again`: an id that has ended may start once more."""
+    """Request that starts a claim. `allow_restart`: an id that has ended may start once more."""
 
     id: ClaimId
     gpus: Annotated[list[ClaimText], msgspec.Meta(min_length=1, max_length=256)]
@@ -61,7 +63,7 @@ class ClaimStartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     share: ClaimText = ""
     system: bool = False
     start: datetime | None = None
-    again: bool = False
+    allow_restart: bool = False
 
 
 class ClaimEndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +72,7 @@ class ClaimEndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: datetime | None = None
 
 
-class _RequestRejectedError(Exception):
+class _RequestRejectedError(EndpointError):
     """A rejected request: a status and a reason."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
@@ -78,7 +80,7 @@ class _RequestRejectedError(Exception):
         self.status = status
 
 
-_STATUSES: Mapping[type[claims.TenancyError], HTTPStatus] = {
+_STATUSES: Mapping[type[TenancyError], HTTPStatus] = {
     command_claims.ClaimConflictError: HTTPStatus.CONFLICT,
     command_claims.UnknownClaimError: HTTPStatus.NOT_FOUND,
     command_claims.ClaimNotStoredError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -155,7 +157,7 @@ class ClaimsEndpoint:
     async def _respond(self, request: AgentRequest) -> AgentResponse:
         try:
             return await self._answer(request)
-        except msgspec.DecodeError as error:
+        except DECODING_ERRORS as error:
             is_json = isinstance(error, msgspec.ValidationError)
             status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
             return _json_response({"error": str(error)}, status)
@@ -171,7 +173,9 @@ class ClaimsEndpoint:
         if request.path == CLAIMS_PATH and request.method == "POST":
             start = msgspec.json.decode(request.body, type=ClaimStartRequest)
             claim = self._claim(start)
-            stored = await asyncio.to_thread(self._tenancy.commands.start, claim, again=start.again)
+            stored = await asyncio.to_thread(
+                self._tenancy.commands.start, claim, allow_restart=start.allow_restart
+            )
             return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
             end_time = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
@@ -258,14 +262,21 @@ def _claim_row(
     """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
     gpu = gpus.get(claim.gpu)
     return {
-        "id": claim.reference if reported_by == claims.COMMAND_SOURCE else name, "reported_by": reported_by,
-        "source": claim.source, "authority": claim.authority.label, "workload": claim.workload,
-        "owner": claim.owner, "tenant": claim.tenant, "gpu": claim.gpu, "device": claim.part,
+        "id": claim.reference if reported_by == claims.COMMAND_SOURCE else name,
+        "reported_by": reported_by,
+        "source": claim.source,
+        "authority": claim.authority.label,
+        "workload": claim.workload,
+        "owner": claim.owner,
+        "tenant": claim.tenant,
+        "gpu": claim.gpu,
+        "device": claim.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
         "pci_address": gpu.pci_address if gpu else "",
-        "share": claim.share, "count": str(claim.count or ""),
+        "share": claim.share,
+        "count": str(claim.count or ""),
         "start": format_timestamp(claim.start_ns or 0, "seconds"),
-    }  # fmt: skip
+    }
 
 
 def _parse_share(start: ClaimStartRequest) -> str:
@@ -289,12 +300,8 @@ def _read_token(settings: TenancySettings) -> str:
             "127.0.0.1 or ::1"
         )
         raise SettingsError(message)
-    try:
-        token = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read tenancy.token_file {settings.token_file}: {error}"
-        raise SettingsError(message) from error
-    token = token or settings.token
+    file = settings.token_file
+    token = (read_named_file("tenancy.token_file", file) if file else "") or settings.token
     if not token:
         message = "tenancy.listen without a token: expected tenancy.token_file or tenancy.token"
         raise SettingsError(message)

@@ -1,6 +1,6 @@
 """Formulas for the metrics of dcgm-exporter, and the types of that table.
 
-Names and types are those of its etc/default-counters.csv and of NVIDIA/DCGM, dcgmlib/dcgm_fields.h.
+Names and types are from its etc/default-counters.csv and from NVIDIA/DCGM, dcgmlib/dcgm_fields.h.
 Units are those in which DCGM reports the field, even if its name differs.
 """
 
@@ -116,7 +116,7 @@ MEBIBYTES = DcgmUnit("in MiB", Fraction(1, 1 << 20))
 # percent by 100), and so is FB_USED_PERCENT in spite of its name (dcgm_fields.h).
 PERCENT = DcgmUnit("in percent", Fraction(100))
 SHARE = DcgmUnit("from 0 to 1")
-# The help texts of older releases claim microseconds; the values are NVML's nanoseconds and always were
+# The help texts of older releases state microseconds; the values have always been NVML's nanoseconds
 # (NVIDIA/dcgm-exporter, pull request 589).
 NANOSECONDS = DcgmUnit("in ns", Fraction(10**9))
 BYTES_PER_SECOND = DcgmUnit("in B/s")

@@ -110,7 +110,7 @@ class HttpServer:
                 self._respond, reader, writer, self._max_body_bytes, connection
             )
             await talk.run()
-        except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
+        except (OSError, h11.RemoteProtocolError) as error:
             log.debug("connection_closed", problem=str(error) or type(error).__name__)
         finally:
             writer.close()

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from agent.config import MetricsSettings
+from agent.endpoint import EndpointError
 from agent.endpoint.http_server import AgentRequest, AgentResponse
 from agent.sampling.status import STARTING, SourceState
 from railscope import __version__
@@ -17,17 +18,18 @@ from railscope.catalog.declare import MetricDetail
 from railscope.exposition import EVERYTHING, Exposition, MetricSelection, TextFormat
 from railscope.frame import Frame
 from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
 
 _OPEN_PATHS = {"/-/healthy", "/-/ready"}
 _MAX_PARAMETERS, _MAX_QUOTED = 100, 64
 _OFF = "off"
 MAX_OTHER_SELECTIONS = 2
 """Cached selections beside the configured one."""
-UNUSED_NS = 5 * 60 * 10**9
+UNUSED_NS = 5 * 60 * SECOND_NS
 """Time after which the cache drops a selection that is not requested."""
 
 
-class _QueryError(ValueError):
+class _QueryError(EndpointError, ValueError):
     """An invalid query of a scrape; the message states what was expected."""
 
 
@@ -87,32 +89,27 @@ class ExpositionCache:
         self.configured = EVERYTHING
         """Selection of scrapes that specify none."""
         self._now_ns = now_ns
-        self._expositions: dict[MetricSelection, tuple[Exposition, int]] = {}
-
-    @property
-    def selections(self) -> set[MetricSelection]:
-        """Cached selections."""
-        return set(self._expositions)
+        self.cached: dict[MetricSelection, tuple[Exposition, int]] = {}
 
     def exposition(self, selection: MetricSelection) -> Exposition:
         """Return the exposition of a selection, a new one if none is cached."""
-        cached = self._expositions.pop(selection, None)
+        cached = self.cached.pop(selection, None)
         exposition = cached[0] if cached else Exposition(selection)
-        self._expositions[selection] = exposition, self._now_ns()
+        self.cached[selection] = exposition, self._now_ns()
         self.drop_unused()
         return exposition
 
     def drop_unused(self) -> None:
         """Drop selections that were not requested for some minutes, and the least recent beyond the bound."""
         oldest_ns = self._now_ns() - UNUSED_NS
-        others = [chosen for chosen in self._expositions if chosen != self.configured]
+        others = [chosen for chosen in self.cached if chosen != self.configured]
         for position, chosen in enumerate(reversed(others)):
-            if position >= MAX_OTHER_SELECTIONS or self._expositions[chosen][1] < oldest_ns:
-                del self._expositions[chosen]
+            if position >= MAX_OTHER_SELECTIONS or self.cached[chosen][1] < oldest_ns:
+                del self.cached[chosen]
 
     def clear(self) -> None:
         """Drop all expositions."""
-        self._expositions.clear()
+        self.cached.clear()
 
 
 class MetricsEndpoint:
@@ -139,8 +136,8 @@ class MetricsEndpoint:
         self.expositions.drop_unused()
         if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
             text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"
-            refused = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
-            return replace(refused, headers={"WWW-Authenticate": "Bearer"})
+            rejection = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
+            return replace(rejection, headers={"WWW-Authenticate": "Bearer"})
         answers = {
             "/": self._landing,
             "/metrics": self._metrics,
@@ -231,7 +228,7 @@ def _format_period(status: SourceState) -> str:
 
 def _format_cpu_time(status: SourceState) -> str:
     """Format the processor time of the last read."""
-    return f"{status.spent.total.cpu_ns / 1e6:.2f} ms" if status.spent else ""
+    return f"{status.last_cost.total.cpu_ns / 1e6:.2f} ms" if status.last_cost else ""
 
 
 def _exposition_response(request: AgentRequest, text: Callable[[TextFormat], str]) -> AgentResponse:

@@ -38,7 +38,7 @@ class MigDevice:
 
     uuid: str
     entity: Entity
-    place: MigSlots | None = None
+    slots: MigSlots | None = None
     """Its slots of the GPU; None if its profile is not recognized."""
     start: int | None = None
     """Its first memory slice; None if the driver does not report it."""
@@ -86,7 +86,7 @@ class GpuInventory:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
             if error.code != _LIBRARY_NOT_FOUND:
-                self.generation += 1  # the driver may support other things after it recovers
+                self.generation += 1  # after recovery the driver may support other functions
                 self._failure, self._failed_ns = error, now_ns
                 raise
             count = None
@@ -163,7 +163,7 @@ class GpuInventory:
             devices = list_mig_devices(host, index, entity) if enabled else ()
             memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
-            return self.gpus.get(index)  # a counted GPU exists, even if it does not answer
+            return self.gpus.get(index)  # a counted GPU exists, even if it does not respond
         total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
@@ -196,22 +196,22 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
         for device in listed
     ]
     try:
-        slots = find_mig_slots(instances)
+        slots_by_uuid = find_mig_slots(instances)
     except ValueError:  # positions outside the GPU
-        slots = {}
+        slots_by_uuid = {}
     devices = []
     for device, instance in zip(listed, instances, strict=True):
-        place = slots.get(instance.uuid)
+        slots = slots_by_uuid.get(instance.uuid)
         facts = source.nonempty_facts(
             profile=instance.profile,
             gpu_instance=str(device["gpu"]),
             compute_instance=str(device["compute"]),
             mig_index=str(device["index"]),
-            compute_slots=str(place.compute) if place else "",
-            memory_slots=str(place.memory) if place else "",
+            compute_slots=str(slots.compute) if slots else "",
+            memory_slots=str(slots.memory) if slots else "",
         )
         entity = Entity(entities.MIG, (*gpu.key, instance.uuid), facts)
-        devices.append(MigDevice(instance.uuid, entity, place, instance.start))
+        devices.append(MigDevice(instance.uuid, entity, slots, instance.start))
     return tuple(devices)
 
 

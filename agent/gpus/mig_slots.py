@@ -108,17 +108,17 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
         if instance.slices:
             groups.setdefault(instance.gpu_instance, []).append(instance)
     slots: dict[str, MigSlots] = {}
-    taken: list[range] = []
+    used_ranges: list[range] = []
     known_first = sorted(groups.items(), key=lambda group: (group[1][0].start is None, group[0]))
     for _, devices in known_first:
-        memory_slices = _memory_range(devices[0], taken)
+        memory_slices = _memory_range(devices[0], used_ranges)
         if memory_slices is not None:
-            taken.append(memory_slices)
+            used_ranges.append(memory_slices)
             slots |= _divide_instance(devices, memory_slices)
     return slots
 
 
-def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | None:
+def _memory_range(instance: ReportedMigDevice, used_ranges: list[range]) -> range | None:
     """Memory slices of a GPU instance."""
     slices, seven = instance.slices, instance.has_seven_slices
     size = instance.size or (_MEMORY_SLICES.get(slices, slices) if seven else slices)
@@ -127,7 +127,7 @@ def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | No
     end = _EIGHT if seven else _FOUR
     last_of_compute = (_SEVEN if seven else _FOUR) - slices
     for start in range(0, min(end - size, last_of_compute) + 1, size):
-        if all(start + size <= other.start or other.stop <= start for other in taken):
+        if all(start + size <= other.start or other.stop <= start for other in used_ranges):
             return range(start, start + size)
     return None
 

@@ -78,7 +78,7 @@ def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess]
             if isinstance(answer, Absent):
                 if context == "compute" or answer is not Absent.UNSUPPORTED:
                     return {}, answer
-                continue  # graphics and MPS are optional on a GPU
+                continue  # a GPU may lack graphics and MPS
             for process in answer:
                 _merge_list(on_device, process, context)
         for pid, process in on_device.items():

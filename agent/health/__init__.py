@@ -1,13 +1,14 @@
 """Verdict on the health of a GPU, a pure function of the facts, and its text for people.
 
-A table of rules by subject: fault, severity, action. A fact that means failure decides. Without one, a GPU
-with an unavailable fact that is needed is unknown; unknown never counts as healthy.
+A table of rules by subject: fault, severity, action. A fact that proves a failure takes precedence. Without
+one, a GPU is unknown while a required fact is unavailable; unknown never counts as healthy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 from agent.health import driver_rules, hardware_rules, link_rules
 from agent.health.rule import (
@@ -38,11 +39,11 @@ class GpuVerdict:
 
     state: int
     results: Mapping[str, RuleResult]
-    """By the reason of each rule."""
+    """Result of each rule by its reason."""
     reasons: tuple[str, ...]
     """Reasons of the active rules, in the order of the rules."""
     actions: tuple[str, ...]
-    """From mildest to hardest."""
+    """Required actions, from mildest to hardest."""
     nvidia: tuple[str, ...]
     """NVIDIA's names of the actions."""
     missing: Mapping[str, Absent]
@@ -61,9 +62,39 @@ class GpuVerdict:
         return next(iter(self.missing.values()), Absent.UNSUPPORTED)
 
 
-def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerdict:
-    """Return the verdict on one GPU."""
-    answers = {rule.reason: rule.evaluate(facts) for rule in rules}
+class RuleResults:
+    """Results of the rules about one GPU, evaluated again only if the facts that they use are others.
+
+    Most sources are read less often than GPUs are judged. The collector of facts returns the same objects
+    until the next frame of their source.
+    """
+
+    def __init__(self) -> None:
+        self._common: tuple[object, ...] = ()
+        self._results: dict[str, tuple[tuple[object, ...], RuleResult]] = {}
+
+    def evaluate(self, rules: Sequence[HealthRule], facts: GpuHealthFacts) -> dict[str, RuleResult]:
+        """Return the result of each rule by its reason."""
+        common = facts.xids, facts.absent_sources, facts.device_state
+        if common != self._common:
+            self._common, self._results = common, {}
+        return {rule.reason: self._evaluate(rule, facts) for rule in rules}
+
+    def _evaluate(self, rule: HealthRule, facts: GpuHealthFacts) -> RuleResult:
+        used = tuple(map(facts.readings.get, rule.metrics))
+        earlier = self._results.get(rule.reason)
+        if rule.metrics and earlier and all(map(is_, earlier[0], used)):
+            return earlier[1]
+        result = rule.evaluate(facts)
+        self._results[rule.reason] = used, result
+        return result
+
+
+def judge(
+    facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
+) -> GpuVerdict:
+    """Return the verdict on one GPU; `results` are those of earlier facts about it."""
+    answers = (results or RuleResults()).evaluate(rules, facts)
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer
@@ -73,7 +104,7 @@ def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerd
     }
     # A GPU without any available fact is unknown, as no fault could be detected either.
     has_result = any(
-        isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
+        isinstance(answers[rule.reason], bool) for rule in rules if rule.is_needed and rule.metrics
     )
     actions = [rule.required_actions(facts) for rule in active]
     required = {action for each in actions for action in each.actions}

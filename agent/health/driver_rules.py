@@ -19,7 +19,7 @@ PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
     rule.LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
     rule.HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
 }
-"""By source, readings that a GPU has for as long as it is present."""
+"""Readings by source that a GPU has for as long as it is present."""
 _LOST = xid(79)
 _FIRMWARE_XIDS = {119, 120}
 """The GPU's system processor (GSP) did not respond, or failed: every call ends in a timeout."""
@@ -149,7 +149,7 @@ DRIVER_RULES = (
         metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH])),
     rule.HealthRule("driver_unresponsive", rule.UNKNOWN, _is_unresponsive,
         "a source of the GPU's readings has failed or is stale, or the GPU does not respond",
-        "ours: a GPU without readings is neither known to be broken nor known to be healthy",
+        "Railscope: a GPU without readings is neither known to be broken nor known to be healthy",
         sources=()),
     rule.HealthRule("recovery_action", rule.FAILED, _recovery_test(may_finish=False),
         "the driver requires a reset of GPU or bus, or a reboot",
@@ -162,9 +162,9 @@ DRIVER_RULES = (
     rule.HealthRule("xid_fatal", rule.FAILED, _xid_test(fatal=True),
         "a fatal Xid since the last reset of the GPU, load of its driver, or recovery reported by it",
         "Xid catalogue, and the text of the message",
-        actions=partial(_xid_actions, fatal=True), describe=partial(_describe_xids, fatal=True), sources=(), needed=False),
+        actions=partial(_xid_actions, fatal=True), describe=partial(_describe_xids, fatal=True), sources=(), is_needed=False),
     rule.HealthRule("xid_action", rule.DEGRADED, _xid_test(fatal=False),
         "an Xid since then that is not known to be fatal, but requires more than a restart of the application",
         "Xid catalogue, and the text of the message",
-        actions=partial(_xid_actions, fatal=False), describe=partial(_describe_xids, fatal=False), sources=(), needed=False),
+        actions=partial(_xid_actions, fatal=False), describe=partial(_describe_xids, fatal=False), sources=(), is_needed=False),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -71,7 +71,7 @@ class CounterWindow(Generic[CounterKeyT]):
     _counters: list[_WindowCounter] = field(default_factory=list)
     _marks: deque[_WindowMark] = field(default_factory=deque)
     _recent: _WindowMark | None = None
-    """The last mark that is at least a minute old, else the first."""
+    """The newest mark that is at least a minute old, else the first."""
 
     def set_keys(self, keys: Sequence[CounterKeyT]) -> None:
         """Follow exactly these counters; those that were followed before keep their sums."""
@@ -109,7 +109,11 @@ class CounterWindow(Generic[CounterKeyT]):
     def change(self, key: CounterKeyT) -> rule.CounterIncrease | None:
         """Return the increase of a counter; None if it has been read at most once."""
         place = self._places.get(key)
-        if place is None or self._recent is None:
+        return None if place is None else self.change_of_place(place)
+
+    def change_of_place(self, place: int) -> rule.CounterIncrease | None:
+        """Return the increase of the counter at a position of the keys."""
+        if self._recent is None:
             return None
         counter = self._counters[place]
         if counter.seen_ns <= counter.since_ns:
@@ -182,13 +186,39 @@ _COUNTER_METRICS = frozenset(
     metric
     for each in RULES
     for metric in each.metrics
-    if each.over_time and metric.kind is declare.MetricKind.COUNTER
+    if each.compares_readings and metric.kind is declare.MetricKind.COUNTER
 )
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 LatestFrames = Mapping[str, Frame | Absent]
-"""By source, the latest frame that is not stale, or an absence reason."""
+"""Latest frame of each source that is not stale, or an absence reason."""
 _ReadingKey = tuple[str, declare.Metric, rule.GpuPart]
+
+
+@dataclass(slots=True)
+class _MetricColumns:
+    """The columns of one metric of a GPU."""
+
+    metric: declare.Metric
+    parts: list[rule.GpuPart] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    window_places: list[int] = field(default_factory=list)
+    """Positions in the window of counters; none for a metric whose increase no rule uses."""
+
+    def readings(self, frame: Frame) -> dict[rule.GpuPart, Reading]:
+        """Return the readings of a frame by part."""
+        values: list[int] = [frame.values[place] for place in self.places]
+        is_absent = frame.reasons and any(map(frame.reasons.__getitem__, self.places))
+        if is_absent or min(values) < 0:  # a counter of more than 63 bits, or a negative number
+            return dict(zip(self.parts, map(frame.reading, self.places), strict=True))
+        return dict(zip(self.parts, values, strict=True))
+
+
+_SourceFacts = tuple[
+    dict[declare.Metric, dict[rule.GpuPart, Reading]],
+    dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]],
+]
+"""Readings of a GPU in one frame, and increases of its counters up to that frame."""
 
 
 @dataclass(slots=True)
@@ -196,57 +226,74 @@ class _SourceReadings:
     """A source of GPU readings: its current frame, and the increase of its counters."""
 
     frame: Frame | None = None
-    columns: dict[str, list[tuple[int, declare.Metric, rule.GpuPart]]] = field(default_factory=dict)
-    """By GPU, the columns that rules use."""
+    columns: dict[str, dict[declare.Metric, _MetricColumns]] = field(default_factory=dict)
+    """Columns that rules use, by GPU."""
+    _facts: dict[str, _SourceFacts] = field(default_factory=dict)
+    """Facts of the current frame, so that a GPU has the same objects until the next frame."""
     _schema: Schema | None = None
+    _growing: list[tuple[int, _ReadingKey]] = field(default_factory=list)
     _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
     _taken_ns: int = -1
 
     def add(self, frame: Frame | None) -> None:
         """Process the latest frame; None if it is stale."""
+        if frame is not self.frame:
+            self._facts.clear()
         self.frame = frame
         if frame is None:
             return
         if frame.schema is not self._schema:
             self._plan(frame.schema)
-        if frame.instant.boot_ns > self._taken_ns:
-            self._taken_ns = frame.instant.boot_ns
-            readings = ((key, frame.reading(place)) for place, key in self._growing())
+        if frame.timestamp.boot_ns > self._taken_ns:
+            self._taken_ns = frame.timestamp.boot_ns
+            readings = ((key, frame.reading(place)) for place, key in self._growing)
             present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
-            self._window.add(frame.instant.boot_ns, present)
+            self._window.add(frame.timestamp.boot_ns, present)
 
-    def readings_of_gpu(
-        self, gpu: str
-    ) -> Iterator[tuple[declare.Metric, rule.GpuPart, Reading, rule.CounterIncrease | None]]:
-        """Yield the current readings of a GPU, with the increase of its counters."""
+    def facts_of_gpu(self, gpu: str) -> _SourceFacts:
+        """Return the current readings of a GPU, and the increases of its counters."""
+        if gpu not in self._facts:
+            self._facts[gpu] = self._read_facts(gpu)
+        return self._facts[gpu]
+
+    def _read_facts(self, gpu: str) -> _SourceFacts:
         if self.frame is None:
-            return
-        for place, metric, part in self.columns.get(gpu, ()):
-            change = (
-                self._window.change((gpu, metric, part)) if metric in _COUNTER_METRICS else None
-            )
-            yield metric, part, self.frame.reading(place), change
+            return {}, {}
+        columns = self.columns.get(gpu, {})
+        changes = {}
+        for metric, columns_of_metric in columns.items():
+            increases = map(self._window.change_of_place, columns_of_metric.window_places)
+            pairs = zip(columns_of_metric.parts, increases, strict=False)
+            if present := {part: change for part, change in pairs if change}:
+                changes[metric] = present
+        return {metric: of.readings(self.frame) for metric, of in columns.items()}, changes
 
     def reading_of_gpu(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
         """Return a reading of a GPU itself, and its time on the boot clock."""
-        for place, column_metric, part in self.columns.get(gpu, ()) if self.frame else ():
-            if self.frame and column_metric is metric and not part:
-                return self.frame.reading(place), self.frame.instant.boot_ns
+        columns = self.columns.get(gpu, {}).get(metric) if self.frame else None
+        if self.frame and columns and () in columns.parts:
+            place = columns.places[columns.parts.index(())]
+            return self.frame.reading(place), self.frame.timestamp.boot_ns
         return Absent.UNSUPPORTED, -1
 
     def _plan(self, schema: Schema) -> None:
-        self._schema, self.columns = schema, {}
+        self._schema, self.columns, self._growing = schema, {}, []
         for place, (metric, entity) in enumerate(schema.columns):
             if metric in _USED_METRICS:
                 gpu, *part = entity.key
-                self.columns.setdefault(gpu, []).append((place, metric, tuple(part)))
-        self._window.set_keys([key for _, key in self._growing()])
-
-    def _growing(self) -> Iterator[tuple[int, _ReadingKey]]:
-        for gpu, columns in self.columns.items():
-            for place, metric, part in columns:
+                of_gpu = self.columns.setdefault(gpu, {})
+                columns = of_gpu.setdefault(metric, _MetricColumns(metric))
+                columns.parts.append(tuple(part))
+                columns.places.append(place)
+        keys: list[_ReadingKey] = []
+        for gpu, of_gpu in self.columns.items():
+            for metric, columns in of_gpu.items():
                 if metric in _COUNTER_METRICS:
-                    yield place, (gpu, metric, part)
+                    first = len(keys)
+                    keys += [(gpu, metric, part) for part in columns.parts]
+                    columns.window_places = list(range(first, len(keys)))
+                    self._growing += zip(columns.places, keys[first:], strict=True)
+        self._window.set_keys(keys)
 
 
 @dataclass(slots=True)
@@ -265,7 +312,7 @@ class FactCollector:
     """Facts about every GPU seen so far, as of the last poll."""
 
     def __init__(self, xids: Callable[[str], tuple[ActionableXid, ...]]) -> None:
-        self.remembered: Mapping[str, GpuLifetime] = {}
+        self.earlier_lifetimes: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
         self._readings = {name: _SourceReadings() for name in READING_SOURCES}
@@ -308,10 +355,12 @@ class FactCollector:
         readings: dict[declare.Metric, dict[rule.GpuPart, Reading]] = {}
         changes: dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]] = {}
         for source in self._readings.values():
-            for metric, part, reading, change in source.readings_of_gpu(name):
-                readings.setdefault(metric, {})[part] = reading
-                if change:
-                    changes.setdefault(metric, {})[part] = change
+            of_source, changes_of_source = source.facts_of_gpu(name)
+            for metric in readings.keys() & of_source.keys():
+                of_source = {**of_source, metric: readings[metric] | of_source[metric]}
+            readings |= of_source
+            for metric, increases in changes_of_source.items():
+                changes[metric] = changes.get(metric, {}) | increases
         gpu_xids = self._xids(observed.address)
         xids = tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns)
         state = self._device_state(observed)
@@ -357,7 +406,7 @@ class FactCollector:
         if gpu:
             gpu.entity = entity
         elif len(self._gpus) < MAX_GPUS:
-            before = self.remembered.get(entity.key[0])
+            before = self.earlier_lifetimes.get(entity.key[0])
             self._gpus[entity.key[0]] = _ObservedGpu(
                 entity, replace(before) if before else GpuLifetime()
             )

@@ -29,7 +29,7 @@ class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
     """A fact is absent, for a reason."""
 
     def __init__(self, reason: Absent) -> None:
-        super().__init__(reason.label)
+        super().__init__(reason)
         self.reason = reason
 
 
@@ -163,7 +163,7 @@ class HealthRule:
     test: FaultTest
     """Function that returns True if the fault is present. Raises AbsentFact if that is unknown."""
     condition: str
-    """Threshold in words."""
+    """Text of the threshold."""
     origin: str
     """Origin of the threshold."""
     _: KW_ONLY
@@ -173,11 +173,11 @@ class HealthRule:
     sources: tuple[str, ...] = (HEALTH,)
     metrics: tuple[declare.Metric, ...] = ()
     """Metrics that the rule evaluates."""
-    needed: bool = True
+    is_needed: bool = True
     """True if a GPU is healthy only if this rule can be evaluated."""
     describe: Callable[[GpuHealthFacts], str] | None = None
-    """Describes the fault for people; by default `when`."""
-    over_time: bool = False
+    """Describes the fault for people; by default `condition`."""
+    compares_readings: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
 
     def evaluate(self, facts: GpuHealthFacts) -> RuleResult:
@@ -205,9 +205,9 @@ class HealthRule:
 
     def prevents_healthy(self, facts: GpuHealthFacts, answer: RuleResult) -> bool:
         """True if this answer prevents the GPU from being called healthy or degraded."""
-        if not self.needed or isinstance(answer, bool) or answer is Absent.UNSUPPORTED:
+        if not self.is_needed or isinstance(answer, bool) or answer is Absent.UNSUPPORTED:
             return False
-        return not (answer is Absent.NOT_DUE and self.over_time and self._is_first(facts))
+        return not (answer is Absent.NOT_DUE and self.compares_readings and self._is_first(facts))
 
     def _is_first(self, facts: GpuHealthFacts) -> bool:
         """True if all readings of the rule are present, and only earlier ones are missing."""
@@ -217,17 +217,17 @@ class HealthRule:
         )
 
 
-def is_nonzero(metric: declare.Metric, *part: str) -> FaultTest:
+def nonzero(metric: declare.Metric, *part: str) -> FaultTest:
     """Return a test of one reading: it is not 0."""
     return lambda facts: facts.number(metric, *part) != 0
 
 
-def is_any_nonzero(metric: declare.Metric) -> FaultTest:
+def any_nonzero(metric: declare.Metric) -> FaultTest:
     """Return a test of all readings of a metric: one of them is not 0."""
     return lambda facts: any_holds(facts.parts(metric).values(), bool)
 
 
-def is_state(metric: declare.Metric, state: str) -> FaultTest:
+def in_state(metric: declare.Metric, state: str) -> FaultTest:
     """Return a test of one reading: it is this state."""
     (code,) = (code for code, name in metric.states.items() if name == state)
     return lambda facts: facts.number(metric) == code

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from railscope.capture import Json, NvmlError
 from railscope.frame import NodeTimestamp
+from railscope.reading import Absent
 
 __all__ = ["Clock", "FileGroup", "Host", "Json", "KernelLog", "NvmlError"]
 
@@ -30,6 +31,10 @@ class Clock(Protocol):
         """Wait until the boot clock has reached a timestamp."""
         ...
 
+    def pause_until(self, boot_ns: int) -> bool:
+        """Block this thread until a timestamp; False, at once, if the clock needs another thread to advance."""
+        ...
+
 
 class FileGroup(Protocol):
     """A group of small files that are read often; most hold one integer each."""
@@ -40,6 +45,10 @@ class FileGroup(Protocol):
 
     def text(self, index: int) -> bytes:
         """Content of one file. Raises OSError."""
+        ...
+
+    def texts(self) -> list[bytes | Absent]:
+        """Content of each file, or the reason why it cannot be read."""
         ...
 
     def close(self) -> None:

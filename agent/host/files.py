@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,9 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from railscope.durable_files import write_atomically
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
+from railscope.untrusted_text import DECODING_ERRORS
 
 _COUNTER_BYTES = 64
 _TEXT_BYTES = 4096  # the kernel prints at most one page for a sysfs file
@@ -76,7 +79,7 @@ class RootedFiles:
 
 
 class OpenFiles:
-    """Files with descriptors that stay open: a pread costs a tenth of an open.
+    """Files with descriptors that stay open: a pread costs a tenth as much as an open.
 
     A descriptor is reopened after its device vanished and returned (ENODEV).
     """
@@ -129,6 +132,13 @@ class OpenFiles:
         self._descriptors[index] = descriptor
         return os.pread(descriptor, _TEXT_BYTES, 0)
 
+    def texts(self) -> list[bytes | Absent]:
+        """Content of each file, up to a page, or the reason why it cannot be read."""
+        if _CLOSED not in self._descriptors:
+            with suppress(OSError):
+                return list(map(os.pread, self._descriptors, repeat(_TEXT_BYTES), repeat(0)))
+        return _read_texts(self.text, len(self._paths))
+
     def _close(self, index: int) -> None:
         if self._descriptors[index] != _CLOSED:
             os.close(self._descriptors[index])
@@ -160,8 +170,22 @@ class PlainFiles:
         """Content of one file."""
         return self._read(self._paths[index])
 
+    def texts(self) -> list[bytes | Absent]:
+        """Content of each file, or the reason why it cannot be read."""
+        return _read_texts(self.text, len(self._paths))
+
     def close(self) -> None:
         """Do nothing: no file is held open."""
+
+
+def _read_texts(text: Callable[[int], bytes], count: int) -> list[bytes | Absent]:
+    contents: list[bytes | Absent] = []
+    for index in range(count):
+        try:
+            contents.append(text(index))
+        except OSError as error:
+            contents.append(reason_of(error))
+    return contents
 
 
 def _store_open_file(
@@ -198,22 +222,20 @@ class BootStateFile:
             state = msgspec.json.decode(self._path.read_bytes(), type=shape)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DECODING_ERRORS) as error:
             self._log_failure("read", error)
             return None
         return state if state.boot_id == self.boot_id else None
 
     def write(self, state: BootState) -> None:
-        """Store the state if the state directory exists: the service has one, a manual run need not.
+        """Store the state if the state directory exists: the service has one, a manual run may have none.
 
         A write failure is logged once, and the agent continues.
         """
         if not self._path.parent.is_dir():
             return
-        partial = self._path.with_suffix(".partial")
         try:
-            partial.write_bytes(msgspec.json.encode(state))
-            partial.rename(self._path)
+            write_atomically(self._path, msgspec.json.encode(state))
         except OSError as error:
             self._log_failure("write", error)
 

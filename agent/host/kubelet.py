@@ -85,10 +85,10 @@ class _KubeletRequest:
     @property
     def left_seconds(self) -> float:
         """Time left until the deadline. Raises TimeoutError."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        remaining_seconds = self.deadline - time.monotonic()
+        if remaining_seconds <= 0:
             raise TimeoutError(errno.ETIMEDOUT, "timeout: no response from the kubelet")
-        return left
+        return remaining_seconds
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -25,11 +25,10 @@ import psutil
 from agent.host import Clock, NvmlError, files, network_calls, nvml, owners
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
-_NS_PER_US = 1000
-_ASK_EVERY_NS = 10 * SECOND_NS  # the kernel's error bound grows by at most 0.5 ms per second
+_QUERY_PERIOD_NS = 10 * SECOND_NS  # the kernel's error bound grows by at most 0.5 ms per second
 
 
 class _Timex(ctypes.Structure):
@@ -49,29 +48,35 @@ class LiveClock:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._ask_again_ns = 0
+        self._next_query_ns = 0
         self._uncertainty: int | None = None
 
     def now(self) -> NodeTimestamp:
         """Wall and boot clock, with the kernel's error bound of the wall clock."""
         boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if boot_ns >= self._ask_again_ns:
-            self._ask_again_ns = boot_ns + _ASK_EVERY_NS
+        if boot_ns >= self._next_query_ns:
+            self._next_query_ns = boot_ns + _QUERY_PERIOD_NS
             self._uncertainty = self._uncertainty_ns()
         return NodeTimestamp(time.time_ns(), boot_ns, self._uncertainty)
 
     async def sleep_until(self, boot_ns: int) -> None:
         """Wait until the boot clock has reached a timestamp."""
         # A timer may fire early, and suspend extends the wait: read the clock again.
-        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
-            await asyncio.sleep(left / SECOND_NS)
+        while (remaining_ns := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
+            await asyncio.sleep(remaining_ns / SECOND_NS)
+
+    def pause_until(self, boot_ns: int) -> bool:
+        """Block this thread until the boot clock has reached a timestamp."""
+        while (remaining_ns := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
+            time.sleep(remaining_ns / SECOND_NS)
+        return True
 
     def _uncertainty_ns(self) -> int | None:
         timex = _Timex(modes=0)
         state = self._libc.adjtimex(ctypes.byref(timex))
         if state < 0 or state == _TIME_ERROR:
             return None
-        return int(timex.maxerror) * _NS_PER_US
+        return int(timex.maxerror) * MICROSECOND_NS
 
 
 KMSG_PATH = "/dev/kmsg"

@@ -25,9 +25,9 @@ _LARGEST_FRAME = 1 << 14
 _SOL_PACKET, _ADD_MEMBERSHIP, _ORIGINAL_DEVICE, _MULTICAST = 263, 1, 9, 0  # linux/if_packet.h
 _MEMBERSHIP = struct.Struct("=iHH8s")
 _MAX_FRAMES = 1024
-"""Per call; more than the socket's buffer holds."""
+"""Limit per call; more than the socket's buffer holds."""
 _MAX_NEIGHBOURS = 8
-"""Per interface: a cable has one, behind a device that forwards LLDP frames there are a few."""
+"""Limit per interface: a cable has one, behind a device that forwards LLDP frames there are a few."""
 
 _END, _CHASSIS, _PORT, _TTL, _CAPABILITIES, _MANAGEMENT, _ORGANISATION = 0, 1, 2, 3, 7, 8, 127
 _TEXTS = {4: "port_description", 5: "system", 6: "system_description"}

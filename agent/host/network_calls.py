@@ -198,7 +198,7 @@ class NetworkCalls:
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Call a function of a host interface by its name."""
         if host_interface == "ethtool":
-            return self._ask_ethtool(function, str(arguments[0]))
+            return self._call_ethtool(function, str(arguments[0]))
         netlink, lldp = self._load_interfaces()
         if host_interface == "netlink":
             return netlink.call(function, *arguments)
@@ -212,7 +212,7 @@ class NetworkCalls:
             self._netlink.close()
             self._lldp.close()
 
-    def _ask_ethtool(self, function: str, interface: str) -> Json:
+    def _call_ethtool(self, function: str, interface: str) -> Json:
         try:
             ethtool = self._free.pop()
         except IndexError:

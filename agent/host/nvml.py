@@ -86,9 +86,9 @@ class Nvml:
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
-        self._turns: dict[Device, threading.Lock] = {}
+        self._device_locks: dict[Device, threading.Lock] = {}
         """Lock of each device: an abandoned thread may still be stuck in a call for it."""
-        self._start_turn = threading.Lock()
+        self._start_lock = threading.Lock()
         self._module: ModuleType | None = None
         self._events = EventQueue()
         self._own: dict[str, Callable[..., Json]] = {
@@ -113,21 +113,21 @@ class Nvml:
         return code.
         """
         device = arguments[0] if arguments and function.startswith(_OF_DEVICE) else _SYSTEM
-        with self._turns.setdefault(device, threading.Lock()):
+        with self._device_locks.setdefault(device, threading.Lock()):
             return self._call(function, arguments)
 
     def _start(self) -> ModuleType:
-        with self._start_turn:
+        with self._start_lock:
             self._module = self._module or start_nvml()
             return self._module
 
     def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
         module = self._module or self._start()
         try:
-            ask = self._bound_calls.get((function, arguments)) or self._bind_call(
+            bound_call = self._bound_calls.get((function, arguments)) or self._bind_call(
                 module, function, arguments
             )
-            return ask()
+            return bound_call()
         except module.NVMLError as error:
             self._drop_failed_handles(error.value, arguments)
             raise NvmlError(error.value, str(error)) from error

@@ -248,11 +248,7 @@ class GpmMonitor:
     """
 
     def __init__(
-        self,
-        module: ModuleType,
-        gpu: Any,
-        instance: int | None,
-        monotonic_ns: Callable[[], int],
+        self, module: ModuleType, gpu: Any, instance: int | None, monotonic_ns: Callable[[], int]
     ) -> None:
         self._module = module
         self._monotonic_ns = monotonic_ns

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from agent.host.files import RootedFiles
-from agent.owners import FormatError, kubelet_answers
+from agent.owners import OwnerFormatError, kubelet_answers
 from agent.owners.kubelet_answers import parse_pod_list
 from agent.owners.runtimes import parse_docker_container, parse_domain, parse_qemu_command
 from agent.owners.slurm import parse_slurm_variables
@@ -58,7 +58,7 @@ class OwnerCalls:
             if host_interface == KUBELET:
                 return self._kubelet(function, str(arguments[0]))
             return self._functions[function](*arguments)
-        except FormatError as error:
+        except OwnerFormatError as error:
             raise OSError(errno.EBADMSG, str(error)) from error
 
     def _kubelet(self, function: str, socket: str) -> Json:

@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
 from railscope.capture import PENDING, Capture, CaptureTimeline, result
+from railscope.timestamps import MICROSECOND_NS
 
 BEFORE_START = -1
 REPLAY_POLL_SECONDS = 0.02
-_NS_PER_US = 1000
 _RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
 """Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
 _NIC_STATISTICS = re.compile(r"ethtool\.statistics\(")
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 BATCH_FUNCTIONS = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
 """Calls with arguments that, after the first, are separate queries.
 
-A capture records an answer for each, so that it can answer any batch of them.
+A capture records an answer to each, so that any batch of them can be answered.
 """
 _NOT_ASKED = [3, 0]
 
@@ -222,7 +222,7 @@ class RecordedKernelLog:
             self._seen_until = BEFORE_START
         records = self._timeline.log_between(self._seen_until, now)
         self._seen_until = now
-        shift_us = self._shift_ns() // _NS_PER_US
+        shift_us = self._shift_ns() // MICROSECOND_NS
         return [
             _RECORD.sub(lambda match: _shift_record(match, shift_us), record) for record in records
         ]

@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 
 SAME_MOMENT_NS = 20_000_000
 SLOW_NS = 500_000_000
-"""Minimum delay of an answer for its question to be recorded as pending."""
+"""Minimum delay of an answer for its query to be recorded as pending."""
 _NEIGHBOUR_NAMES = ("chassis", "system", "system_description", "management_address")
 # Values in the answers to a function that identify a node, a part, a switch or an owner.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
@@ -81,8 +81,8 @@ class RecordingHost(HostWrapper):
     def moments(self) -> list[CaptureMoment]:
         """All answers so far, redacted by all secrets detected so far."""
         with self._lock:
-            for question in self._under_way.values():
-                self._waited_for(question)
+            for query in self._under_way.values():
+                self._waited_for(query)
             if self._redactor is None:
                 return list(self._moments)
             return [self._redactor.moment(moment) for moment in self._moments]
@@ -90,9 +90,7 @@ class RecordingHost(HostWrapper):
     def read(self, path: str) -> bytes:
         """Content of a small file."""
         answer = self._recorded_answer(
-            "files",
-            path,
-            lambda: self._host.read(path).decode(errors="surrogateescape"),
+            "files", path, lambda: self._host.read(path).decode(errors="surrogateescape")
         )
         if self._redactor and _SERIAL_FILE.fullmatch(path):
             self._redactor.add_secret(answer.strip())
@@ -116,7 +114,7 @@ class RecordingHost(HostWrapper):
             return self._batch(host_interface, function, arguments)
         key = recorded_host.call_key(host_interface, function, arguments)
 
-        def ask() -> Json:
+        def call() -> Json:
             answer = self._host.call(host_interface, function, *arguments)
             if function in _SECRETS and self._redactor:
                 for secret in _SECRETS[function](answer):
@@ -127,7 +125,7 @@ class RecordingHost(HostWrapper):
                     self._redactor.name(str(name))
             return answer
 
-        return self._recorded_answer("calls", key, ask)
+        return self._recorded_answer("calls", key, call)
 
     def _batch(self, host_interface: str, function: str, arguments: Sequence[int | str]) -> Json:
         """Record the answer to each entry of a batch, or one failure for all of them."""
@@ -151,18 +149,18 @@ class RecordingHost(HostWrapper):
         self._store("calls", recorded_host.KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
-    def _recorded_answer(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
+    def _recorded_answer(self, section: str, key: str, call: Callable[[], Answer]) -> Answer:
         with self._query_lock(section, [key]):
-            answer = ask()
+            answer = call()
         self._store(section, key, answer)
         return answer
 
     @contextmanager
     def _query_lock(self, section: str, keys: Sequence[str]) -> Iterator[None]:
         """Record a failure for all keys, and the time during which there was no answer."""
-        question = _RecordedQuery(section, keys, self._offset_ns)
+        query = _RecordedQuery(section, keys, self._offset_ns)
         with self._lock:
-            self._under_way[threading.get_ident()] = question
+            self._under_way[threading.get_ident()] = query
         failed: Exception | None = None
         try:
             yield
@@ -171,24 +169,24 @@ class RecordingHost(HostWrapper):
             raise
         finally:
             with self._lock:
-                self._waited_for(question)
+                self._waited_for(query)
                 del self._under_way[threading.get_ident()]
             if failed:
                 for key in keys:
                     self._store(section, key, failure(failed))
 
-    def _waited_for(self, question: _RecordedQuery) -> None:
+    def _waited_for(self, query: _RecordedQuery) -> None:
         """Record a query as pending from its start, if it has been waiting for long."""
-        if self._offset_ns - question.offset_ns < SLOW_NS:
+        if self._offset_ns - query.offset_ns < SLOW_NS:
             return
         offsets = [moment.offset_ns for moment in self._moments]
-        place = bisect_right(offsets, question.offset_ns)
-        if not place or offsets[place - 1] != question.offset_ns:
-            self._moments.insert(place, CaptureMoment(question.offset_ns))
+        place = bisect_right(offsets, query.offset_ns)
+        if not place or offsets[place - 1] != query.offset_ns:
+            self._moments.insert(place, CaptureMoment(query.offset_ns))
             place += 1
-        for key in question.keys:
-            getattr(self._moments[place - 1], question.section)[key] = PENDING
-            self._last[question.section, key] = PENDING
+        for key in query.keys:
+            getattr(self._moments[place - 1], query.section)[key] = PENDING
+            self._last[query.section, key] = PENDING
 
     def _store(self, section: str, key: str, answer: Json) -> None:
         with self._lock:

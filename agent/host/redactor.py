@@ -108,7 +108,7 @@ _EVERYTHING = re.compile(
     re.IGNORECASE,
 )
 _ROUTES = {"route": (0, (1, 2)), "ipv6_route": (9, (0, 2, 4))}
-"""For each file of /proc/net: the field of the interface, and those of addresses, in hex digits."""
+"""Routing tables in /proc/net: the field of the interface, and those of addresses, in hex digits."""
 _HEX = re.compile("(?!0+$)[0-9a-f]+", re.IGNORECASE)
 _KIND = re.compile("GPU-|MIG-|enx|pod|", re.IGNORECASE)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -127,18 +127,18 @@ class Redactor:
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = [_name_pattern(name) for name in names if name]
-        self._learned: set[str] = set()
+        self._secrets: set[str] = set()
 
     def add_secret(self, secret: str) -> None:
         """Replace this from now on, even inside a word: for example, a serial number."""
-        if len(secret) >= _MIN_SECRET_LENGTH and secret not in self._learned:
-            self._learned.add(secret)
+        if len(secret) >= _MIN_SECRET_LENGTH and secret not in self._secrets:
+            self._secrets.add(secret)
             self._names.append(re.compile(re.escape(secret)))
 
     def name(self, name: str) -> None:
         """Replace this from now on as a whole word: for example, the name of a user."""
-        if name and name not in self._learned and name not in _COMMON_NAMES:
-            self._learned.add(name)
+        if name and name not in self._secrets and name not in _COMMON_NAMES:
+            self._secrets.add(name)
             self._names.append(_name_pattern(name))
 
     def text(self, text: str) -> str:

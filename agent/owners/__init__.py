@@ -1,7 +1,7 @@
 """Parsers of the formats in which schedulers, runtimes and the kernel record owners of GPUs and processes.
 
 Every module is a parser from text or bytes to frozen values. None reads files or keeps state. Input that is
-not in the expected format raises `FormatError`; nothing is guessed.
+not in the expected format raises `OwnerFormatError`, that of Slurm `SlurmFormatError`; nothing is guessed.
 
     cgroup           /proc/PID/cgroup: pod, container, job, machine or unit of a process
     slurm            gres.conf, job environments, SLUIDs and process titles; jobs are parsed in railscope.slurm
@@ -11,6 +11,8 @@ not in the expected format raises `FormatError`; nothing is guessed.
 
 from __future__ import annotations
 
-from railscope.slurm import FormatError
+from railscope import RailscopeError
 
-__all__ = ["FormatError"]
+
+class OwnerFormatError(RailscopeError, ValueError):
+    """Input is not in the format of its source."""

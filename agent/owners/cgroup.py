@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent.owners import FormatError, slurm
+from agent.owners import OwnerFormatError, slurm
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def parse_owner(content: bytes) -> CgroupOwner:
 
     A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
     Kubernetes node may run in. Users can create directories with any name below their own systemd slice, so
-    there only a container of that user is accepted. Raises FormatError.
+    there only a container of that user is accepted. Raises OwnerFormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
     if any(".." in path.split("/") for path in paths):
@@ -147,7 +147,7 @@ def _path(line: str) -> str:
     _, colon, path = controllers.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
         message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
-        raise FormatError(message)
+        raise OwnerFormatError(message)
     return path.removesuffix(_DELETED)
 
 
@@ -221,4 +221,4 @@ _FINDERS: tuple[Callable[[str], CgroupOwner | None], ...] = (
     _user_container,
     _outside_user_slices(_unit),
 )
-"""In order of precedence, over all hierarchies."""
+"""Owner parsers in order of precedence, over all hierarchies."""

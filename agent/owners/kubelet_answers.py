@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
 from railscope.pod_shares import PodEntry, pod_entry
+from railscope.untrusted_text import DECODING_ERRORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ _GOOGLE = re.compile(
 
 
 def parse_device_id(text: str) -> DeviceId | None:
-    """Parse a device id of a kubelet's answer; None for a text that is none of a GPU.
+    """Parse a device id of a kubelet's answer; None for a text that is not the id of a GPU.
 
     Sources: NVIDIA/k8s-device-plugin:internal/rm/devices.go;
     GoogleCloudPlatform/container-engine-accelerators:pkg/gpu/nvidia;
@@ -152,16 +153,16 @@ class _PodList(msgspec.Struct):
 
 
 def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
-    """Parse a PodList in JSON. Raises FormatError.
+    """Parse a PodList in JSON. Raises OwnerFormatError.
 
     Only annotations and limits that concern GPUs are returned; everything else of a pod (environment,
     volumes, images) is left out. Source: kubernetes/api:core/v1/types.go.
     """
     try:
         listed = msgspec.json.decode(content, type=_PodList).items or []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         message = f"invalid list of pods: {error}"
-        raise FormatError(message) from error
+        raise OwnerFormatError(message) from error
     return tuple(
         pod_entry(
             (pod.metadata.namespace, pod.metadata.name),
@@ -179,7 +180,7 @@ _MAX_BYTES, _RANGE = 10, 1 << 64
 
 
 class ProtobufMessage:
-    """Fields of one message, by number. Raises FormatError for invalid bytes.
+    """Fields of one message, by number. Raises OwnerFormatError for invalid bytes.
 
     Limited to the field types of a few simple messages. Encoding:
     protocolbuffers/protocolbuffers.github.io:content/programming-guides/encoding.md. Fields that are not
@@ -202,7 +203,7 @@ class ProtobufMessage:
             return tuple(piece.decode() for piece in self._pieces.get(number, ()))
         except UnicodeDecodeError as error:
             message = f"field {number}: invalid UTF-8: {error}"
-            raise FormatError(message) from error
+            raise OwnerFormatError(message) from error
 
     def messages(self, number: int) -> Iterator[ProtobufMessage]:
         """Return a repeated message; the caller merges one that arrives in several pieces."""
@@ -217,7 +218,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
         number, kind = tag >> 3, tag & 7
         if not number or number >= 1 << 29:
             message = f"byte {offset}: invalid field number {number}"
-            raise FormatError(message)
+            raise OwnerFormatError(message)
         if kind == _VARINT:
             _, offset = _varint(content, offset)
             continue
@@ -227,10 +228,10 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
             length = _FIXED[kind]
         else:
             message = f"byte {offset}: field {number} has the unknown type {kind}"
-            raise FormatError(message)
+            raise OwnerFormatError(message)
         if length > len(content) - offset:
             message = f"byte {offset}: truncated field {number}: {len(content) - offset} of {length} bytes"
-            raise FormatError(message)
+            raise OwnerFormatError(message)
         if kind == _LENGTH:
             yield number, content[offset : offset + length]
         offset += length
@@ -246,7 +247,7 @@ def _varint(content: bytes, offset: int) -> tuple[int, int]:
                 break
             return value, offset + place + 1
     message = f"byte {offset}: invalid number: truncated, or more than 64 bits"
-    raise FormatError(message)
+    raise OwnerFormatError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,7 @@ class KubeletPod:
 
 
 def parse_pods(content: bytes) -> tuple[KubeletPod, ...]:
-    """Return the pods of a ListPodResourcesResponse. Raises FormatError.
+    """Return the pods of a ListPodResourcesResponse. Raises OwnerFormatError.
 
     Source: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto. Pods have no uid there. A kubelet may
     keep listing pods that have ended (kubernetes issues 119423 and 132020); the caller has to drop them.
@@ -295,7 +296,7 @@ def parse_pods(content: bytes) -> tuple[KubeletPod, ...]:
 
 
 def parse_allocatable(content: bytes) -> tuple[PodDevices, ...]:
-    """Return all allocatable devices of an AllocatableResourcesResponse. Raises FormatError."""
+    """Return all allocatable devices of an AllocatableResourcesResponse. Raises OwnerFormatError."""
     return tuple(_devices(devices) for devices in ProtobufMessage(content).messages(1))
 
 

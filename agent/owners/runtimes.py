@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
+from railscope.untrusted_text import DECODING_ERRORS
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
@@ -37,13 +38,13 @@ class _DockerContainerFile(msgspec.Struct):
 def parse_docker_container(content: bytes, label: str) -> dict[str, str]:
     """Return `name` of a container, and the value of one of its labels as `label`; empty if it has none.
 
-    Raises FormatError.
+    Raises OwnerFormatError.
     """
     try:
         container = msgspec.json.decode(content, type=_DockerContainerFile)
-    except msgspec.MsgspecError as error:
+    except DECODING_ERRORS as error:
         message = f"invalid container file of Docker: {error}"
-        raise FormatError(message) from error
+        raise OwnerFormatError(message) from error
     labels = (container.Config.Labels if container.Config else None) or {}
     return {
         "name": container.Name.removeprefix("/"),
@@ -77,22 +78,22 @@ class LibvirtDomain:
 def parse_domain(content: bytes) -> LibvirtDomain:
     """Parse a file of /etc/libvirt/qemu, or of /run/libvirt/qemu, which wraps the domain in its state.
 
-    Raises FormatError.
+    Raises OwnerFormatError.
     """
     import xml.etree.ElementTree as ET  # noqa: PLC0415 - XML is large, and few nodes have libvirt
 
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
-        raise FormatError(message)
+        raise OwnerFormatError(message)
     try:
         root = ET.fromstring(content)  # noqa: S314 - a file of root's, and no entities
     except ET.ParseError as error:
         message = f"invalid XML: {error}"
-        raise FormatError(message) from error
+        raise OwnerFormatError(message) from error
     domain = root if root.tag == "domain" else root.find("domain")
     if domain is None:
         message = f"unexpected root element {root.tag[:100]!r}: expected an element with a domain"
-        raise FormatError(message)
+        raise OwnerFormatError(message)
     project = domain.find("metadata/{*}instance/{*}owner/{*}project")  # of OpenStack Nova
     return LibvirtDomain(
         name=domain.findtext("name", ""),
@@ -137,5 +138,5 @@ def _address(source: ET.Element) -> str:
         domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
     except ValueError as error:
         message = f"invalid PCI address: {error}"
-        raise FormatError(message) from error
+        raise OwnerFormatError(message) from error
     return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"

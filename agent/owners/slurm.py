@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agent.owners import FormatError
+from railscope.slurm import SlurmFormatError
 from railscope.slurm.notation import expand_nodes
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
@@ -41,7 +41,7 @@ class GresConf:
 
 
 def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
-    """Return the devices of one resource that gres.conf assigns to a node. Raises FormatError."""
+    """Return the devices of one resource that gres.conf assigns to a node. Raises SlurmFormatError."""
     everywhere, here = "", None
     devices: list[GresDevice] = []
     for fields in _setting_lines(text):
@@ -67,11 +67,11 @@ def _setting_lines(text: str) -> Iterator[dict[str, str]]:
             continue
         if line.lower().startswith("include "):
             message = f"unsupported Include in {line[:200]!r}"
-            raise FormatError(message)
+            raise SlurmFormatError(message)
         fields = _pairs(line)
         if not fields:
             message = f"invalid line of gres.conf: {line[:200]!r}"
-            raise FormatError(message)
+            raise SlurmFormatError(message)
         yield fields
 
 
@@ -132,7 +132,7 @@ _TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.[^\s\]]+(?: stepmgr)?\]")
 
 
 def parse_step_title(cmdline: bytes) -> int:
-    """Return the job of a slurmstepd, from its /proc/PID/cmdline. Raises FormatError.
+    """Return the job of a slurmstepd, from its /proc/PID/cmdline. Raises SlurmFormatError.
 
     The step in the title is a number, `batch`, `extern`, `interactive` or `0+1`.
 
@@ -146,5 +146,5 @@ def parse_step_title(cmdline: bytes) -> int:
     match = _TITLE.fullmatch(title)
     if match is None:
         message = f"invalid process title of slurmstepd: {title[:200]!r}"
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     return int(match[1])

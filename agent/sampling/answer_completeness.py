@@ -63,7 +63,7 @@ class AnswerSizes:
         self._smaller_since_ns: dict[int, int] = {}
 
     def is_smaller(self, key: str, sizes: tuple[int, ...], now_ns: int) -> bool:
-        """True if a size of an answer is below that of the complete one, which it is otherwise."""
+        """True if a size is below that of the last complete answer; otherwise this answer replaces it."""
         number = hash(key)
         if any(map(lt, sizes, self._sizes.get(number, sizes))):
             since_ns = self._smaller_since_ns.setdefault(number, now_ns)
@@ -96,7 +96,7 @@ class AnswerSizes:
         return False
 
     def retain(self, keys: Collection[int], paths: Collection[int]) -> None:
-        """Forget the calls and listings that were not asked for any more."""
+        """Forget the calls and listings that the last probe did not use."""
         for by_call in (self._sizes, self._smaller_since_ns):
             for number in by_call.keys() - keys:
                 del by_call[number]
@@ -105,12 +105,12 @@ class AnswerSizes:
 
 
 def smaller_answer_error(key: str) -> OSError:
-    """The error that stands for an answer smaller than a complete one."""
+    """Return the error that represents an answer smaller than a complete one."""
     return OSError(errno.EIO, f"incomplete answer: {os.strerror(errno.EIO)}", key)
 
 
 def file_size(path: str, content: bytes) -> int:
-    """Two for each line and one for a newline at the end; 0 for an empty file."""
+    """Return two for each line and one for a newline at the end; 0 for an empty file."""
     if path.endswith(_REQUEST_LISTS) or not content.strip():
         return 0
     ends = content.endswith(b"\n")
@@ -119,14 +119,14 @@ def file_size(path: str, content: bytes) -> int:
 
 
 def number_count(path: str, content: bytes) -> int:
-    """Return how many numbers a file has; 0 for one whose entries come and go."""
+    """Return the count of numbers in a file; 0 for a file with a varying set of entries."""
     if path.endswith((*_TABLES, *_REQUEST_LISTS)):
         return 0
     return sum(1 for _ in _NUMBER.finditer(content))
 
 
 def answer_size(key: str, answer: Json) -> int:
-    """Return how many entries an answer has; of one that varies, its statistics only."""
+    """Return the count of entries in an answer; of an answer with a varying set, of its statistics only."""
     if not key.startswith(_VARYING_CALLS):
         return _entries(answer)
     statistics = answer.get("statistics") if isinstance(answer, dict) else None
@@ -137,7 +137,7 @@ def _entries(answer: Json) -> int:
     if isinstance(answer, dict):
         values = list(answer.values())
         if values and all(isinstance(value, dict) for value in values):
-            return 1 + min(map(_entries, values))  # a table: its devices come and go
+            return 1 + min(map(_entries, values))  # a table: its set of devices varies
         return len(values) + sum(map(_entries, values))
     if isinstance(answer, list) and not any(isinstance(item, dict | list) for item in answer):
         return len(answer)
@@ -145,7 +145,7 @@ def _entries(answer: Json) -> int:
 
 
 def _exists(host: Host, path: str) -> bool:
-    """True unless the system has no such path: a recording may hold only one of the answers."""
+    """True unless the system has no such path; a recording may contain only one of the two answers."""
     attempts: tuple[Callable[[str], object], ...] = (host.names, host.read, host.resolve)
     for attempt in attempts:
         try:
@@ -165,17 +165,19 @@ _NVML_LEFT = {2, 6, 15, 16}
 
 @dataclass(frozen=True, slots=True)
 class AnswerRoster:
-    """Reader of the names in an answer, and a second place that lists or answers for a device."""
+    """Reader of the device names in an answer, and a second source about the same devices."""
 
     names: Callable[[Json], list[str]]
     find_present: Callable[[Host, Collection[str]], set[str]]
-    """Those of some devices that the second place has."""
+    """Return those devices that the second source contains."""
     fill: Callable[[Json, list[str]], Json] | None = None
-    """Put devices into an answer. Without it the call fails for a list that only became shorter; one
-    with a new device describes a GPU that was divided again."""
+    """Adds devices to an answer. Without it, the call fails if the list only became shorter; a shorter list
+    with a new device is that of a repartitioned GPU.
+    """
     is_seen_first: bool = False
-    """The second place counts for a device that it had before only: a container may
-    show the directories of another system."""
+    """The second source is used only for devices that it contained before: in a container its directories
+    may be those of another system.
+    """
 
 
 @dataclass(slots=True)
@@ -261,7 +263,7 @@ def _directory_check(path: str) -> Callable[[Host, Collection[str]], set[str]]:
 
 
 def _answer_check(function: str) -> Callable[[Host, Collection[str]], set[str]]:
-    """The devices about which NVML answers, or fails for another reason than a device that has left."""
+    """Return a check that finds the devices that have not left, by the answers of an NVML function."""
 
     def find_present(host: Host, names: Collection[str]) -> set[str]:
         return {name for name in names if _answers(host, function, name)}

@@ -29,7 +29,7 @@ _INTERFACE = re.compile(r"[^\s/\x00-\x20\x7f\ud800-\udfff]{1,128}")
 """The kernel accepts no other names: net/core/dev.c, dev_valid_name; alternative names are longer."""
 _MAX_DIGITS = 4000
 _LONG_NUMBER = re.compile(rb"\d{%d}" % _MAX_DIGITS)
-"""Python converts no more digits than that: sys.int_info.default_max_str_digits."""
+"""Maximum number of digits that Python converts: sys.int_info.default_max_str_digits."""
 _MISSING = object()
 
 Shape = Callable[[Any], Json]
@@ -102,7 +102,7 @@ def _scalar(value: Any) -> Json:
 
 
 def _byte_or_text(value: Any) -> Json:
-    """A member of one byte comes as one character, which may be a control character."""
+    """A member of one byte is one character, which may be a control character."""
     is_byte = isinstance(value, str) and len(value) == 1
     return value if is_byte or isinstance(value, list) else _scalar(value)
 
@@ -117,7 +117,7 @@ def _or_none(of: Shape) -> Shape:
 
 
 def _record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
-    """Members by name; a malformed optional one is removed, others are not looked at."""
+    """Members by name; a malformed optional one is removed, unlisted ones are not checked."""
     every = {**required, **(optional or {})}
 
     def shape(value: Any) -> Json:
@@ -170,7 +170,7 @@ def _row(of: Shape, min_length: int, max_length: int = _MAX_ENTRIES) -> Shape:
 
 
 def _statistics(value: Any) -> Json:
-    """Names and values side by side, often read: thousands of them are checked at the speed of C."""
+    """Parallel lists of names and values, read often: thousands of items are checked by functions in C."""
     if not isinstance(value, dict):
         return _MISSING
     names, values = value.get("names"), value.get("values")
@@ -236,10 +236,7 @@ _SHAPES: Mapping[str, Shape] = {
         _table(lambda value: value if isinstance(value, list) else _scalar(value))
     ),
     "netlink.links": _entries(
-        _record(
-            {"name": _interface},
-            dict.fromkeys(("carrier", "carrier_changes", "up"), _natural),
-        )
+        _record({"name": _interface}, dict.fromkeys(("carrier", "carrier_changes", "up"), _natural))
     ),
     "netlink.fec": _COUNTED,
     "netlink.pause": _COUNTED,

@@ -2,7 +2,7 @@
 
 Time is divided into windows of one length, on a grid of the boot clock. The value between two samples
 counts once for each window that ended between them. So windows add up to time, whatever the interval of the
-samples, and a sample that is a little late or early costs no window.
+samples, and no window is lost because a sample is slightly late or early.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class WindowHistogram:
         self._metric = metric
         self._key = tuple(key)
         denominator = metric.scale.denominator
-        # Bounds in units of the stored values; a bound that is no whole number lies between two of them.
+        # Bounds in units of the stored values; a fractional bound lies between two of them.
         self._bounds = [int(bound * denominator) for bound in metric.bounds]
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0

@@ -15,8 +15,8 @@ from pathlib import Path
 from agent.host.files import BootState, BootStateFile
 from railscope.reading import PRESENT, Absent
 
-CarriedCounters = Mapping[str, tuple[int, int]]
-"""By name: the last value read, and the amount added to it for the wraps so far."""
+CounterStates = Mapping[str, tuple[int, int]]
+"""State by counter name: the last value read, and the amount added to it for the wraps so far."""
 
 
 class CounterUnwrapper:
@@ -43,7 +43,7 @@ class CounterUnwrapper:
         self,
         narrow: Mapping[str, int],
         wide: Sequence[int] = (),
-        before: CarriedCounters | None = None,
+        before: CounterStates | None = None,
         bits: int = 32,
     ) -> None:
         self._range = 1 << bits
@@ -57,7 +57,7 @@ class CounterUnwrapper:
         self._last_wide: Sequence[int] = [0] * len(wide)
 
     @property
-    def carried(self) -> CarriedCounters:
+    def state(self) -> CounterStates:
         """State for the next instance."""
         pairs = zip(self._last, self._added, strict=True)
         return dict(zip(self._names, pairs, strict=True))
@@ -67,7 +67,7 @@ class CounterUnwrapper:
         """Number of wraps in the present values."""
         return sum(self._added) // self._range
 
-    def carry_on(self, values: list[int], reasons: bytearray) -> None:
+    def extend_values(self, values: list[int], reasons: bytearray) -> None:
         """Replace each narrow value of a row just read by its 64-bit value.
 
         Columns without a value and their state are unchanged.
@@ -138,7 +138,7 @@ class CounterStateFile:
         self._wraps = 0
         self._saved_ns = 0
 
-    def load(self) -> dict[str, CarriedCounters]:
+    def load(self) -> dict[str, CounterStates]:
         """Return the saved counters of each set."""
         saved = self._file.read(_SavedCounters)
         return dict(saved.sets) if saved else {}
@@ -149,6 +149,6 @@ class CounterStateFile:
         due = now_ns - self._saved_ns >= SAVE_EVERY_NS
         if wraps == self._wraps and not (wraps and due):
             return
-        wrapped = {name: dict(unwrap.carried) for name, unwrap in sets.items() if unwrap.wraps}
+        wrapped = {name: dict(unwrap.state) for name, unwrap in sets.items() if unwrap.wraps}
         self._file.write(_SavedCounters(self._file.boot_id, wrapped))
         self._wraps, self._saved_ns = wraps, now_ns

@@ -29,7 +29,7 @@ SPAN_NS = 30_000_000_000
 MAX_WEIGHT = 0.25
 """Maximum weight of a value that arrives long after the one before."""
 MAX_GROWTH = 2.0
-SETTLED_AFTER = 3
+MIN_VALUES = 3
 
 
 @dataclass(slots=True)
@@ -43,22 +43,22 @@ class CostTrend:
     some are measured with cold caches.
     """
 
-    settled_after: int = SETTLED_AFTER
+    min_values: int = MIN_VALUES
     mean: float = 0.0
     _count: int = 0
     _at_ns: int = 0
-    _last: deque[float] = field(default_factory=lambda: deque(maxlen=SETTLED_AFTER))
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=MIN_VALUES))
 
     @property
-    def settled(self) -> float:
+    def estimate(self) -> float:
         """Mean; zero while there are too few values."""
-        return self.mean if self._count >= self.settled_after else 0.0
+        return self.mean if self._count >= self.min_values else 0.0
 
     def add(self, value: float, at_ns: int) -> None:
         """Record a value measured at a time of the boot clock."""
         self._count += 1
         self._last.append(value)
-        if self._count <= SETTLED_AFTER:
+        if self._count <= MIN_VALUES:
             self.mean = min(self._last)
         else:
             elapsed_ns = at_ns - self._at_ns
@@ -119,42 +119,42 @@ class _CostTrends:
     def share(self, period_ns: int, probes_every_ns: int) -> float:
         """Return the share of a core, or of a thread's time, at a period."""
         probes_every_ns = max(probes_every_ns, period_ns)
-        return self.read.settled / period_ns + self.probe.settled / probes_every_ns
+        return self.read.estimate / period_ns + self.probe.estimate / probes_every_ns
 
 
 class GovernedLoad:
     """A governed source: its cost and its period factor."""
 
-    def __init__(self, source: GovernedSource, settled_after: int = SETTLED_AFTER) -> None:
+    def __init__(self, source: GovernedSource, min_values: int = MIN_VALUES) -> None:
         self.source = source
         self.max_period_factor = source.max_period_factor
         self.period_factor = 1
         self.why = ""
         self.changed_ns = 0
-        self._settled_after = settled_after
+        self._min_values = min_values
         self.forget()
 
     def forget(self) -> None:
         """Reset the cost: the source has no devices on this node, or none any more."""
 
-        def demand() -> _CostTrends:
-            return _CostTrends(CostTrend(self._settled_after), CostTrend(self._settled_after))
+        def new_trends() -> _CostTrends:
+            return _CostTrends(CostTrend(self._min_values), CostTrend(self._min_values))
 
-        self._cpu, self._wall = demand(), demand()
+        self._cpu, self._wall = new_trends(), new_trends()
         self._probed_ns: int | None = None
         self._probes_every_ns = REPROBE_NS
 
-    def record_cost(self, spent: ReadCost, at_ns: int) -> None:
+    def record_cost(self, cost: ReadCost, at_ns: int) -> None:
         """Record the cost of a read."""
-        self._cpu.read.add(spent.read.cpu_ns, at_ns)
-        self._wall.read.add(spent.read.wall_ns, at_ns)
-        if spent.probe is None:
+        self._cpu.read.add(cost.read.cpu_ns, at_ns)
+        self._wall.read.add(cost.read.wall_ns, at_ns)
+        if cost.probe is None:
             return
         if self._probed_ns is not None:
             self._probes_every_ns = min(max(at_ns - self._probed_ns, 1), REPROBE_NS)
         self._probed_ns = at_ns
-        self._cpu.probe.add(spent.probe.cpu_ns, at_ns)
-        self._wall.probe.add(spent.probe.wall_ns, at_ns)
+        self._cpu.probe.add(cost.probe.cpu_ns, at_ns)
+        self._wall.probe.add(cost.probe.wall_ns, at_ns)
 
     def set(self, period_factor: int, reason: str, at_ns: int) -> None:
         """Set the period factor and its reason."""
@@ -185,28 +185,28 @@ class PeriodFactorFitter:
         self._period_factors: dict[str, int] = {}
         shares = [share(load, 1) for load in loads]
         self._total = sum(shares)
-        self._takers = max(sum(share > 0 for share in shares), 1)
+        self._source_count = max(sum(share > 0 for share in shares), 1)
         self._most_expensive = [
-            (-share, place)
-            for place, share in enumerate(shares)
-            if loads[place].max_period_factor > 1
+            (-share, index)
+            for index, share in enumerate(shares)
+            if loads[index].max_period_factor > 1
         ]
         heapify(self._most_expensive)
 
     def fit(self, allowance: float) -> dict[str, int]:
         """Return the period factors above 1, for loads above their fair share and up to their limits."""
-        fair = allowance / self._takers
+        fair = allowance / self._source_count
         while self._total > allowance and self._most_expensive:
-            share, place = -self._most_expensive[0][0], self._most_expensive[0][1]
+            share, index = -self._most_expensive[0][0], self._most_expensive[0][1]
             if share <= fair:
                 break
-            load = self._loads[place]
+            load = self._loads[index]
             period_factor = 2 * self._period_factors.get(load.source.name, 1)
             self._period_factors[load.source.name] = period_factor
             lower = self._share(load, period_factor)
             self._total += lower - share
             if period_factor < load.max_period_factor:
-                heapreplace(self._most_expensive, (-lower, place))
+                heapreplace(self._most_expensive, (-lower, index))
             else:
                 heappop(self._most_expensive)
         return dict(self._period_factors)
@@ -216,7 +216,7 @@ class PeriodFactorFitter:
 class _ProcessorUse:
     """Processor use of the process: reads separately from the rest."""
 
-    rest: CostTrend = field(default_factory=CostTrend)
+    other: CostTrend = field(default_factory=CostTrend)
     reads_ns: int = 0
     _marks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_USE + 1))
 
@@ -235,7 +235,7 @@ class _ProcessorUse:
             if at_ns - began_ns < WINDOW_NS:
                 return
             rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
-            self.rest.add(rest_ns / (at_ns - began_ns), at_ns)
+            self.other.add(rest_ns / (at_ns - began_ns), at_ns)
         self._marks.append((at_ns, process_cpu_ns))
         self.reads_ns = 0
 
@@ -245,20 +245,17 @@ class Governor:
 
     The period of the most expensive source is lengthened first and restored last, and also that of a source
     that blocks its thread without using the processor, because the other sources of that thread wait.
-    No source pays for another: one within its fair share keeps its period, even if the expensive one
-    is at its longest period. Such a budget cannot be met, and the state reports that.
+    A source within its fair share keeps its period, even if the expensive one is at its longest period.
+    Such a budget cannot be met, and the state reports that.
     """
 
     def __init__(
-        self,
-        cpu_ratio: float,
-        sources: Iterable[GovernedSource],
-        settled_after: int = SETTLED_AFTER,
+        self, cpu_ratio: float, sources: Iterable[GovernedSource], min_values: int = MIN_VALUES
     ) -> None:
         self.cpu_ratio = cpu_ratio
         self.state = WITHIN
         self.loads: Mapping[str, GovernedLoad] = {
-            source.name: GovernedLoad(source, settled_after) for source in sources
+            source.name: GovernedLoad(source, min_values) for source in sources
         }
         families = dict.fromkeys(load.source.family for load in self.loads.values())
         self._threads = [
@@ -274,19 +271,21 @@ class Governor:
         return self._account.use
 
     @property
-    def rest(self) -> float:
+    def other_use(self) -> float:
         """Share of a core used by everything except reads, which no period changes."""
-        return self._account.rest.settled
+        return self._account.other.estimate
 
     @property
-    def projected(self) -> float:
+    def expected_use(self) -> float:
         """Expected share of a core at the present periods."""
-        return self.rest + sum(load.cpu_share(load.period_factor) for load in self.loads.values())
+        return self.other_use + sum(
+            load.cpu_share(load.period_factor) for load in self.loads.values()
+        )
 
-    def record_read(self, name: str, spent: ReadCost, at_ns: int) -> None:
+    def record_read(self, name: str, cost: ReadCost, at_ns: int) -> None:
         """Record a read of a source."""
-        self._account.reads_ns += spent.total.cpu_ns
-        self.loads[name].record_cost(spent, at_ns)
+        self._account.reads_ns += cost.total.cpu_ns
+        self.loads[name].record_cost(cost, at_ns)
 
     def record_absence(self, name: str) -> None:
         """Record that a source has no devices here: the cost of its probes belongs to the rest."""
@@ -314,7 +313,7 @@ class Governor:
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
         for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-            allowance = max(part * self.cpu_ratio - self.rest, part * reserved)
+            allowance = max(part * self.cpu_ratio - self.other_use, part * reserved)
             for name, period_factor in whole.fit(allowance).items():
                 period_factors[name] = (period_factor, CPU)
         for thread in self._threads:
@@ -326,7 +325,7 @@ class Governor:
         return needed, relaxed
 
     def _grade_state(self) -> int:
-        if self.projected > self.cpu_ratio:
+        if self.expected_use > self.cpu_ratio:
             return AT_LIMIT
         is_lengthened = any(load.period_factor > 1 for load in self.loads.values())
         return STRETCHING if is_lengthened else WITHIN
@@ -340,7 +339,7 @@ RELEASE_EVERY_NS = 600 * SECOND_NS
 
 
 def create_governor(
-    budget: BudgetSettings, sources: Iterable[Source], settled_after: int = SETTLED_AFTER
+    budget: BudgetSettings, sources: Iterable[Source], min_values: int = MIN_VALUES
 ) -> Governor:
     """Return a governor of these sources at their configured periods."""
     governed = [
@@ -352,7 +351,7 @@ def create_governor(
         )
         for source in sources
     ]
-    return Governor(budget.cpu_ratio, governed, settled_after)
+    return Governor(budget.cpu_ratio, governed, min_values)
 
 
 @dataclass(slots=True)

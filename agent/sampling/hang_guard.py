@@ -18,6 +18,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
@@ -32,7 +33,7 @@ from agent.sampling.answer_shapes import (
     well_formed,
     well_formed_file,
 )
-from railscope.reading import Absent
+from railscope.reading import Absent, reason_of
 
 SLICE_SECONDS = 0.1
 """Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
@@ -61,7 +62,19 @@ class CallTime:
         """Wait for a future, at most this long and possibly less: the caller compares readings."""
         seconds = min(seconds, SLICE_SECONDS)
         expected = self._monotonic() + seconds
-        await asyncio.wait({future}, timeout=seconds)
+        loop = asyncio.get_running_loop()
+        end = loop.create_future()
+        timer = loop.call_later(seconds, _resolve, end, None)
+
+        def resolve(_: asyncio.Future[None]) -> None:
+            _resolve(end, None)
+
+        future.add_done_callback(resolve)
+        try:
+            await end
+        finally:
+            timer.cancel()
+            future.remove_done_callback(resolve)
         self.note_wait(expected, self._monotonic())
 
     def note_wait(self, expected: float, ended: float) -> None:
@@ -84,7 +97,7 @@ Answer = TypeVar("Answer")
 class CallAbandonedError(BaseException):
     """Raised in a thread whose call has returned after the thread was replaced.
 
-    No source may catch it: it is not a failure of the call.
+    A BaseException, because it is not a failure of the call: no source may catch it.
     """
 
 
@@ -136,7 +149,7 @@ class GuardedHost(HostWrapper):
         self._refused: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
-        """At most one entry, of the present thread.
+        """Calls in progress: at most one, of the present thread.
 
         Removing it decides whether a call has returned or is abandoned: `list.pop` succeeds in one thread
         only.
@@ -184,7 +197,7 @@ class GuardedHost(HostWrapper):
 
     def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
         checked_path(path)
-        return self.make_call(device_of(path), path, partial(call, path))
+        return self.make_call(device_of(path), path, call, path)
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files for frequent reads."""
@@ -193,8 +206,7 @@ class GuardedHost(HostWrapper):
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
         device, name, shape, has_roster = _describe_call(host_interface, function, arguments[:1])
-        call = partial(self._host.call, host_interface, function, *arguments)
-        answer = self.make_call(device, name, call)
+        answer = self.make_call(device, name, self._host.call, host_interface, function, *arguments)
         if shape:
             answer = well_formed(host_interface, function, shape, answer)
         if has_roster:
@@ -207,14 +219,16 @@ class GuardedHost(HostWrapper):
         """Open the kernel log; polling it never blocks."""
         return self._host.kernel_log()
 
-    def make_call(self, device: str, name: str, call: Callable[[], Answer]) -> Answer:
+    def make_call(
+        self, device: str, name: str, call: Callable[..., Answer], *arguments: int | str
+    ) -> Answer:
         """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
             self._refuse(device)
         running = self._running
         running.append((device, name, self._time.seconds()))
         try:
-            return call()
+            return call(*arguments)
         finally:
             try:
                 running.pop()
@@ -262,16 +276,36 @@ class GuardedFiles:
 
     def text(self, index: int) -> bytes:
         """Return the content of one file."""
-        place = bisect_right(self._starts, index) - 1
-        device, _, files = self._groups[place]
-        within = index - self._starts[place]
+        group = bisect_right(self._starts, index) - 1
+        device, _, files = self._groups[group]
+        within = index - self._starts[group]
         content = self._guard.make_call(device, device, lambda: files.text(within))
         return well_formed_file(device, content)
+
+    def texts(self) -> list[bytes | Absent]:
+        """Return the content of each file, or the reason why it cannot be read."""
+        contents: list[bytes | Absent] = []
+        for device, count, files in self._groups:
+            try:
+                contents += self._guard.make_call(device, device, files.texts)
+            except TimeoutError:
+                contents += [Absent.TIMEOUT] * count
+        return [
+            content if isinstance(content, Absent) else _well_formed_text(content)
+            for content in contents
+        ]
 
     def close(self) -> None:
         """Close the open files."""
         for _, _, files in self._groups:
             files.close()
+
+
+def _well_formed_text(content: bytes) -> bytes | Absent:
+    try:
+        return well_formed_file("", content)
+    except OSError as error:
+        return reason_of(error)
 
 
 def device_of_call(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
@@ -284,14 +318,14 @@ def device_of_call(host_interface: str, function: str, arguments: Sequence[int |
 
 
 MAX_CACHED_DEVICES = 2048
-"""Far more than a node has; the names of files and calls about processes are not bounded."""
+"""Far more than a node has. Names of files and of calls about processes are not limited in number."""
 
 
 @lru_cache(MAX_CACHED_DEVICES)
 def _describe_call(
     host_interface: str, function: str, arguments: tuple[int | str, ...]
 ) -> tuple[str, str, Shape | None, bool]:
-    """Return the device and the name of a call, the shape of its answer, and if it lists devices."""
+    """Return the device and the name of a call, the shape of its answer, and True if it lists devices."""
     name = f"{host_interface}.{function}"
     return (
         device_of_call(host_interface, function, arguments),
@@ -316,9 +350,9 @@ def device_of(path: str) -> str:
         return f"block/{parts[3]}"
     if path.startswith(("/sys/devices/", "/sys/kernel/debug/", "/proc/fs/")):
         parts = path.split("/")
-        for place, part in enumerate(parts):
+        for position, part in enumerate(parts):
             if any(map(str.isdigit, part)):
-                return "/".join(parts[: place + 1])
+                return "/".join(parts[: position + 1])
     return path
 
 
@@ -354,6 +388,17 @@ class DeviceThread:
 
         self._jobs.put(job)
         return future
+
+    def run(self, function: Callable[[], None], end: Callable[[], None]) -> None:
+        """Queue a function that raises nothing, and afterwards another one on the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def job() -> None:
+            with suppress(CallAbandonedError):  # the family has another thread
+                function()
+                _report_result(loop, end)
+
+        self._jobs.put(job)
 
     def stop(self) -> None:
         """Let the thread end after the queued functions; a stuck one is left behind."""

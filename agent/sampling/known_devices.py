@@ -60,10 +60,10 @@ class ProbeHost(HostWrapper):
         super().__init__(host)
         self._sizes = sizes
         self._is_recording = True
-        self.failed: dict[str, FailedCall] = {}
-        self.succeeded: set[int] = set()
-        self.listed: set[int] = set()
-        self.mentioned: set[str] = set()
+        self.failed_calls: dict[str, FailedCall] = {}
+        self.succeeded_calls: set[int] = set()
+        self.listed_paths: set[int] = set()
+        self.mentioned_names: set[str] = set()
 
     def stop(self) -> None:
         """Stop recording; a source may use this host for its reads afterwards."""
@@ -79,7 +79,7 @@ class ProbeHost(HostWrapper):
 
         def is_smaller(content: bytes) -> bool:
             now_ns = self.clock.now().boot_ns
-            self.listed.add(hash(path))
+            self.listed_paths.add(hash(path))
             return self._sizes.is_less(self._host, path, content, now_ns)
 
         return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
@@ -88,13 +88,13 @@ class ProbeHost(HostWrapper):
         """Return the entries of a directory."""
 
         def lacks_entries(entries: list[str]) -> bool:
-            self.listed.add(hash(path))
+            self.listed_paths.add(hash(path))
             return self._sizes.lacks_entries(self._host, path, entries)
 
         key, names = f"{path}/", path.split("/")
         entries = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
         if self._is_recording:
-            self.mentioned.update(entries)
+            self.mentioned_names.update(entries)
         return entries
 
     def resolve(self, path: str) -> str:
@@ -131,7 +131,7 @@ class ProbeHost(HostWrapper):
     ) -> Answer:
         if not self._is_recording:
             return call()
-        self.mentioned.update(names)
+        self.mentioned_names.update(names)
         try:
             answer = call()
         except (OSError, NvmlError) as error:
@@ -142,15 +142,15 @@ class ProbeHost(HostWrapper):
                 and not nothing_there
                 and not isinstance(error, FileNotFoundError)
             ):
-                self.failed[key] = FailedCall(key, frozenset(names), reason, call)
+                self.failed_calls[key] = FailedCall(key, frozenset(names), reason, call)
             raise
         if is_smaller(answer):
             repeat = partial(_repeat_call, key, call, is_smaller)
-            self.failed[key] = FailedCall(
+            self.failed_calls[key] = FailedCall(
                 key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True
             )
         else:
-            self.succeeded.add(hash(key))
+            self.succeeded_calls.add(hash(key))
         return answer
 
 
@@ -171,13 +171,13 @@ def unwrap_host(host: Host) -> Host:
 
 def failed_calls(host: Host) -> dict[str, FailedCall]:
     """Calls that have failed so far in the probe that uses this host."""
-    return dict(host.failed) if isinstance(host, ProbeHost) else {}
+    return dict(host.failed_calls) if isinstance(host, ProbeHost) else {}
 
 
 def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
     """Record the failures of an earlier probe, for a probe that reuses its result."""
     if isinstance(host, ProbeHost):
-        host.failed.update(failed)
+        host.failed_calls.update(failed)
 
 
 def find_hidden(
@@ -200,8 +200,8 @@ class KnownInventory:
     columns: tuple[Column, ...]
     positions: tuple[int, ...]
     columnless_entities: tuple[Entity, ...]
-    hidden: bytes = b""
-    failed: tuple[FailedCall, ...] = ()
+    hidden_reasons: bytes = b""
+    failed_calls: tuple[FailedCall, ...] = ()
 
 
 class _CallHistory:
@@ -215,17 +215,17 @@ class _CallHistory:
 
     def newly_failed(self, probe: ProbeHost) -> list[FailedCall]:
         """Return the failed calls of a probe that succeeded before."""
-        return [call for key, call in probe.failed.items() if self._has_succeeded(key)]
+        return [call for key, call in probe.failed_calls.items() if self._has_succeeded(key)]
 
     def take(self, probe: ProbeHost, *, is_complete: bool) -> None:
         """Record the calls of a probe; an incomplete probe removes no earlier call."""
-        failed = {hash(key) for key in probe.failed if self._has_succeeded(key)}
+        failed = {hash(key) for key in probe.failed_calls if self._has_succeeded(key)}
         earlier = () if is_complete else self._succeeded
-        self._succeeded = array("q", sorted(probe.succeeded.union(failed, earlier)))
+        self._succeeded = array("q", sorted(probe.succeeded_calls.union(failed, earlier)))
 
     def _has_succeeded(self, key: str) -> bool:
-        place = bisect_left(self._succeeded, hash(key))
-        return place < len(self._succeeded) and self._succeeded[place] == hash(key)
+        index = bisect_left(self._succeeded, hash(key))
+        return index < len(self._succeeded) and self._succeeded[index] == hash(key)
 
 
 class KnownDevices:
@@ -249,9 +249,11 @@ class KnownDevices:
         completed = (
             self._add_hidden(inventory, probe, new) if new else _complete_as_found(inventory)
         )
-        self._history.take(probe, is_complete=not completed.hidden)
-        if not completed.hidden:
-            self._sizes.retain({*probe.succeeded, *map(hash, probe.failed)}, probe.listed)
+        self._history.take(probe, is_complete=not completed.hidden_reasons)
+        if not completed.hidden_reasons:
+            self._sizes.retain(
+                {*probe.succeeded_calls, *map(hash, probe.failed_calls)}, probe.listed_paths
+            )
         self._found = completed.columns, completed.columnless_entities
         self._columns, self._columnless_entities = {}, {}
         return completed
@@ -271,7 +273,7 @@ class KnownDevices:
             _with_facts(entity, self._columnless_entities.get(_entity_key(entity)), keeps)
             for entity in inventory.columnless_entities
         ]
-        hides = _HiddenEntities(new, devices, probe.mentioned)
+        hides = _HiddenEntities(new, devices, probe.mentioned_names)
         hidden = bytearray()
         present = {_column_key(column) for column in columns}
         for key, column in self._columns.items():
@@ -302,7 +304,7 @@ class KnownDevices:
 
 
 def _complete_as_found(inventory: ProbeResult) -> KnownInventory:
-    """Without a call that newly failed nothing is hidden: what a probe did not find has left."""
+    """Return the inventory as found: no call newly failed, so missing devices have left."""
     columns = tuple(inventory.columns)
     return KnownInventory(columns, tuple(range(len(columns))), tuple(inventory.columnless_entities))
 
@@ -331,7 +333,7 @@ class _HiddenEntities:
         self, failed: Sequence[FailedCall], devices: _DeviceNames, mentioned: set[str]
     ) -> None:
         self._devices = devices
-        self._mentioned = mentioned
+        self._mentioned_names = mentioned
         self._first = failed[0].reason if failed else None
         self._of_all: Absent | None = None
         self._of_device: dict[tuple[str, ...], Absent] = {}
@@ -355,7 +357,9 @@ class _HiddenEntities:
             return None
         if self._of_all:
             return self._of_all
-        is_there = not device or not self._mentioned.isdisjoint(self._devices.names.get(device, ()))
+        is_there = not device or not self._mentioned_names.isdisjoint(
+            self._devices.names.get(device, ())
+        )
         return self._first if is_there else None
 
 
@@ -410,6 +414,6 @@ def _device_name(host_interface: str, argument: int | str) -> str:
 _GONE_IF_EMPTY = ("netlink.module(",)
 """Calls that fail with ENODEV or ENXIO if the device works and its socket is empty."""
 _TRANSIENT = {GPU_PROCESS, CLAIM}
-"""Entities that come and go on a device that stays; they are kept only while listed."""
+"""Temporary entities of a permanent device; they are kept only while listed."""
 _NAMING_FACTS = ("pci_address", "interface")
 _FAILURES = {Absent.GONE, Absent.DENIED, Absent.TIMEOUT, Absent.ERROR}

@@ -2,8 +2,9 @@
 
 Waking a thread costs as much as reading a hundred counters, and concurrent threads contend for the
 interpreter lock at every system call. So the reads of all families that are due together form a round: they
-run one after the other on one thread, which reports once, at the end. A round that takes longer than a turn
-is divided: the read that is running keeps its thread, and those behind it continue on another one.
+run sequentially on one thread, which reports once, at the end. A round that takes longer than a turn is
+divided: the read that is running keeps its thread, and those behind it continue on another one. A series of
+reads, which lasts about a second, has a round of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from agent.sampling.hang_guard import DeviceThread
 
 TURN_SECONDS = 0.05
 PROMPT_TURN_SECONDS = 0.01
-"""Turn of a round with burst sampling: later reads of the round would end their windows late."""
+"""Turn of a round with prompt reads: the next ones would be late."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +42,6 @@ class _ReadRound:
         self.waiting = deque(jobs)
         self.timer: asyncio.TimerHandle | None = None
         self._done: deque[tuple[_ReadJob, Exception | None]] = deque()
-        self.has_prompt_jobs = any(job.is_prompt for job in jobs)
         for job in jobs:
             job.round = self
 
@@ -89,10 +90,15 @@ class ReadThreads:
         self._turn: _ReadRound | None = None
         """Round for which other reads wait, unless they are prompt."""
 
-    def submit(self, function: Callable[[], None], *, is_prompt: bool = False) -> _ReadJob:
-        """Run a function in the next round. Prompt ones wait for no other round."""
+    def submit(
+        self, function: Callable[[], None], *, is_prompt: bool = False, is_series: bool = False
+    ) -> _ReadJob:
+        """Run a function in the next round. Prompt ones wait for no other round, a series has its own."""
         loop = asyncio.get_running_loop()
         job = _ReadJob(function, is_prompt, loop.create_future())
+        if is_series:
+            self._start_round([job])
+            return job
         self._waiting.append(job)
         loop.call_soon(self._start)  # after all tasks that are due now have submitted theirs
         return job
@@ -129,16 +135,20 @@ class ReadThreads:
     def _start(self) -> None:
         """Start a round of the waiting jobs; only of prompt ones during the turn of another round."""
         jobs = [job for job in self._waiting if job.is_prompt or not self._turn]
-        jobs.sort(key=lambda job: not job.is_prompt)
         self._waiting = [job for job in self._waiting if job not in jobs]
         if not jobs:
             return
+        started = self._start_round(sorted(jobs, key=lambda job: not job.is_prompt))
+        self._turn = self._turn or started
+        has_prompt_jobs = any(job.is_prompt for job in jobs)
+        seconds = PROMPT_TURN_SECONDS if has_prompt_jobs else TURN_SECONDS
+        started.timer = asyncio.get_running_loop().call_later(seconds, self._divide, started)
+
+    def _start_round(self, jobs: Sequence[_ReadJob]) -> _ReadRound:
         started = _ReadRound(jobs, self._spare.pop() if self._spare else DeviceThread("reads"))
         self._rounds.add(started)
-        self._turn = self._turn or started
-        seconds = PROMPT_TURN_SECONDS if started.has_prompt_jobs else TURN_SECONDS
-        started.timer = asyncio.get_running_loop().call_later(seconds, self._divide, started)
-        started.thread.submit(started.run).add_done_callback(lambda _: self._finish(started))
+        started.thread.run(started.run, partial(self._finish, started))
+        return started
 
     def _divide(self, running: _ReadRound) -> None:
         """Hand the remaining jobs of a round to another round."""
@@ -170,9 +180,11 @@ class FamilyThread:
     is_prompt: bool = False
     job: _ReadJob | None = field(default=None, init=False)
 
-    def submit(self, function: Callable[[], None]) -> asyncio.Future[None]:
+    def submit(
+        self, function: Callable[[], None], *, is_series: bool = False
+    ) -> asyncio.Future[None]:
         """Run a function and return the future of its end."""
-        self.job = self.threads.submit(function, is_prompt=self.is_prompt)
+        self.job = self.threads.submit(function, is_prompt=self.is_prompt, is_series=is_series)
         return self.job.future
 
     def replace(self) -> None:

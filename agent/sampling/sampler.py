@@ -11,6 +11,9 @@ counted, its sources age, and their readings are absent for the same reason. The
 returns after its deadline is discarded, because the time of its values is unknown.
 
 Deadlines do not count time in which the agent itself did not run (agent/sampling/hang_guard.py).
+
+Burst sampling is timed by its own thread: it waits for each tick itself, and wakes the event loop only when
+the source has readings, once per second.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from railscope.timestamps import SECOND_NS
 
 PROMPT_SECONDS = 0.5
 """Sources with a shorter period do not wait for a turn: windows would end late, or be missed."""
+SERIES_SECONDS = 1.0
+"""Maximum duration of a series of reads that a thread times by itself."""
 END_SECONDS = 1.0
 MAX_CALL_SECONDS = 2.0
 """A longer call counts as hung, even in a read with a longer deadline."""
@@ -76,20 +81,57 @@ class _FamilyMember:
 
 
 class _FamilyReads:
-    """Sequential reads of several members on their family's thread."""
+    """Sequential reads of several members on their family's thread.
 
-    def __init__(self, members: Sequence[_FamilyMember], time: CallTime) -> None:
+    With `is_series`, a series of reads of the only member, each when it is due, until it has readings.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[_FamilyMember],
+        time: CallTime,
+        clock: Clock,
+        *,
+        is_series: bool = False,
+    ) -> None:
         self.members = members
-        self.outcomes: list[ReadOutcome] = []
+        self.outcomes: list[tuple[_FamilyMember, ReadOutcome, NodeTimestamp]] = []
+        self.is_series = is_series
+        self.is_ended = False
+        """Set to end a series with the present read."""
         self._time = time
+        self._clock = clock
         self.running_since = time.seconds()
-        self.taken = 0
+        self.used_count = 0
         """Number of outcomes that have been used; later ones are too late."""
 
     def run(self) -> None:
-        for member in self.members:
+        if self.is_series:
+            self._run_series(self.members[0])
+        else:
+            for member in self.members:
+                self._read(member)
+
+    def _run_series(self, member: _FamilyMember) -> None:
+        end_ns = self._clock.now().boot_ns + round(SERIES_SECONDS * SECOND_NS)
+        while True:
             self.running_since = self._time.seconds()
-            self.outcomes.append(member.reader.run())
+            self._clock.pause_until(member.due_ns)
+            outcome = self._read(member)
+            if self.is_ended or not outcome.is_intermediate or member.due_ns >= end_ns:
+                return
+            member.plan(self._clock.now().boot_ns)
+
+    def _read(self, member: _FamilyMember) -> ReadOutcome:
+        self.running_since = self._time.seconds()
+        outcome = member.reader.run()
+        self.outcomes.append((member, outcome, self._clock.now()))
+        return outcome
+
+    @property
+    def unread(self) -> Sequence[_FamilyMember]:
+        """Members whose reads have not returned, the running one first."""
+        return self.members if self.is_series else self.members[self.used_count :]
 
     @property
     def running(self) -> _FamilyMember:
@@ -98,9 +140,9 @@ class _FamilyReads:
 
     def reclaim_late_reads(self) -> list[tuple[_FamilyMember, ReadOutcome]]:
         """Undo outcomes that came too late to be used; their cost still counts."""
-        late = list(zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True))
+        late = [(member, outcome) for member, outcome, _ in self.outcomes[self.used_count :]]
         for member, outcome in late:
-            member.reader.take_back(outcome)
+            member.reader.undo(outcome)
         return late
 
 
@@ -122,6 +164,12 @@ class _DeviceFamily:
         self.thread.is_prompt |= member.status.source.period_seconds < PROMPT_SECONDS
         self.stage = max(self.stage, source_stage(member.status.source))
         self.is_in_memory = all(is_in_memory(each.status.source) for each in self.members)
+
+    def times_itself(self, clock: Clock) -> bool:
+        """True if its thread waits for the ticks of its only source."""
+        if len(self.members) > 1 or self.is_in_memory or self.pending:
+            return False
+        return self.members[0].period_ns < PROMPT_SECONDS * SECOND_NS and clock.pause_until(0)
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
         """Continue with a new thread if the present one is stuck in a call; return True if it was."""
@@ -218,6 +266,10 @@ class Sampler:
 
     async def _follow(self, family: _DeviceFamily) -> None:
         while True:
+            if family.times_itself(self.clock):
+                await self._tick(family, family.members, is_series=True)
+                self._plan(family.members)
+                continue
             await self.clock.sleep_until(min(member.due_ns for member in family.members))
             now_ns = self.clock.now().boot_ns
             due = [member for member in family.members if member.due_ns <= now_ns]
@@ -228,10 +280,13 @@ class Sampler:
             finally:
                 self._busy.remove(family.stage)
                 self._has_finished.set()
-            now = self.clock.now()
-            self._govern(due, now)
-            for member in due:
-                member.plan(now.boot_ns)
+            self._plan(due)
+
+    def _plan(self, due: Sequence[_FamilyMember]) -> None:
+        now = self.clock.now()
+        self._govern(due, now)
+        for member in due:
+            member.plan(now.boot_ns)
 
     async def _wait_for_stages_below(self, stage: int) -> None:
         """Wait for the families of lower stages that are being read, but no longer than a turn."""
@@ -256,16 +311,18 @@ class Sampler:
 
     def _record_cost(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Account for the cost of a read."""
-        status.spent = outcome.spent
-        status.cpu_ns += outcome.spent.total.cpu_ns
+        status.last_cost = outcome.cost
+        status.cpu_ns += outcome.cost.total.cpu_ns
         if self.keeper is None:
             return
         if status.state == UNSUPPORTED:
             self.keeper.governor.record_absence(status.source.name)
         else:
-            self.keeper.governor.record_read(status.source.name, outcome.spent, now.boot_ns)
+            self.keeper.governor.record_read(status.source.name, outcome.cost, now.boot_ns)
 
-    async def _tick(self, family: _DeviceFamily, due: Sequence[_FamilyMember]) -> None:
+    async def _tick(
+        self, family: _DeviceFamily, due: Sequence[_FamilyMember], *, is_series: bool = False
+    ) -> None:
         """Read the due members; slow reads stay pending with their family, hung calls are left behind."""
         if family.guard.take_returned():
             family.forget_plans()
@@ -285,36 +342,36 @@ class Sampler:
                 self._record_cost(member.status, outcome, self.clock.now())
             family.pending = None
         while due:
-            due = await self._read_due(family, due)
+            due = await self._read_due(family, due, is_series=is_series)
         for call, hangs in self.hung.changes():
             self._grader.record_hang(call, self.clock.now(), hangs=hangs)
 
     async def _read_due(
-        self, family: _DeviceFamily, due: Sequence[_FamilyMember]
+        self, family: _DeviceFamily, due: Sequence[_FamilyMember], *, is_series: bool
     ) -> Sequence[_FamilyMember]:
         """Read members up to one that hangs; return the remaining ones, to be read by a new thread."""
-        reads = _FamilyReads(due, self.call_time)
+        reads = _FamilyReads(due, self.call_time, self.clock, is_series=is_series)
         future = await self._read(family, reads)
         is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
         now = self.clock.now()
-        for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
-            reads.taken += 1
-            self._grader.record_return(member.status, outcome, now)
-            self._record_cost(member.status, outcome, now)
+        for member, outcome, finished in tuple(reads.outcomes):
+            reads.used_count += 1
+            self._grader.record_return(member.status, outcome, finished)
+            self._record_cost(member.status, outcome, finished)
             if outcome.frame:
                 self.publish(outcome.frame)
         if is_left:
-            return due[reads.taken :]
+            return reads.unread
         if future.done():
             future.result()
         else:
             family.pending = future, reads
             # The last may have returned at its deadline, before the future completed: it is not late.
-            for late in due[reads.taken : reads.taken + 1]:
+            for late in reads.unread[:1]:
                 self._grader.record_timeout(
                     late.status, self.limits.deadline_seconds(late.status), now
                 )
-            for member in due[reads.taken + 1 :]:
+            for member in reads.unread[1:]:
                 self._grader.record_wait(member.status, now)
         return ()
 
@@ -329,16 +386,33 @@ class Sampler:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)
             return future
-        future = family.thread.submit(reads.run)
-        await self.call_time.wait(future, TURN_SECONDS)
+        future = family.thread.submit(reads.run, is_series=reads.is_series)
+        try:
+            if reads.is_series:
+                await asyncio.wait({future}, timeout=SERIES_SECONDS + 2 * PROMPT_SECONDS)
+            await self._wait_for_reads(family, reads, future)
+        finally:
+            reads.is_ended = True
+        return future
+
+    async def _wait_for_reads(
+        self, family: _DeviceFamily, reads: _FamilyReads, future: asyncio.Future[None]
+    ) -> None:
+        """Wait until the reads have returned, one has passed its deadline, or a call hangs.
+
+        A series that has not ended in time is measured from now on: its wait counted no stall of the agent.
+        """
+        began = self.call_time.seconds() if reads.is_series else 0.0
+        if not future.done():
+            await self.call_time.wait(future, TURN_SECONDS)
         while not future.done():
-            spent = self.call_time.seconds() - reads.running_since
+            watched = self.call_time.seconds() - began
+            spent = self.call_time.seconds() - max(reads.running_since, began)
             left = self.limits.deadline_seconds(reads.running.status) - spent
-            limit, of_call = self._limit(reads.running), family.guard.running_seconds
+            limit, of_call = self._limit(reads.running), min(family.guard.running_seconds, watched)
             if of_call >= limit or (left <= 0 and of_call < limit / 2):
                 break
             # If the deadline passes in the middle of a long call, the call soon proves to be hung or not.
             await self.call_time.wait(
                 future, min(left, limit - of_call) if left > 0 else limit - of_call
             )
-        return future

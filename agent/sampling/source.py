@@ -85,9 +85,9 @@ class RowBuilder:
         self.values = [0] * columns
         self.reasons = bytearray(columns)
         self.events: list[Event] = []
-        self.grown = False
+        self.needs_probe = False
         """Set by a source that found something without a column in the last probe."""
-        self.kept_back = False
+        self.is_intermediate = False
         """Set by a source that only sampled: a later read returns the readings."""
 
     def put(self, column: int, reading: Reading) -> None:
@@ -108,8 +108,8 @@ class RowBuilder:
         """Set consecutive columns."""
         row = list(readings)
         self.put_all(start, cast("list[int]", row))
-        for place in compress(range(len(row)), map(is_not, map(type, row), repeat(int))):
-            self.put(start + place, row[place])
+        for position in compress(range(len(row)), map(is_not, map(type, row), repeat(int))):
+            self.put(start + position, row[position])
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:
         """Set consecutive columns that all have a value. Raises IndexError if there are not as many."""
@@ -136,8 +136,15 @@ class CounterTotal:
         self._last: dict[str | tuple[str, ...], int] = {}
         self._total: int | None = None
 
+    @property
+    def has_started(self) -> bool:
+        """True after the first read with a value."""
+        return self._total is not None
+
     def update(self, row: RowBuilder, columns: Mapping[str | tuple[str, ...], int]) -> Reading:
         """Return the sum after a read; if none of the columns has a value, the reason of the first.
+
+        Without columns, the counters that were read before cannot be found: an error.
 
         `columns` are the counters' columns by a key that lasts from probe to probe.
         """
@@ -146,6 +153,8 @@ class CounterTotal:
             for key, column in columns.items()
             if row.reasons[column] == PRESENT
         }
+        if not columns:
+            return Absent.ERROR
         if not present:
             return Absent(row.reasons[next(iter(columns.values()))])
         if self._total is None:
@@ -222,9 +231,7 @@ def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
 
 
 def parsed_reading(
-    read: Callable[[Place], bytes],
-    place: Place,
-    parse: Callable[[bytes], Reading] = parse_integer,
+    read: Callable[[Place], bytes], place: Place, parse: Callable[[bytes], Reading] = parse_integer
 ) -> Reading:
     """Return the reading in the content of a file, or the reason why it cannot be read.
 

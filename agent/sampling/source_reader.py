@@ -32,11 +32,11 @@ class ReadOutcome:
 
     frame: Frame | None
     findings: tuple[source.ProbeFinding, ...]
-    spent: ReadCost
+    cost: ReadCost
     problem: str = ""
-    broken: int = 0
+    missing_count: int = 0
     """Number of columns that should have a value and have none."""
-    kept_back: bool = False
+    is_intermediate: bool = False
     """True if the source only sampled: its previous readings stay valid."""
 
 
@@ -58,13 +58,13 @@ class SourceReader:
         self._meter = meter or ProcessMeter()
         self._inventory: source.ProbeResult | None = None
         self._schema = Schema(self.source.name, ())
-        self._known = known_devices.KnownDevices()
+        self._devices = known_devices.KnownDevices()
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
-        self._hidden = b""
-        self._failed: tuple[known_devices.FailedCall, ...] = ()
+        self._hidden_reasons = b""
+        self._failed_calls: tuple[known_devices.FailedCall, ...] = ()
         self._repeat_due_ns = 0
-        self._ordered = counter_unwrap.column_picker([])
+        self._pick_ordered = counter_unwrap.column_picker([])
         self._sequence = 0
         self._probe_due_ns = 0
         self._kept_events: tuple[Event, ...] = ()
@@ -77,7 +77,7 @@ class SourceReader:
             if self._is_probe_due(started_ns):
                 self._probe(started_ns)
                 probe = watch.lap()
-            instant = self._host.clock.now()
+            timestamp = self._host.clock.now()
             table = source.RowBuilder(self._width)
             self.source.read(self._host, table)
         except (OSError, NvmlError) as error:
@@ -89,25 +89,29 @@ class SourceReader:
                 self.source.name, source.ProbeVerdict.BROKEN, problem, "report this as a bug"
             )
             return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
-        if table.grown:
+        if table.needs_probe:
             self._probe_due_ns = 0
-        if table.kept_back:
-            spent = ReadCost(watch.lap(), probe)
-            return ReadOutcome(None, self._inventory_findings, spent, kept_back=True)
-        frame = self._frame(table, instant)
-        broken = sum(frame.reasons.count(code) for code in _FAILURE_REASONS) if frame else 0
-        if not table.grown and frame and any(code in frame.reasons for code in _TRANSIENT_REASONS):
+        if table.is_intermediate:
+            cost = ReadCost(watch.lap(), probe)
+            return ReadOutcome(None, self._inventory_findings, cost, is_intermediate=True)
+        frame = self._frame(table, timestamp)
+        missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS) if frame else 0
+        if (
+            not table.needs_probe
+            and frame
+            and any(code in frame.reasons for code in _TRANSIENT_REASONS)
+        ):
             soon = started_ns + REPROBE_AFTER_LOSS_NS
             self._probe_due_ns = min(self._probe_due_ns, soon)
         return ReadOutcome(
-            frame, self._inventory_findings, ReadCost(watch.lap(), probe), "", broken
+            frame, self._inventory_findings, ReadCost(watch.lap(), probe), "", missing_count
         )
 
     @property
     def _inventory_findings(self) -> tuple[source.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
 
-    def take_back(self, outcome: ReadOutcome) -> None:
+    def undo(self, outcome: ReadOutcome) -> None:
         """Undo a read that was too late to be used: its sequence is free, its events are kept."""
         if outcome.frame is not None:
             self._sequence -= 1
@@ -123,9 +127,7 @@ class SourceReader:
         with suppress(OSError):  # a device that is gone closes its files in spite of the error
             self.source.close()
 
-    def _failure(
-        self, finding: source.ProbeFinding, reason: Absent, spent: ReadCost
-    ) -> ReadOutcome:
+    def _failure(self, finding: source.ProbeFinding, reason: Absent, cost: ReadCost) -> ReadOutcome:
         """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
         count = len(self._schema.columns)
@@ -134,30 +136,30 @@ class SourceReader:
             table = source.RowBuilder(self._width)
             table.put_none(0, self._width, reason)
             frame = self._frame(table, self._host.clock.now())
-        return ReadOutcome(frame, (finding,), spent, finding.detail, count)
+        return ReadOutcome(frame, (finding,), cost, finding.detail, count)
 
     def _is_probe_due(self, now_ns: int) -> bool:
         if self._inventory is None or now_ns >= self._probe_due_ns:
             return True
-        if not self._failed or now_ns < self._repeat_due_ns:
+        if not self._failed_calls or now_ns < self._repeat_due_ns:
             return False
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
-        return any(call.has_changed() for call in self._failed)
+        return any(call.has_changed() for call in self._failed_calls)
 
     def _probe(self, now_ns: int) -> None:
-        host = self._known.probing(self._host)
+        host = self._devices.probing(self._host)
         try:
             inventory = self.source.probe(host)
         finally:
             host.stop()
         self._probe_due_ns = now_ns + self.reprobe_ns
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
-        completed = self._known.complete(inventory, host)
-        self._inventory, self._failed = inventory, completed.failed
-        self._width, self._hidden = len(inventory.columns), completed.hidden
+        completed = self._devices.complete(inventory, host)
+        self._inventory, self._failed_calls = inventory, completed.failed_calls
+        self._width, self._hidden_reasons = len(inventory.columns), completed.hidden_reasons
         order = Schema.ordered(completed.columns)
         columns = tuple(completed.columns[position] for position in order)
-        self._ordered = counter_unwrap.column_picker(
+        self._pick_ordered = counter_unwrap.column_picker(
             [completed.positions[position] for position in order]
         )
         if (
@@ -166,21 +168,21 @@ class SourceReader:
         ):
             self._schema = Schema(self.source.name, columns, completed.columnless_entities)
 
-    def _frame(self, table: source.RowBuilder, instant: NodeTimestamp) -> Frame | None:
+    def _frame(self, table: source.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
         if not self._schema.columns and not events:
             return None
-        if self._hidden:
-            table.values += [0] * len(self._hidden)
-            table.reasons += self._hidden
+        if self._hidden_reasons:
+            table.values += [0] * len(self._hidden_reasons)
+            table.reasons += self._hidden_reasons
         self._sequence += 1
-        reasons = bytearray(self._ordered(table.reasons))
-        values = _stored_values(self._ordered(table.values), reasons, self._schema.columns)
+        reasons = bytearray(self._pick_ordered(table.reasons))
+        values = _stored_values(self._pick_ordered(table.values), reasons, self._schema.columns)
         return Frame(
             self._origin,
             self._schema,
             self._sequence,
-            instant,
+            timestamp,
             values,
             b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
             events,

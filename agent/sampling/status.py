@@ -27,7 +27,7 @@ STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
 MAX_QUEUED_EVENTS = 1000
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
-STARTING_NS = 60_000_000_000
+STARTING_NS = 60 * SECOND_NS
 """Maximum wait of a source for its prerequisites before that counts as a failure."""
 
 
@@ -43,7 +43,7 @@ class SourceState:
     reads: int = 0
     missed_ticks: int = 0
     duration_ns: int = 0
-    spent: ReadCost | None = None
+    last_cost: ReadCost | None = None
     """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
@@ -51,7 +51,7 @@ class SourceState:
     """Factor that the governor applies to the period."""
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
-    overdue: bool = False
+    is_overdue: bool = False
     waits_since_ns: int | None = None
     """Time of the first read that had to wait for the source's prerequisites, since they were last met."""
 
@@ -67,10 +67,10 @@ class SourceState:
 
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
         """Return the latest frame, unless it is stale."""
-        if self.frame is None or self.overdue:
+        if self.frame is None or self.is_overdue:
             return None
         limit_ns = max(PERIODS_UNTIL_STALE * self.period_ns, SHORTEST_STALE_NS)
-        return self.frame if now_boot_ns - self.frame.instant.boot_ns <= limit_ns else None
+        return self.frame if now_boot_ns - self.frame.timestamp.boot_ns <= limit_ns else None
 
 
 @dataclass(slots=True)
@@ -81,11 +81,11 @@ class SourceGrader:
 
     def record_return(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Grade a read that returned in time."""
-        status.overdue = False
+        status.is_overdue = False
         status.findings = outcome.findings
-        if outcome.kept_back:
+        if outcome.is_intermediate:
             status.reads += 1
-            status.duration_ns = outcome.spent.total.wall_ns
+            status.duration_ns = outcome.cost.total.wall_ns
             status.finished_boot_ns = now.boot_ns
             return
         status.frame = outcome.frame
@@ -93,18 +93,20 @@ class SourceGrader:
             self._grade(status, FAILED, outcome.problem, now)
             return
         status.reads += 1
-        status.duration_ns = outcome.spent.total.wall_ns
+        status.duration_ns = outcome.cost.total.wall_ns
         status.finished_boot_ns = now.boot_ns
         columns = len(outcome.frame.values) if outcome.frame else 0
-        problem = f"{outcome.broken} of {columns} readings failed" if outcome.broken else ""
+        problem = (
+            f"{outcome.missing_count} of {columns} readings failed" if outcome.missing_count else ""
+        )
         if not columns:
             state, problem = _without_columns(outcome)
             if state == STARTING and now.boot_ns - self._waits_since(status, now) >= STARTING_NS:
                 state = FAILED
-        elif outcome.broken and not _has_value(outcome) and not _all_denied(outcome):
+        elif outcome.missing_count and not _has_value(outcome) and not _all_denied(outcome):
             state = FAILED
         else:
-            state = PARTIAL if outcome.broken else OK
+            state = PARTIAL if outcome.missing_count else OK
         if columns or state == UNSUPPORTED:
             status.waits_since_ns = None
         self._grade(status, state, problem, now)
@@ -119,13 +121,13 @@ class SourceGrader:
         self, status: SourceState, deadline_seconds: float, now: NodeTimestamp
     ) -> None:
         """Grade a read that has not returned in time."""
-        status.overdue = True
+        status.is_overdue = True
         self._grade(status, FAILED, f"timeout: no response within {deadline_seconds:g} s", now)
 
     def record_wait(self, status: SourceState, now: NodeTimestamp) -> None:
         """Grade a read that is due while an earlier call of the same driver has not returned."""
-        if not status.overdue:
-            status.overdue = True
+        if not status.is_overdue:
+            status.is_overdue = True
             self._grade(status, FAILED, "an earlier call of the driver has not returned", now)
 
     def _grade(self, status: SourceState, state: int, problem: str, now: NodeTimestamp) -> None:
@@ -208,7 +210,7 @@ def _has_value(outcome: ReadOutcome) -> bool:
 def _all_denied(outcome: ReadOutcome) -> bool:
     """True if all missing readings are denied: then nothing has failed."""
     reasons = outcome.frame.reasons if outcome.frame else b""
-    return reasons.count(Absent.DENIED.value) == outcome.broken > 0
+    return reasons.count(Absent.DENIED.value) == outcome.missing_count > 0
 
 
 def _without_columns(outcome: ReadOutcome) -> tuple[int, str]:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -24,7 +23,10 @@ import h11
 import msgspec
 
 from agent.config import CollectorLink
+from agent.shipping import ShippingError
 from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
+from railscope.settings import SettingsError, read_named_file
+from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
 
 MAX_ANSWER_BYTES = 1 << 20
@@ -32,7 +34,7 @@ READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 
 
-class HttpError(OSError):
+class HttpError(ShippingError, OSError):
     """The response is not HTTP, or ended too early."""
 
 
@@ -194,7 +196,7 @@ class _CollectorReply(msgspec.Struct):
     accepted_frames: int | None = None
 
 
-class CollectorLinkError(ValueError):
+class CollectorLinkError(ShippingError, ValueError):
     """The configuration of the link to the collector is invalid; the message names the fix."""
 
 
@@ -254,7 +256,7 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
     status = answer.status
     try:
         reply = msgspec.json.decode(answer.body, type=_CollectorReply)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except DECODING_ERRORS:
         reply = None
     detail = reply.error if reply else ""
     if status in DECISIONS and not marked:
@@ -319,10 +321,9 @@ def read_token(link: CollectorLink) -> str:
     if link.token_file:
         place = f"collector.token_file {link.token_file}"
         try:
-            token = Path(link.token_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"cannot read {place}: {error}"
-            raise CollectorLinkError(message) from error
+            token = read_named_file("collector.token_file", link.token_file)
+        except SettingsError as error:
+            raise CollectorLinkError(str(error)) from error
     if not (token.isascii() and token.isprintable()):
         message = f"invalid {place}: expected printable ASCII characters"
         raise CollectorLinkError(message)

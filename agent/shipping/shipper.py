@@ -1,9 +1,12 @@
 """Shipping: packs frames into envelopes, spools them, and sends them until the collector acknowledges.
 
-An envelope is spooled before it is sent, and removed only when the collector has acknowledged it
-as durable or rejected it permanently. Sending again is harmless: the collector identifies every
-frame. If the disk is full, envelopes wait in memory, with a smaller bound. Only the spool's
-thread accesses waiting envelopes, on disk or in memory.
+An envelope is removed only when the collector has acknowledged it as durable or rejected it
+permanently. Sending again is harmless: the collector identifies every frame. While the collector
+acknowledges, an envelope is sent from memory, and spooled if that fails or takes longer than
+`UNSPOOLED_SECONDS`: a disk write and its wait for each envelope would only protect frames that are
+durable elsewhere a moment later. Otherwise it is spooled before it is sent. If the disk is full,
+envelopes wait in memory, with a smaller bound. Only the spool's thread accesses waiting envelopes,
+on disk or in memory.
 
 Audited events have sequence numbers: a missing number is an event that was lost in transit.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,11 +39,14 @@ MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
 MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
 MAX_EVENTS_OF_AN_ENVELOPE = 4_000
-"""At most half of what a collector accepts: many events may be pending after a disk hang."""
+"""Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
 FIRST_RETRY_SECONDS = 0.5
 SHUTDOWN_SECONDS = 3.0
+UNSPOOLED_SECONDS = 1.0
+"""Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
 RUN_END_FILE = "run_end.json"
-"""File in the state directory with the last spooled sequence of each stream, written at each push."""
+"""File in the state directory with the last packed sequence of each stream, written at each push; durable at
+once only with a spooled envelope."""
 
 
 def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
@@ -76,7 +82,14 @@ class Shipper:
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
+    _sent_body: bytes = b""
+    """The envelope in memory that is being sent, or was sent last."""
+    _spooled_body: SpooledEnvelope | None = None
+    """The same envelope in the spool, if it was spooled meanwhile."""
+    _has_disk_failed: bool = False
+    _is_stopping: bool = False
     _problem: str | None = None
+    """Problem of the last attempt: empty if it was acknowledged, None before the first."""
     _unstored_schemas: set[bytes] = field(default_factory=set)
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
@@ -116,8 +129,10 @@ class Shipper:
 
     async def _send_at_shutdown(self) -> None:
         client = CollectorClient(self.link)
+        self._is_stopping = True  # from now on, envelopes are spooled before they are sent
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
+                await self._disk.submit(self._spool_memory)
                 await self.flush()
                 while (oldest := await self._wait_for_oldest()) is not None:
                     answer = await self._offer(client, oldest[1])
@@ -142,41 +157,56 @@ class Shipper:
             await self.flush()
 
     async def flush(self) -> None:
-        """Pack the pending frames into an envelope and spool it."""
+        """Pack the pending frames into envelopes, to be sent from memory or spooled."""
         frames, self._pending = self._pending, []
         if frames:
-            await self._disk.submit(lambda: self._spool_frames(frames))
+            await self._disk.submit(lambda: self._pack_frames(frames))
             self._has_envelopes.set()
 
-    def _spool_frames(self, frames: list[Frame]) -> None:
-        """Pack and spool frames; runs on the spool's thread."""
+    def _pack_frames(self, frames: list[Frame]) -> None:
+        """Pack frames into envelopes; runs on the spool's thread."""
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
             self._store_schema(schema)
         for group in split_into_envelopes(frames):
-            self._spool_envelope(group)
+            self._add_envelope(group)
         self._update_stats()
 
-    def _spool_envelope(self, frames: list[Frame]) -> None:
+    def _add_envelope(self, frames: list[Frame]) -> None:
         body = self._pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
-        try:
-            loss = self._spool.put(body, len(frames))
-        except OSError as error:
-            self._buffer_in_memory(body, len(frames), error)
+        is_first = not self._spool and not self._memory
+        self._memory.append((body, len(frames)))
+        if self._is_stopping or self._problem != "" or not is_first:
+            self._spool_memory()
         else:
+            self._write_run_end(durable_files.replace_json)
+
+    def _spool_memory(self) -> None:
+        """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
+        while self._memory:
+            body, frames = self._memory[0]
+            try:
+                loss = self._spool.put(body, frames)
+            except OSError as error:
+                self._bound_memory(error)
+                break
             if loss:
                 self._record_loss(loss)
-            self._write_run_end()
+            self._memory.popleft()
+            self._has_disk_failed = False
+            if body is self._sent_body:
+                self._spooled_body = self._spool.newest
+        if self._last:
+            self._write_run_end(durable_files.write_json)
+        self._update_stats()
 
-    def _write_run_end(self) -> None:
+    def _write_run_end(self, write: Callable[[Path, object], None]) -> None:
         try:
-            durable_files.write_json(
-                self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last)
-            )
+            write(self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last))
         except OSError as error:
-            # The envelope itself is safe; the file is written again at the next push.
+            # Only the end of the run is missing; the file is written again at the next push.
             log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
 
     def _read_run_end(self) -> wire.RunEnd | None:
@@ -215,15 +245,16 @@ class Shipper:
                 )
             self._unstored_schemas.add(digest)
 
-    def _buffer_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
-        if not self._memory:
+    def _bound_memory(self, error: OSError) -> None:
+        """Keep the newest envelopes that could not be spooled."""
+        if not self._has_disk_failed:
+            self._has_disk_failed = True
             log.error(
                 "spool_failed",
                 directory=str(self.directory),
                 problem=error.strerror or str(error),
                 advice="free disk space; frames are buffered in memory until then",
             )
-        self._memory.append((body, frames))
         while sum(len(buffered) for buffered, _ in self._memory) > MAX_BYTES_IN_MEMORY:
             _, dropped = self._memory.popleft()
             self._record_loss(FrameLoss("disk", 1, dropped))
@@ -238,7 +269,7 @@ class Shipper:
                 self._has_envelopes.clear()
                 await self._has_envelopes.wait()
                 continue
-            answer = await self._offer(self._client, oldest[1])
+            answer = await self._offer_in_time(*oldest)
             if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 await self._remove_shipped(*oldest)
                 pause_seconds = FIRST_RETRY_SECONDS
@@ -246,6 +277,7 @@ class Shipper:
                 await self._remove_rejected(*oldest, answer)
             else:
                 self._record_failure(answer)
+                await self._disk.submit(self._spool_memory)
                 wait_seconds = answer.retry_after_seconds or pause_seconds
                 await self._pause(min(wait_seconds, self.link.max_retry_seconds))
                 pause_seconds = min(pause_seconds * 2, self.link.max_retry_seconds)
@@ -274,8 +306,21 @@ class Shipper:
         oldest = self._spool.oldest()
         self._update_stats()
         if oldest is None and self._memory:
-            return None, self._memory[0][0]
+            self._sent_body, self._spooled_body = self._memory[0][0], None
+            return None, self._sent_body
         return oldest
+
+    async def _offer_in_time(self, spooled: SpooledEnvelope | None, body: bytes) -> DeliveryResult:
+        """Send a body; if that takes long, spool it meanwhile."""
+        sending = asyncio.ensure_future(self._offer(self._client, body))
+        try:
+            if spooled is None:
+                await asyncio.wait({sending}, timeout=UNSPOOLED_SECONDS)
+                if not sending.done():
+                    await self._disk.submit(self._spool_memory)
+            return await sending
+        finally:
+            sending.cancel()
 
     async def _offer(self, client: CollectorClient, body: bytes) -> DeliveryResult:
         """Send a body, after the schemas that the collector requests."""
@@ -331,6 +376,8 @@ class Shipper:
         An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
         """
         frames = 0
+        if spooled is None and body is self._sent_body:
+            spooled = self._spooled_body
         if spooled is not None:
             frames = spooled.frames if self._spool.remove(spooled) else 0
         elif self._memory and self._memory[0][0] is body:

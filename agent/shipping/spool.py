@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from railscope.durable_files import delete_partial_files, write_durably
+from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import WireSchema
 
 log = structlog.get_logger(__name__)
@@ -65,6 +66,11 @@ class Spool:
     def __len__(self) -> int:
         """Number of spooled envelopes."""
         return len(self._waiting)
+
+    @property
+    def newest(self) -> SpooledEnvelope:
+        """Envelope that was stored last. Raises IndexError if there is none."""
+        return self._waiting[-1]
 
     def put(self, body: bytes, frames: int) -> FrameLoss | None:
         """Store an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
@@ -171,7 +177,7 @@ class SpooledSchemas:
             try:
                 content = self._path(digest).read_bytes()
                 self._known[digest] = msgspec.msgpack.decode(content, type=WireSchema)
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            except (OSError, *DECODING_ERRORS):
                 return None
         return self._known[digest]
 

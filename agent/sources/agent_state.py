@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from agent.health import RULES, GpuVerdict, format_verdict, judge
+from agent.health import RULES, GpuVerdict, RuleResults, format_verdict, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.host import Host
@@ -57,6 +57,8 @@ class SelfMetricsSource(base.SourceWithoutResources):
         self.period_seconds = period_seconds
         self._hung = hung
         self._devices: tuple[str, ...] = ()
+        self._counted: dict[str, tuple[Frame, list[int]]] = {}
+        """Last counted frame with absent readings, by source."""
         self._keeper = keeper
         self._statuses = statuses
         self._shipping = shipping
@@ -99,7 +101,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
                 status.cpu_ns,
                 status.period_ns,
                 status.period_factor,
-                *_absent_counts(status),
+                *self._absent_counts(status),
             ]
         shipping, keeper = self._shipping, self._keeper()
         meter = keeper.meter if keeper else ProcessMeter()
@@ -124,10 +126,23 @@ class SelfMetricsSource(base.SourceWithoutResources):
         into.put_readings(0, readings)
         into.events = self._take_events()
 
+    def _absent_counts(self, status: SourceState) -> list[int]:
+        """Number of absent readings by reason; most sources have the same frame for several reads."""
+        frame, name = status.frame, status.source.name
+        if frame is None:
+            return [0] * len(REASONS)
+        if status.is_overdue:
+            return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
+        counted = self._counted.get(name)
+        if counted is None or counted[0] is not frame:
+            counted = frame, [frame.reasons.count(code) for code in REASONS]
+            self._counted[name] = counted
+        return counted[1]
+
     def _hung_times(self, now_ns: int, into: base.RowBuilder) -> list[Reading]:
         """Duration of the hang of each device that hung at the last probe."""
         hung = dict(self._hung())
-        into.grown = tuple(hung) != self._devices
+        into.needs_probe = tuple(hung) != self._devices
         return [
             max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
             for device in self._devices
@@ -149,15 +164,6 @@ def _witness_readings(shipping: ShippingStats) -> dict[declare.Metric, Reading]:
         return {}
     records: Reading = audit_log.records or Absent.NOT_DUE
     return {c.WITNESS_STATE: audit_log.state, c.WITNESSED_RECORDS: records}
-
-
-def _absent_counts(status: SourceState) -> list[int]:
-    frame = status.frame
-    if frame is None:
-        return [0] * len(REASONS)
-    if status.overdue:
-        return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
-    return [frame.reasons.count(code) for code in REASONS]
 
 
 def _budget_readings(
@@ -208,17 +214,18 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._memory: GpuLifetimeFile | None = None
         self._saved_resets: dict[str, int] = {}
         self._saved_ns = 0
-        self._judged: list[Entity] = []
+        self._gpus: list[Entity] = []
         self._reported: dict[str, _ReportedVerdict] = {}
+        self._results: dict[str, RuleResults] = {}
 
     def remember(self, memory: GpuLifetimeFile) -> None:
         """Load the state from before a restart, and store it from now on."""
         self._memory = memory
-        self._facts.remembered = memory.load()
+        self._facts.earlier_lifetimes = memory.load()
 
     def _save_lifetimes(self, now_ns: int) -> None:
         """Store each reset at once, and periodically the counters that reveal the next one."""
-        lifetimes = {**self._facts.remembered, **self._facts.lifetimes}
+        lifetimes = {**self._facts.earlier_lifetimes, **self._facts.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
         due = resets != self._saved_resets or now_ns - self._saved_ns >= SAVE_EVERY_NS
         if self._memory and lifetimes and due:
@@ -228,11 +235,12 @@ class GpuVerdictSource(base.SourceWithoutResources):
     def probe(self, host: Host) -> base.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""
         self._collect_facts(host.clock.now().boot_ns)
-        self._judged = self._facts.gpus
-        uuids = {gpu.key[0] for gpu in self._judged}
+        self._gpus = self._facts.gpus
+        uuids = {gpu.key[0] for gpu in self._gpus}
         self._reported = {name: v for name, v in self._reported.items() if name in uuids}
+        self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
         columns = base.ColumnBuilder()
-        for gpu in self._judged:
+        for gpu in self._gpus:
             columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
             for rule in RULES:
                 columns.add(h.GPU_HEALTH_REASON, gpu.child(entities.GPU_REASON, rule.reason))
@@ -244,15 +252,19 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._collect_facts(now.boot_ns)
         self._save_lifetimes(now.boot_ns)
         gpus = self._facts.gpus
-        into.grown = gpus != self._judged or (not gpus and self._load_state() != UNSUPPORTED)
+        into.needs_probe = gpus != self._gpus or (not gpus and self._load_state() != UNSUPPORTED)
         left = {gpu.key for gpu in gpus}
         width = 2 + len(RULES)
-        for first, gpu in zip(range(0, len(into.values), width), self._judged, strict=True):
+        for first, gpu in zip(range(0, len(into.values), width), self._gpus, strict=True):
             if gpu.key not in left:
                 into.put_none(first, width, Absent.GONE)
                 continue
-            verdict = judge(self._facts.facts(gpu))
-            into.put_readings(first, (verdict.state, verdict.action, *verdict.results.values()))
+            verdict = judge(self._facts.facts(gpu), results=self._results[gpu.key[0]])
+            results = [
+                result if isinstance(result, Absent) else int(result)
+                for result in verdict.results.values()
+            ]
+            into.put_readings(first, (verdict.state, verdict.action, *results))
             into.events += self._record_changes(gpu, verdict, now)
 
     def _collect_facts(self, now_ns: int) -> None:
@@ -266,9 +278,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _findings(self) -> list[base.ProbeFinding]:
         """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
-        if not self._judged:
+        if not self._gpus:
             return [self._no_gpu()]
-        facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._judged}
+        facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._gpus}
         verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
         number = Counter(verdict.state for verdict in verdicts.values())
         states = [f"{number[s]} {name}" for s, name in h.GPU_HEALTH.states.items() if number[s]]
@@ -324,7 +336,7 @@ def _latest(status: SourceState | None, now_ns: int) -> Frame | Absent:
         return Absent.NOT_DUE
     if frame := status.fresh_frame(now_ns):
         return frame
-    if status.overdue or status.frame:
+    if status.is_overdue or status.frame:
         return Absent.TIMEOUT
     denied = any(finding.verdict is base.ProbeVerdict.DENIED for finding in status.findings)
     return Absent.DENIED if denied else Absent.ERROR

@@ -97,7 +97,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
     The numbers in hwmonN depend on the order in which drivers loaded, so a chip is identified by its name
     and its position.
     """
-    taken: Counter[tuple[str, str]] = Counter()
+    name_counts: Counter[tuple[str, str]] = Counter()
     chips = []
     for entry in source.list_names(host, HWMON_ROOT):
         directory = f"{HWMON_ROOT}/{entry}"
@@ -109,8 +109,8 @@ def _chips(host: Host) -> list[_HwmonChip]:
         if not files:
             continue
         name = source.read_text(host, f"{directory}/name") or "unnamed"
-        taken[name, address] += 1
-        twins = taken[name, address]
+        name_counts[name, address] += 1
+        twins = name_counts[name, address]
         position = f"{address}#{twins}" if twins > 1 else address
         chips.append(_HwmonChip(directory, name, position, files))
     return chips

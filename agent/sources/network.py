@@ -116,7 +116,7 @@ ReadColumn = Callable[[Host], Reading]
 class BondSource(source.SourceWithoutResources):
     """Links, active members, LACP state and link failures of every bond.
 
-    The values are those of the bonding driver. Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and
+    The values are from the bonding driver. Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and
     bond_sysfs_slave.c; /proc/net/bonding has the same content as prose, but hides the active aggregator
     from readers without CAP_NET_ADMIN.
     """
@@ -276,10 +276,12 @@ def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
 
 
 def _hexadecimal(line: str) -> list[int]:
+    """Return the numbers of a line, none if one of them is not of 32 bits, as those of both tables are."""
     try:
-        return [int(number, 16) for number in line.split()]
+        numbers = [int(number, 16) for number in line.split()]
     except ValueError:
         return []
+    return numbers if all(0 <= number < _WRAP for number in numbers) else []
 
 
 def _of_node(metrics: Mapping[Any, declare.Metric]) -> dict[Hashable, Column]:

@@ -224,7 +224,7 @@ class NfsSource(source.SourceWithoutResources):
             into.put_none(0, len(into.values), reason_of(error))
             return
         if not into.values:
-            into.grown = bool(mounts)
+            into.needs_probe = bool(mounts)
             return
         single = mounts.keys() - self._twice
         into.put(0, len(single) + self._hidden)
@@ -240,7 +240,7 @@ class NfsSource(source.SourceWithoutResources):
         own: Mapping[str, list[str]],
     ) -> dict[_NumberedMount, dict[ValueKey, Column]]:
         """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
-        planned = {place: _columns_of(mount) for place, mount in _is_visible(single).items()}
+        planned = {place: _columns_of(mount) for place, mount in _visible_mounts(single).items()}
         lacking = Counter({decode_octal_escapes(point): len(here) for point, here in own.items()})
         lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
@@ -275,7 +275,7 @@ def _number_mounts(mounts: list[NfsMount]) -> dict[_NumberedMount, NfsMount]:
     return numbered
 
 
-def _is_visible(single: Mapping[_NumberedMount, NfsMount]) -> dict[_NumberedMount, NfsMount]:
+def _visible_mounts(single: Mapping[_NumberedMount, NfsMount]) -> dict[_NumberedMount, NfsMount]:
     """Mounts without those covered by another of the same key: names cannot distinguish them."""
     top = {key: number for key, number in single}  # noqa: C416 - the last of each key
     return {place: mount for place, mount in single.items() if top[place[0]] == place[1]}

@@ -21,12 +21,12 @@ from agent.topology.network import NetworkScanner
 from railscope.catalog import bursts as c, declare, entities, nic, rdma
 from railscope.frame import Entity
 from railscope.reading import PRESENT, Absent, reason_of
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 
 RECEIVE, TRANSMIT = "receive", "transmit"
 _STEPS = 10**6
 """Resolution of the histograms: millionths."""
-_NS_PER_US, _NS_PER_SECOND, _BITS = 1000, 10**9, 8
+_BITS = 8
 _COUNTED = {
     nic.RECEIVED: (c.NIC_UTILIZATION, RECEIVE),
     nic.SENT: (c.NIC_UTILIZATION, TRANSMIT),
@@ -40,7 +40,7 @@ _NOTIFICATIONS = {
     "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
     "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
 }
-_REFRESHED_NS = {"bnxt_en": 1_000_000_000, "mana": 2_000_000_000}
+_REFRESHED_NS = {"bnxt_en": SECOND_NS, "mana": 2 * SECOND_NS}
 """Refresh periods of drivers that return cached counters; the other drivers read the NIC on each call.
 
 drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
@@ -255,10 +255,10 @@ class BurstPort:
         if metric is c.NIC_UTILIZATION:
             if not self._megabits:
                 return None
-            return amount * _BITS * _NS_PER_SECOND // (self._megabits * elapsed_ns)
+            return amount * _BITS * SECOND_NS // (self._megabits * elapsed_ns)
         if metric is c.NIC_PAUSE:  # the NIC's clock differs from the node's
-            return min(amount * _NS_PER_US * _STEPS // elapsed_ns, _STEPS)
-        return amount * _NS_PER_SECOND * _STEPS // elapsed_ns
+            return min(amount * MICROSECOND_NS * _STEPS // elapsed_ns, _STEPS)
+        return amount * SECOND_NS * _STEPS // elapsed_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,6 @@ class _NicCounters:
         return increases
 
 
-_NS_PER_MS = 1_000_000
 _EXCLUDED_PURPOSES = frozenset({rails.BRIDGE, rails.VIRTUAL_FUNCTION})
 """RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
@@ -356,10 +355,10 @@ class NicBurstSource:
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
-            into.grown |= port.sample(host)
+            into.needs_probe |= port.sample(host)
         now_ns = host.clock.now().boot_ns
         if now_ns // SECOND_NS == self._reported_ns // SECOND_NS:
-            into.kept_back = True
+            into.is_intermediate = True
             return
         self._reported_ns = now_ns
         for port, first in self._columns:
@@ -378,7 +377,7 @@ class NicBurstSource:
         if not self._ports:
             detail = "no NIC with RDMA has counters that are refreshed often enough"
             return source.ProbeFinding.absent("bursts of NICs", detail)
-        lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
+        lengths = sorted({port.window_ns // MILLISECOND_NS for port in self._ports.values()})
         windows_text = " and ".join(f"{length} ms" for length in lengths)
         detail = f"{source.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
         return source.ProbeFinding.supported("bursts of NICs", detail)

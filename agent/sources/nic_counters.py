@@ -59,7 +59,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         findings: list[source.ProbeFinding] = []
         columnless_entities: list[Entity] = []
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
-        self._before |= self._carried
+        self._before |= self._counter_states
         nics: list[_NicStatistics] = []
         totals = {nic.interface: nic.discarded for nic in self._nics}
         network = self._wiring.scan(host)
@@ -113,18 +113,18 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 names = (nic.names[position] for position in nic.positions)
                 into.put_readings(nic.start, (values.get(name, Absent.GONE) for name in names))
                 # For example, PFC on another priority: probe again for new statistics.
-                into.grown = True
+                into.needs_probe = True
             else:
                 picked = itemgetter(*nic.positions)(statistics["values"])
                 into.put_all(nic.start, picked if width > 1 else (picked,))
-            self._unwraps[nic.interface].carry_on(into.values, into.reasons)
+            self._unwraps[nic.interface].extend_values(into.values, into.reasons)
             if nic.discards:
                 into.put(total, nic.discarded.update(into, nic.discards))
         self._save_unwraps(host)
 
 
 def _unwrap(
-    driver: str, columns: dict[str, int], before: counter_unwrap.CarriedCounters | None
+    driver: str, columns: dict[str, int], before: counter_unwrap.CounterStates | None
 ) -> counter_unwrap.CounterUnwrapper:
     return counter_unwrap.CounterUnwrapper(
         {n: column for n, column in columns.items() if ethtool_statistics.is_narrow(driver, n)},

@@ -52,7 +52,7 @@ class NeighbourSource(ScanningSource):
 
     def scan(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
-        scan = NodeScan(described=list(self._wiring.find_nics(host)))
+        scan = NodeScan(described_entities=list(self._wiring.find_nics(host)))
         links = {
             # An interface that is administratively down returns EINVAL.
             name: base.parsed_reading(host.read, f"{NET}/{name}/carrier")
@@ -113,9 +113,9 @@ def _column(interface: str) -> Column:
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
     facts = base.nonempty_facts(**texts)
-    scan.described.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
+    scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
     if place := _join_facts(facts, "switch", "switch_port", "chassis"):
-        scan.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
+        scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
 
 
 _MODULE = "module"
@@ -153,7 +153,7 @@ class OpticsSource(ScanningSource):
 
     def scan(self, host: Host) -> NodeScan:
         """Read the transceiver of every NIC."""
-        scan = NodeScan(described=list(self._wiring.find_nics(host)))
+        scan = NodeScan(described_entities=list(self._wiring.find_nics(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:
             _scan_module(host, interface, scan)
@@ -179,9 +179,9 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
         scan.failure(part, reason, usual)
         scan.findings.append(base.ProbeFinding.failed(subject, error, _MODULE_REMEDY))
     else:
-        scan.described.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
+        scan.described_entities.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
-            scan.watched[part] = {_MODULE: identity}
+            scan.watched_values[part] = {_MODULE: identity}
         detail = _join_facts(facts, "type", "vendor", "part_number")
         scan.findings.append(
             base.ProbeFinding.supported(subject, detail or "a transceiver without a name")

@@ -5,8 +5,8 @@ and /sys/class/infiniband/*/tc exist only with the vendor's driver (OFED, mlx5/c
 mlx5/tc.c).
 
 Netlink: data centre bridging, pause, FEC, rings, link modes. Sources: linux UAPI dcbnl.h and
-ethtool_netlink.h. The answers are those of the host interface "netlink"; an absent key is not
-reported by the kernel or the driver.
+ethtool_netlink.h. The answers are from the host interface "netlink"; an absent key is not reported by the
+kernel or the driver.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A setting is a configured value: MTU, PFC, trust, ring sizes. Values that result
 as its speed or the FEC in use, change with the link and are not settings; they have readings but no
 events.
 
-Some drivers return the negotiated values instead of the configured ones (ice has autonegotiation
-off while the link is down, firmware that does DCBX has no PFC then). So for a link that is or goes
-down such values are reported, but not compared with earlier ones.
+Some drivers return the negotiated values instead of the configured ones (with the link down, ice
+reports autonegotiation as off, and firmware that runs DCBX reports no PFC). So while a link is
+down, or when it goes down, such values are reported but not compared with earlier ones.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class NicSettingsSource(source_bases.ScanningSource):
 
     def scan(self, host: Host) -> source_bases.NodeScan:
         """Query all settings of every NIC."""
-        scan = source_bases.NodeScan(described=list(self._wiring.find_nics(host)))
+        scan = source_bases.NodeScan(described_entities=list(self._wiring.find_nics(host)))
         self._network = self._wiring.scan(host)
         interfaces = nic_interfaces.physical_interfaces(host)
         for interface in interfaces:
@@ -107,16 +107,16 @@ class NicSettingsSource(source_bases.ScanningSource):
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
-                scan.watched[part] = new
+                scan.watched_values[part] = new
                 scan.add_readings(part, answers.readings)
         if link[0] != "1" or link != _link(host, nic):
             is_complete = False
             for name in _NEGOTIATED_SETTINGS:
-                scan.watched.pop((nic.interface, name), None)
+                scan.watched_values.pop((nic.interface, name), None)
         facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
         if settings and is_complete:
             facts["hash"] = _settings_hash(settings)
-        scan.described.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
+        scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
         scan.findings.append(_finding(nic, len(settings), unanswered))
 
     def _queries(

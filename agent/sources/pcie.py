@@ -18,7 +18,7 @@ from agent.host import FileGroup, Host
 from agent.sampling import source
 from agent.topology import pci, pcie_links
 from railscope.catalog import declare, pcie as catalog
-from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
+from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR, PCIE_SEVERITY
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent, reason_of
 
@@ -39,7 +39,7 @@ class PciPresence:
     def __init__(self) -> None:
         self._devices: dict[str, _ObservedPciDevice] = {}
         self._listed: frozenset[str] = frozenset()
-        self.grown = False
+        self.has_changed = False
         """True if the bus differs from the last probe."""
 
     def add_devices(
@@ -52,7 +52,7 @@ class PciPresence:
 
         A device without names, such as a partially removed one, keeps its earlier names.
         """
-        self._listed, self.grown = frozenset(listed), False
+        self._listed, self.has_changed = frozenset(listed), False
         for address, entity in devices.items():
             before = self._devices.get(address)
             device_names = tuple(names.get(address, ())) or (before.names if before else ())
@@ -64,7 +64,7 @@ class PciPresence:
 
     def compare(self, addresses: Collection[str], now: NodeTimestamp) -> list[Event]:
         """Events of vanished and returned devices, for the addresses currently on the bus."""
-        self.grown = self._listed != frozenset(addresses)
+        self.has_changed = self._listed != frozenset(addresses)
         events = []
         for address, device in self._devices.items():
             present = address in addresses
@@ -111,8 +111,10 @@ class _PcieColumns:
     states: list[tuple[int, tuple[pcie_links.PcieLink, ...]]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     errors: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    totals: list[tuple[int, str, dict[str | tuple[str, ...], int]]] = field(default_factory=list)
+    """Columns of each severity: the column of the node's total, and the columns of the devices by their keys."""
     root_errors: list[tuple[int, int]] = field(default_factory=list)
-    present: list[tuple[int, str]] = field(default_factory=list)
+    gone: list[tuple[int, str]] = field(default_factory=list)
 
 
 class PcieSource(source.SourceWithFiles):
@@ -130,6 +132,7 @@ class PcieSource(source.SourceWithFiles):
         self._plan = _PcieColumns()
         self._presence = PciPresence()
         self._link_addresses: tuple[str, ...] = ()
+        self._sums = {severity: source.CounterTotal() for severity in _SEVERITIES}
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
@@ -157,14 +160,27 @@ class PcieSource(source.SourceWithFiles):
                     column = plan.columns.add(catalog.PCIE_PATH_STATE, entity)
                     plan.states.append((column, path))
             _place_errors(host, plan, entity)
+        self._place_totals(plan)
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
         names = pci.find_device_names(host, devices)
         for address, entity in self._presence.add_devices(addresses, lasting, names).items():
-            column = plan.columns.add(catalog.PCIE_PRESENT, entity)
-            plan.present.append((column, address))
+            column = plan.columns.add(catalog.PCIE_GONE, entity)
+            plan.gone.append((column, address))
         self._link_addresses = tuple(devices)
         self._keep(host, pcie_links.link_files(devices), plan.files)
         return plan.columns.result(_finding(devices, bool(plan.errors)))
+
+    def _place_totals(self, plan: _PcieColumns) -> None:
+        """Add a total for each severity that a device has counters of, or had: files may be empty now."""
+        by_severity: dict[str, dict[str | tuple[str, ...], int]] = {
+            severity: {} for severity, total in self._sums.items() if total.has_started
+        }
+        for position, (metric, entity) in enumerate(plan.columns.columns):
+            if metric is catalog.PCIE_ERRORS:
+                by_severity.setdefault(entity.key[-1], {})[entity.key] = position
+        for severity, devices in by_severity.items():
+            column = plan.columns.add(catalog.PCIE_ALL_ERRORS, Entity(PCIE_SEVERITY, (severity,)))
+            plan.totals.append((column, severity, devices))
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """List the devices on the bus, and read every link and every error file."""
@@ -187,12 +203,12 @@ class PcieSource(source.SourceWithFiles):
         try:
             addresses = set(host.names(pci.DEVICES))
         except OSError as error:
-            into.put_each((column for column, _ in self._plan.present), reason_of(error))
+            into.put_each((column for column, _ in self._plan.gone), reason_of(error))
             return
-        for column, address in self._plan.present:
-            into.put(column, int(address in addresses))
+        for column, address in self._plan.gone:
+            into.put(column, int(address not in addresses))
         into.events += self._presence.compare(addresses, host.clock.now())
-        into.grown |= self._presence.grown
+        into.needs_probe |= self._presence.has_changed
 
     def _read_errors(self, counts: FileGroup, into: source.RowBuilder) -> None:
         for file, positions in self._plan.errors:
@@ -203,6 +219,8 @@ class PcieSource(source.SourceWithFiles):
                 continue
             for name, column in positions.items():
                 into.put(column, counts_by_kind.get(name, Absent.GONE))
+        for column, severity, devices in self._plan.totals:
+            into.put(column, self._sums[severity].update(into, devices))
         for file, column in self._plan.root_errors:
             into.put(column, source.parsed_reading(counts.text, file))
 

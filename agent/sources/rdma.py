@@ -58,7 +58,7 @@ class CounterFile:
     metric: declare.Metric
     about: Entity
     step: int
-    narrow: bool
+    is_narrow: bool
     """True if it wraps to zero at 2^32."""
     highest: int
     """Maximum at which it sticks; 0 if it does not."""
@@ -104,7 +104,7 @@ def _files_of(
             metric = catalog.meaning(driver, name)
             if metric and metric not in taken:
                 taken.add(metric)
-                step = catalog.bytes_a_step(driver, name)
+                step = catalog.bytes_per_step(driver, name)
                 yield CounterFile(directory, name, metric, about, step, narrow, highest)
             elif name not in generic:
                 generic.add(name)
@@ -135,6 +135,8 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self._saturating: list[_SaturatedCounters] = []
         self._optional: list[_OptionalCounters] = []
         self._first_state = 0
+        self._state_texts: list[bytes | Absent] = []
+        self._states: list[Reading] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all ports and all their counter files."""
@@ -160,7 +162,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for _, entity in ports:
             columns.add_each(_STATES, entity)
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
-        self._before |= self._carried
+        self._before |= self._counter_states
         self._replace_unwraps(host, _unwraps(files, self._before))
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
         self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
@@ -176,17 +178,10 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for optional in self._optional:
             optional.read(host, into)
         self._carry_on(host, into)
-        ports = (len(into.values) - self._first_state) // len(_STATES)
-        for port in range(ports):
-            file = port * len(_STATE_FILES)
-            state = source.parsed_reading(states.text, file, _parse_state)
-            readings = (
-                state,
-                source.parsed_reading(states.text, file + 1, _parse_state),
-                state if isinstance(state, Absent) else int(state == _ACTIVE),
-                source.parsed_reading(states.text, file + 2, _parse_rate),
-            )
-            into.put_readings(self._first_state + port * len(_STATES), readings)
+        texts = states.texts()
+        if texts != self._state_texts:
+            self._state_texts, self._states = texts, _parse_states(texts)
+        into.put_readings(self._first_state, self._states)
 
     def _carry_on(self, host: Host, into: source.RowBuilder) -> None:
         values = into.values
@@ -195,7 +190,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for saturated in self._saturating:
             saturated.count(into)
         for unwrap in self._unwraps.values():
-            unwrap.carry_on(values, into.reasons)
+            unwrap.extend_values(values, into.reasons)
         self._save_unwraps(host)
 
 
@@ -238,13 +233,13 @@ def _find_saturating(
 
 
 def _unwraps(
-    files: Sequence[CounterFile], before: dict[str, counter_unwrap.CarriedCounters]
+    files: Sequence[CounterFile], before: dict[str, counter_unwrap.CounterStates]
 ) -> dict[str, counter_unwrap.CounterUnwrapper]:
     """One for each directory with 32-bit counters; its other counters have 64 bits."""
     narrow: dict[str, dict[str, int]] = {}
     wide: dict[str, list[int]] = {}
     for column, file in enumerate(files):
-        if file.narrow:
+        if file.is_narrow:
             narrow.setdefault(file.directory, {})[file.name] = column
         else:
             wide.setdefault(file.directory, []).append(column)
@@ -344,14 +339,29 @@ def _interface(host: Host, base: str, directory: str) -> str:
     return candidates[0] if len(candidates) == 1 else ""
 
 
-def _parse_state(content: bytes) -> Reading:
+def _parse_states(texts: Sequence[bytes | Absent]) -> list[Reading]:
+    """Readings of each port from its state files."""
+    readings: list[Reading] = []
+    for port in range(0, len(texts), len(_STATE_FILES)):
+        state, physical_state, rate = texts[port : port + len(_STATE_FILES)]
+        number = _parse_state(state)
+        is_up = number if isinstance(number, Absent) else int(number == _ACTIVE)
+        readings += (number, _parse_state(physical_state), is_up, _parse_rate(rate))
+    return readings
+
+
+def _parse_state(content: bytes | Absent) -> Reading:
     """The number in "4: ACTIVE"."""
+    if isinstance(content, Absent):
+        return content
     match = _NUMBERED.match(content)
     return int(match[1]) if match else Absent.ERROR
 
 
-def _parse_rate(content: bytes) -> Reading:
+def _parse_rate(content: bytes | Absent) -> Reading:
     """Mb/s from a text such as "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
+    if isinstance(content, Absent):
+        return content
     match = _RATE.match(content)
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 

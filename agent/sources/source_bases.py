@@ -21,12 +21,13 @@ from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.frame import Column, Entity, Event, NodeTimestamp
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
+from railscope.timestamps import SECOND_NS
 
 MAX_EVENTS = 100
 """Maximum of changes that one read reports individually; the count of the rest is one event."""
 MAX_KNOWN = 100_000
 """Maximum of remembered settings; the least recently read are dropped first."""
-FRESH_NS = 1_000_000_000
+FRESH_NS = SECOND_NS
 """Maximum age of a probe's scan for a read to use it."""
 
 WatchedPart = tuple[str, str]
@@ -38,13 +39,13 @@ class NodeScan:
     """Result of one scan of the node."""
 
     readings: dict[Column, Reading] = field(default_factory=dict)
-    described: list[Entity] = field(default_factory=list)
+    described_entities: list[Entity] = field(default_factory=list)
     """Entities with facts to report."""
-    watched: dict[WatchedPart, dict[str, str]] = field(default_factory=dict)
-    """By query and name: values that raise an event when they change; only those that could be read."""
+    watched_values: dict[WatchedPart, dict[str, str]] = field(default_factory=dict)
+    """Values by query and name that raise an event when they change; only those that could be read."""
     findings: list[base.ProbeFinding] = field(default_factory=list)
     columns: dict[WatchedPart, tuple[Column, ...]] = field(default_factory=dict)
-    failed: dict[WatchedPart, Absent] = field(default_factory=dict)
+    failures: dict[WatchedPart, Absent] = field(default_factory=dict)
 
     def add_readings(self, part: WatchedPart, readings: Mapping[Column, Reading]) -> None:
         """Add the answer to a query; if two answers contain the same column, the first value counts."""
@@ -55,7 +56,7 @@ class NodeScan:
 
     def failure(self, part: WatchedPart, reason: Absent, columns: Sequence[Column] = ()) -> None:
         """Record the reason why a query failed; `columns` are its usual columns."""
-        self.failed[part] = reason
+        self.failures[part] = reason
         self.columns[part] = tuple(columns)
 
 
@@ -120,7 +121,7 @@ class ScanningSource(base.SourceWithoutResources, ABC):
         """Scan, and create a column for every reading."""
         scan = self._fresh = self._complete_scan(host)
         self._columns = tuple(scan.readings)
-        return base.ProbeResult(self._columns, tuple(scan.described), tuple(scan.findings))
+        return base.ProbeResult(self._columns, tuple(scan.described_entities), tuple(scan.findings))
 
     def read(self, host: Host, into: base.RowBuilder) -> None:
         """Report the probe's scan; if it is too old, scan again."""
@@ -130,8 +131,8 @@ class ScanningSource(base.SourceWithoutResources, ABC):
             scan = self._complete_scan(host)
         for position, column in enumerate(self._columns):
             into.put(position, scan.readings.get(column, Absent.GONE))
-        into.events += self._events(self._memory.changes(scan.watched, scan.failed), now)
-        into.grown = True  # facts need a probe before each read
+        into.events += self._events(self._memory.changes(scan.watched_values, scan.failures), now)
+        into.needs_probe = True  # facts need a probe before each read
 
     def _complete_scan(self, host: Host) -> NodeScan:
         """Scan; failed queries keep their columns, and vanished ones are reported as absent once.
@@ -141,7 +142,7 @@ class ScanningSource(base.SourceWithoutResources, ABC):
         """
         scan = self.scan(host)
         self._polled_ns = host.clock.now().boot_ns
-        for part, reason in scan.failed.items():
+        for part, reason in scan.failures.items():
             scan.columns[part] = self._part_columns.get(part, scan.columns[part])
             for column in scan.columns[part]:
                 scan.readings.setdefault(column, reason)
@@ -182,7 +183,7 @@ class KeyedFile:
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
     _seen: frozenset[Hashable] = frozenset()
 
-    def place(self, host: Host, columns: base.ColumnBuilder, column_of: ColumnOfKey) -> None:
+    def add_columns(self, host: Host, columns: base.ColumnBuilder, column_of: ColumnOfKey) -> None:
         """Add the columns of the keys that the file contains; none if it cannot be read."""
         try:
             values = self.parse(host.read(self.path))
@@ -201,7 +202,7 @@ class KeyedFile:
             into.put_each((column for column, _ in self.columns), reason_of(error))
             return
         if values.keys() - self._seen:
-            into.grown = True
+            into.needs_probe = True
         for column, key in self.columns:
             into.put(column, values.get(key, Absent.GONE))
 
@@ -223,7 +224,7 @@ class KeyedFileSource(base.SourceWithoutResources):
     ) -> None:
         """Add the columns of a file; a file without any is not read again until the next probe."""
         file = KeyedFile(path, parse)
-        file.place(host, columns, column_of)
+        file.add_columns(host, columns, column_of)
         if file.columns:
             self._files.append(file)
 
@@ -254,7 +255,7 @@ class UnwrappingSource:
     def __init__(self) -> None:
         self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._memory: counter_unwrap.CounterStateFile | None = None
-        self._before: dict[str, counter_unwrap.CarriedCounters] = {}
+        self._before: dict[str, counter_unwrap.CounterStates] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
     def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
@@ -263,15 +264,15 @@ class UnwrappingSource:
         self._before = memory.load()
 
     @property
-    def _carried(self) -> dict[str, counter_unwrap.CarriedCounters]:
-        return {name: unwrap.carried for name, unwrap in self._unwraps.items()}
+    def _counter_states(self) -> dict[str, counter_unwrap.CounterStates]:
+        return {name: unwrap.state for name, unwrap in self._unwraps.items()}
 
     def _replace_unwraps(
         self, host: Host, unwraps: dict[str, counter_unwrap.CounterUnwrapper]
     ) -> None:
         """Use the unwrappers of a new probe, which started with the state in `_before`."""
         self._unwraps = unwraps
-        self._before = known_devices.find_hidden(host, self._before, self._carried)
+        self._before = known_devices.find_hidden(host, self._before, self._counter_states)
 
     def _save_unwraps(self, host: Host) -> None:
         if self._memory:

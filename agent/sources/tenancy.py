@@ -34,7 +34,7 @@ from railscope.frame import Entity, Event
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 
-MAX_EVENTS_A_FRAME = 500
+MAX_EVENTS_PER_FRAME = 500
 """Maximum of events per frame: a collector accepts a limited number per envelope, for all sources."""
 WAIT_FOR_GPUS_NS = 15_000_000_000
 """Time that the driver has to report its GPUs before the remembered ones are used instead."""
@@ -138,12 +138,12 @@ class ClaimSource(source.SourceWithoutResources):
         """Poll, unless the probe just did, and report the claims and their changes."""
         is_polled, self._just_polled = self._just_polled or self._poll(host), False
         if not is_polled:
-            into.kept_back = True
+            into.is_intermediate = True
             return
-        into.events = self._events[:MAX_EVENTS_A_FRAME]
-        del self._events[:MAX_EVENTS_A_FRAME]
+        into.events = self._events[:MAX_EVENTS_PER_FRAME]
+        del self._events[:MAX_EVENTS_PER_FRAME]
         present_gpus = {gpu.entity.key[0] for gpu in self._gpus.gpus.values()} | self._claimed_gpus
-        into.grown = present_gpus != set(self._columns)
+        into.needs_probe = present_gpus != set(self._columns)
         count = len(self._columns)
         for place, gpu in enumerate(self._columns):
             claims = list(claim_tracker.claims_on_gpu(self.active_claims, gpu))

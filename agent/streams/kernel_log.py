@@ -24,6 +24,7 @@ from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kern
 from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, judge, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
+from railscope.timestamps import MICROSECOND_NS
 
 SAME_NS = 3_000_000_000
 """Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
@@ -71,9 +72,9 @@ class XidMatcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._logged: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
+        self._logged_xids: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
         self._waiting: deque[NvmlXid] = deque()
-        self._judged: dict[str, dict[object, ActionableXid]] = {}
+        self._judgements: dict[str, dict[object, ActionableXid]] = {}
         self.dropped_reports = 0
         """Number of NVML reports beyond the bound."""
 
@@ -84,14 +85,14 @@ class XidMatcher:
                 if _is_same_xid(reported, pci_address, xid, boot_ns):
                     self._waiting.remove(reported)
                     return
-            self._logged.append((pci_address, xid, boot_ns))
+            self._logged_xids.append((pci_address, xid, boot_ns))
 
     def record_nvml(self, reported: NvmlXid) -> None:
         """Record an Xid from NVML."""
         with self._lock:
-            for logged in self._logged:
+            for logged in self._logged_xids:
                 if _is_same_xid(reported, *logged):
-                    self._logged.remove(logged)
+                    self._logged_xids.remove(logged)
                     return
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(reported)
@@ -117,9 +118,9 @@ class XidMatcher:
             reported.number if changed else (reported.number, judgement.severity, judgement.actions)
         )
         with self._lock:
-            if pci_address not in self._judged and len(self._judged) >= MAX_GPUS:
+            if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
                 return
-            recorded = self._judged.setdefault(pci_address, {})
+            recorded = self._judgements.setdefault(pci_address, {})
             if changed and judgement.nvidia == _ALL_CLEAR:
                 recorded.clear()
             recorded.pop(kind, None)
@@ -131,7 +132,7 @@ class XidMatcher:
     def record_driver_load(self, boot_ns: int) -> None:
         """Record a load of the driver: earlier faults no longer count."""
         with self._lock:
-            for recorded in self._judged.values():
+            for recorded in self._judgements.values():
                 for kind, reported in tuple(recorded.items()):
                     if reported.boot_ns <= boot_ns:
                         del recorded[kind]
@@ -139,7 +140,7 @@ class XidMatcher:
     def actionable_xids(self, pci_address: str) -> tuple[ActionableXid, ...]:
         """Return the Xids after which a GPU needs recovery, the latest last."""
         with self._lock:
-            return tuple(self._judged.get(pci_address, {}).values())
+            return tuple(self._judgements.get(pci_address, {}).values())
 
 
 def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
@@ -153,7 +154,6 @@ _RECORD_PATTERN = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
-_NS_PER_US = 1000
 _LEVEL_BITS = 3
 """A priority consists of a level and, above it, a facility; that of the kernel is 0."""
 _MAX_ENTITIES = 1000
@@ -240,8 +240,8 @@ class KernelLogStream:
         self._report_unlogged(host)
         into.events = self._events[:MAX_EVENTS_PER_FRAME]
         del self._events[:MAX_EVENTS_PER_FRAME]
-        into.grown = len(self._counts) != len(self._columns)
-        into.grown |= len(self._last_xid) != len(self._last)
+        into.needs_probe = len(self._counts) != len(self._columns)
+        into.needs_probe |= len(self._last_xid) != len(self._last)
         if not into.reasons:
             return
         of_log = [self._node_counts[metric] for metric in _NODE_METRICS]
@@ -333,7 +333,7 @@ class KernelLogStream:
         # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
         text = match["text"].split("\n", 1)[0] if by_kernel else ""
-        return int(match["time"]) * _NS_PER_US, text
+        return int(match["time"]) * MICROSECOND_NS, text
 
     def _count(self, message: KernelMessage) -> None:
         name = message.event_class.name

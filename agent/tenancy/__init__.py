@@ -8,3 +8,9 @@ starts and ends. `agent.sources.tenancy` combines them as a source of the agent.
 
 A claim provider that cannot be read ends no claim: a device of unknown state is not assumed free.
 """
+
+from __future__ import annotations
+
+
+class TenancyError(Exception):
+    """Base of the errors of claims: an invalid file, a conflict, an unknown claim, a failed write."""

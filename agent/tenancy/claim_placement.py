@@ -42,7 +42,7 @@ def place_claims(
         for other in in_force(report.adapter)
     ]
     unnamed_claims.sort(key=lambda counted: (-counted[1].authority, counted[1].key))
-    taken: dict[tuple[tuple[str, str], str], NodeClaim] = {}
+    claim_by_part: dict[tuple[tuple[str, str], str], NodeClaim] = {}
     remaining_claims: dict[tuple[str, tuple[str, ...]], list[NodeClaim]] = {}
     for adapter, unnamed in unnamed_claims:
         same = [
@@ -56,10 +56,10 @@ def place_claims(
             if provider == adapter and other.authority == unnamed.authority
         }
         pool = {claim.part for _, claim in same} - own
-        free = sorted(part for part in pool if (unnamed.owning_workload, part) not in taken)
+        free = sorted(part for part in pool if (unnamed.owning_workload, part) not in claim_by_part)
         for part in free[: unnamed.count]:
-            taken[unnamed.owning_workload, part] = unnamed
-        left = unnamed.count - len(free[: unnamed.count])
+            claim_by_part[unnamed.owning_workload, part] = unnamed
+        missing_count = unnamed.count - len(free[: unnamed.count])
         rivals = {
             other.gpu
             for _, other in claimed
@@ -68,13 +68,13 @@ def place_claims(
         }
         named = {claim.gpu for _, claim in same}
         remaining_claims[adapter, unnamed.key] = _remaining_claims(
-            unnamed, left, named, devices, rivals
+            unnamed, missing_count, named, devices, rivals
         )
 
     def placed_claims(adapter: str, claim: NodeClaim) -> list[NodeClaim]:
         if not claim.gpu:
             return remaining_claims[adapter, claim.key]
-        unnamed = taken.get((claim.owning_workload, claim.part))
+        unnamed = claim_by_part.get((claim.owning_workload, claim.part))
         return [
             _transfer_authority(unnamed, claim)
             if unnamed and unnamed.authority > claim.authority
@@ -101,19 +101,23 @@ def place_claims(
 
 
 def _remaining_claims(
-    unnamed: NodeClaim, left: int, named: set[str], devices: NodeDevices, rivals: set[str]
+    unnamed: NodeClaim, missing_count: int, named: set[str], devices: NodeDevices, rivals: set[str]
 ) -> list[NodeClaim]:
     """Return the remaining claim: its devices if no other GPUs are left, else their number."""
-    if left <= 0:
+    if missing_count <= 0:
         return []
     free_gpus = [gpu for gpu in devices.present if gpu.uuid not in named]
     is_whole = not unnamed.share and not any(gpu.parts for gpu in devices.present)
-    if is_whole and left == len(free_gpus) and not rivals & {gpu.uuid for gpu in free_gpus}:
+    if (
+        is_whole
+        and missing_count == len(free_gpus)
+        and not rivals & {gpu.uuid for gpu in free_gpus}
+    ):
         return [
             msgspec.structs.replace(unnamed, gpu=gpu.uuid, device=gpu.uuid, count=0)
             for gpu in free_gpus
         ]
-    return [msgspec.structs.replace(unnamed, count=left)]
+    return [msgspec.structs.replace(unnamed, count=missing_count)]
 
 
 def _transfer_authority(unnamed: NodeClaim, named: NodeClaim) -> NodeClaim:

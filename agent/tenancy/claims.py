@@ -29,10 +29,6 @@ from railscope.frame import NodeTimestamp
 from railscope.reading import Absent, reason_of
 
 
-class TenancyError(Exception):
-    """Base of the errors of claims: an invalid file, a conflict, an unknown claim, a failed write."""
-
-
 class BootTime(msgspec.Struct, frozen=True):
     """Time on the boot clock of one boot."""
 

@@ -13,15 +13,17 @@ import msgspec
 
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim, TenancyError
+from agent.tenancy import TenancyError
+from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.reading import Absent
+from railscope.timestamps import DAY_NS
 
 SUBJECT = "claims by command"
 CLAIMS_FILE = "claims-told.json"
-KEEP_ENDED_NS = 86_400_000_000_000
+KEEP_ENDED_NS = DAY_NS
 MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Schedulers that a workload may name: `slurm:123` is Slurm's job 123, and its owner a Slurm account."""
@@ -113,10 +115,10 @@ class CommandClaims:
         self._past = tuple(claim for claim in stored or () if latest[claim.id] is not claim)
         self._claims = latest
 
-    def start(self, claim: CommandClaim, *, again: bool = False) -> CommandClaim:
+    def start(self, claim: CommandClaim, *, allow_restart: bool = False) -> CommandClaim:
         """Start a claim; return the existing one if it has the same content.
 
-        With `again` an ended id may start once more: a requeued job keeps its id. Raises ClaimConflictError,
+        With `allow_restart` an ended id may start once more: a requeued job keeps its id. Raises ClaimConflictError,
         ClaimNotStoredError.
         """
         with self._turn:
@@ -125,7 +127,7 @@ class CommandClaims:
             if existing is not None:
                 if existing.end_ns is None and existing.has_same_content(claim):
                     return existing
-                if not (again and existing.ended_before(claim)):
+                if not (allow_restart and existing.ended_before(claim)):
                     state = "has ended" if existing.end_ns is not None else "differs"
                     message = f"claim {claim.id!r} exists and {state}: expected an unused id"
                     raise ClaimConflictError(message)

@@ -81,7 +81,7 @@ class NodeDevices:
         return cls([names_of_gpu(gpu) for gpu in gpus], before)
 
     def gpu(self, uuid: str) -> ClaimableDevice:
-        """Return a GPU by its UUID, which need not be in the inventory."""
+        """Return a GPU by its UUID; the inventory may lack it."""
         return ClaimableDevice(uuid, uuid)
 
     def gpu_with_index(self, index: int) -> ClaimableDevice | None:
@@ -153,8 +153,8 @@ def names_of_gpu(gpu: GpuDevice) -> GpuNames:
             device.entity.facts.get("compute_instance", ""),
             device.entity.facts.get("mig_index", ""),
             device.start,
-            device.place.compute if device.place else None,
-            device.place.memory if device.place else None,
+            device.slots.compute if device.slots else None,
+            device.slots.memory if device.slots else None,
         )
         for device in gpu.mig_devices
     )
@@ -197,7 +197,7 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
 
 
 def device_with_id(name: kubelet_answers.DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
-    """Return the device with an id, whatever its replica; a GPU's UUID need not be in the inventory."""
+    """Return the device with an id, ignoring its replica; the inventory may lack the UUID of a GPU."""
     device: ClaimableDevice | None
     match name:
         case kubelet_answers.GpuId(uuid=uuid):

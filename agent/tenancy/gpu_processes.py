@@ -18,7 +18,7 @@ import msgspec
 from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists
 from agent.host import Host
 from agent.host.owners import OWNER
-from agent.owners import FormatError, cgroup
+from agent.owners import OwnerFormatError, cgroup
 from agent.sampling.source import read_text
 from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
@@ -158,7 +158,7 @@ def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
     """Return the owner of a process, from its control group."""
     try:
         reported = cgroup.parse_owner(group)
-    except FormatError:
+    except OwnerFormatError:
         reported = cgroup.OwnerNotVisible()
     program = read_text(host, f"/proc/{pid}/comm")
     serves = program.startswith(_MPS)
@@ -306,7 +306,7 @@ class UnclaimedUseDetector:
         return free, unclaimed
 
     def _first_listed_use(self, use: DeviceUse) -> FirstListedUse:
-        """Return the start: after the list before, and not before the start of its first process."""
+        """Return the start: after the previous list, and no earlier than the start of its first process."""
         now_ns = use.listed_at.boot_ns
         bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
         return FirstListedUse(use.listed_at, min(bound for bound in bounds if bound >= 0))

@@ -136,7 +136,7 @@ class KubernetesProvider:
     ) -> tuple[NodeClaim, ...]:
         """Return the claims, with those of pods with shares as requested instead of as listed.
 
-        A pod with an exclusive device keeps it: an annotation, which a user may write, reduces nothing.
+        A pod with an exclusive device keeps it: an annotation, which a user may write, does not reduce it.
         """
         exclusive_pods = {_pod_of(claim) for claim in node_claims if claim.exclusive}
         requests = {
@@ -154,13 +154,17 @@ class KubernetesProvider:
                     limited.append(_limit_to_share(of_pod.claim_on_device(device), part))
                     continue
                 count = part.count if part.place is None else 1
-                taken, listed = listed[:count], listed[count:]
-                limited += [_limit_to_share(claim, part) for claim in taken]
-                if left := count - len(taken):
+                chosen, listed = listed[:count], listed[count:]
+                limited += [_limit_to_share(claim, part) for claim in chosen]
+                if missing_count := count - len(chosen):
                     share = share_text(part.share) if part.share else ""
                     limited.append(
                         msgspec.structs.replace(
-                            of_pod, count=left, share=share, exclusive=not share, reference=share
+                            of_pod,
+                            count=missing_count,
+                            share=share,
+                            exclusive=not share,
+                            reference=share,
                         )
                     )
         return tuple(limited)

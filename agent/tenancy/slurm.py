@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from agent.config import TenancySettings
 from agent.host import Host
 from agent.host.owners import OWNER
-from agent.owners import FormatError, slurm
+from agent.owners import slurm
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
 from agent.tenancy import claims, devices as naming, gpu_processes, slurm_files
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority
+from railscope.slurm import SlurmFormatError
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
@@ -49,7 +50,7 @@ class JobControlGroups:
     """Scanner of job directories; caches the environment of each job while it runs."""
 
     _environments: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
-    """By directory: the steps that were read, and the environment they have."""
+    """Environments by directory, with the steps that were read."""
 
     def scan(self, host: Host) -> list[tuple[str, JobEnvironment]]:
         """Return the jobs of the node by the name of their group, which is a job id or a SLUID.
@@ -58,20 +59,20 @@ class JobControlGroups:
         """
         paths = list(_find_job_groups(host))
         self._environments = {
-            path: remembered for path, remembered in self._environments.items() if path in paths
+            path: cached for path, cached in self._environments.items() if path in paths
         }
         return [(path.rpartition("/")[2], self._environment(host, path)) for path in paths]
 
     def _environment(self, host: Host, path: str) -> JobEnvironment:
         """Return the environment of a job, not read again once it has GPUs: a job may change it."""
         not_polled = (), JobEnvironment(_job_number(path.rpartition("/")[2]))
-        polled, remembered = self._environments.get(path, not_polled)
-        if remembered.gpus or remembered.is_denied:
-            return remembered
+        polled, cached = self._environments.get(path, not_polled)
+        if cached.gpus or cached.is_denied:
+            return cached
         steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
-        if steps == polled and remembered.gpus is not None:
-            return remembered
-        job = remembered.job
+        if steps == polled and cached.gpus is not None:
+            return cached
+        job = cached.job
         for name in steps:
             if job is None:
                 job = _job_of_step(host, f"{path}/{name}")
@@ -148,7 +149,7 @@ def _job_of_step(host: Host, directory: str) -> int | None:
     for pid in _read_pids(host, f"{directory}/slurm"):
         try:
             return slurm.parse_step_title(host.read(f"/proc/{pid}/cmdline"))
-        except (OSError, FormatError):
+        except (OSError, SlurmFormatError):
             continue
     return None
 
@@ -170,7 +171,7 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
             continue
         number = environment.get("SLURM_JOB_ID", "")
         if not number.isdecimal() or (job is not None and int(number) != job):
-            continue  # its environment names another job
+            continue  # its environment contains another job id
         return JobEnvironment(
             int(number),
             environment.get("SLURM_JOB_ACCOUNT", ""),

@@ -16,13 +16,12 @@ from fractions import Fraction
 import msgspec
 
 from agent.host import Host
-from agent.owners import FormatError
 from agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
 from agent.sampling.source import ProbeFinding, ProbeVerdict, read_text
 from agent.tenancy.claims import BootTime, ClockHistory, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
-from railscope.slurm import scontrol
+from railscope.slurm import SlurmFormatError, scontrol
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
 from railscope.timestamps import SECOND_NS
 
@@ -97,7 +96,7 @@ class SlurmJobFiles:
         for name in names:
             try:
                 jobs = self._jobs(host, name)
-            except (OSError, FormatError) as error:
+            except (OSError, SlurmFormatError) as error:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
@@ -136,7 +135,7 @@ def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
         return scontrol.parse_text(content.decode(), _time_zone(host))
     except UnicodeDecodeError as error:
         message = f"invalid UTF-8: {error}"
-        raise FormatError(message) from error
+        raise SlurmFormatError(message) from error
 
 
 def _time_zone(host: Host) -> tzinfo:
@@ -156,7 +155,7 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
         conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
     except FileNotFoundError:
         return GresConf((), "")
-    except (OSError, FormatError) as error:
+    except (OSError, SlurmFormatError) as error:
         remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
         written.add_broken(GRES_CONF_SUBJECT, f"cannot read gres.conf {path}: {error}", remedy)
         return GresConf((), "")

@@ -78,7 +78,7 @@ class TenancyStateFile:
         if not (book.changed or clock.changed or names_changed or due or self._problem):
             return
         if not self._path.parent.is_dir():
-            return  # a run by hand need not have one
+            return  # a manual run may have none
         try:
             write_json(self._path, TenancyState(1, book.state, list(gpus.values()), clock.state))
         except OSError as error:

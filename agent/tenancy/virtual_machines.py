@@ -18,7 +18,7 @@ import msgspec
 
 from agent.host import Host
 from agent.host.owners import OWNER
-from agent.owners import FormatError, cgroup
+from agent.owners import OwnerFormatError, cgroup
 from agent.owners.runtimes import LibvirtDomain
 from agent.sampling import source
 from agent.tenancy import claims
@@ -178,7 +178,7 @@ def _is_of_pod(host: Host, pid: str) -> bool:
     """True if a machine belongs to a pod (KubeVirt), which the kubelet reports."""
     try:
         return isinstance(cgroup.parse_owner(host.read(f"/proc/{pid}/cgroup")), cgroup.PodOwner)
-    except (FileNotFoundError, ProcessLookupError, FormatError):
+    except (FileNotFoundError, ProcessLookupError, OwnerFormatError):
         return False
 
 

@@ -19,6 +19,7 @@ from agent.sampling.source import list_names, network_file, nonempty_facts, read
 from agent.topology import pci, rails as rail_map
 from railscope.catalog.entities import NIC
 from railscope.frame import Entity
+from railscope.timestamps import SECOND_NS
 
 _NET = "/sys/class/net"
 _LOWER = "lower_"
@@ -70,7 +71,7 @@ BRIDGE_MARK = b"SW_MNG"
 """Mark in the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
-SCAN_VALID_NS = 1_000_000_000
+SCAN_VALID_NS = SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +391,7 @@ def _assign_remaining_role(
     if device.rdma and not are_rails:
         return replace(device, reason=f"RDMA, but no NIC of this node has a rail: {device.reason}")
     if device.rdma:
-        return replace(device, role=rail_map.STORAGE, reason=f"RDMA, but no rail: {device.reason}")
+        return replace(device, role=rail_map.STORAGE, reason=f"RDMA, not a rail: {device.reason}")
     speeds = [read_text(host, f"{pci.NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
         return replace(device, role=rail_map.STORAGE, reason="no RDMA, but 40 Gb/s or more")

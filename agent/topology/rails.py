@@ -199,7 +199,7 @@ def _explain_distance(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) -
         return "the node has no GPU"
     distance = _nearest_distance(gpus, nic)
     if distance > pci.RAIL_REACH:
-        return f"{distance.name} from the nearest GPU: rails reach up to {pci.RAIL_REACH.name}"
+        return f"distance {distance.name} to the nearest GPU exceeds {pci.RAIL_REACH.name}"
     return (
         f"{_describe_distance(gpus, nic)}, but each GPU of this node has "
         f"{format_count(planes, 'NIC')}"
@@ -307,7 +307,7 @@ _RAIL = "rail"
 class RailRules:
     """The validated settings of the section [topology].
 
-    Names are those of an RDMA device, an interface or a PCI address.
+    A name is an RDMA device, an interface or a PCI address.
     """
 
     rails: Mapping[str, int] = field(default_factory=dict)

@@ -3,8 +3,8 @@
 The agent fetches the newest checkpoint periodically over HTTP, and accepts it only with a
 consistency proof against the one it has. That detects a log that was rolled back, rewritten or
 forked, also by an attacker with the collector and its key: the agent reports it, stores both
-checkpoints as evidence, and keeps its own one. It cosigns accepted checkpoints, so that others
-can check that a witness has seen them.
+checkpoints as evidence, and keeps its own one. It cosigns accepted checkpoints, so that others can check
+that a witness received them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
 from agent.shipping.collector_client import HttpClient, HttpResponse, create_tls_context, read_token
+from agent.witness import WitnessError
 from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
@@ -34,10 +35,6 @@ from railscope.timestamps import SECOND_NS
 
 CHECKPOINT_PATH = "/v1/checkpoint"
 PRESENT_HEADER = "railscope-show"
-
-
-class WitnessError(Exception):
-    """Base of the errors of the witness."""
 
 
 class AuditLogUnavailableError(WitnessError):
@@ -238,7 +235,7 @@ class AuditWitness:
     _reported: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
     _disagreed: str = ""
-    _beginning: bool = False
+    _is_beginning: bool = False
 
     def __post_init__(self) -> None:
         """Start the thread that accesses files."""
@@ -268,7 +265,7 @@ class AuditWitness:
     def _pause_seconds(self) -> float:
         """Pause before the next check. A new log is checked again soon, for its first checkpoint."""
         period_seconds = self.settings.period_seconds
-        return min(period_seconds, NEW_LOG_SECONDS) if self._beginning else period_seconds
+        return min(period_seconds, NEW_LOG_SECONDS) if self._is_beginning else period_seconds
 
     def _open(self) -> None:
         """Read the stored checkpoint and keys. Raises NoteError, OSError."""
@@ -287,9 +284,9 @@ class AuditWitness:
 
     async def check(self) -> None:
         """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
-        self._beginning = False
+        self._is_beginning = False
         offer = await self.client.newest()
-        self._beginning = not offer.note
+        self._is_beginning = not offer.note
         if not offer.note:
             if self._checkpoint:
                 await self._report_conflict(ROLLBACK, "")

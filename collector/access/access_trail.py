@@ -19,11 +19,10 @@ from collector.access.credentials import Credential, CredentialKey, Credentials,
 from collector.access.tokens_file import CredentialChange, RecordedCredentials, find_changes
 from collector.audit.collector_records import AuditTrail, DeniedRequest
 from collector.ledger.audit_outbox import RecordDraft
-from collector.work_limits import run_to_end
+from collector.work_limits import MinuteCounts, run_to_end, write_for_a_minute
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.timestamps import DAY_NS
 
-EVERY_SECONDS = 60.0
 MAX_MISUSES_PER_MINUTE = 100
 """Distinct misuses recorded per minute; those beyond are counted together."""
 MAX_EVENTS_PER_DAY = 100_000
@@ -61,7 +60,7 @@ class CredentialMisuse:
 
 @dataclass(slots=True)
 class AccessTrail:
-    """Writes through a `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
+    """Writes through an `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
 
     trail: AuditTrail
     identities: RecordedCredentials
@@ -70,8 +69,9 @@ class AccessTrail:
     _day: int = -1
     _seen_today: set[Hashable] = field(default_factory=set)
     _uncounted_today: int = 0
-    _misuses: dict[CredentialMisuse, int] = field(default_factory=dict)
-    _uncounted_misuses: int = 0
+    _misuses: MinuteCounts[CredentialMisuse] = field(
+        default_factory=lambda: MinuteCounts(MAX_MISUSES_PER_MINUTE)
+    )
     _drafts: list[RecordDraft] = field(default_factory=list)
     _current: Credentials | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,12 +130,7 @@ class AccessTrail:
         self._wake.set()
 
     def _record_misuse(self, misuse: CredentialMisuse) -> None:
-        if misuse in self._misuses:
-            self._misuses[misuse] += 1
-        elif len(self._misuses) >= MAX_MISUSES_PER_MINUTE:
-            self._uncounted_misuses += 1
-        else:
-            self._misuses[misuse] = 0
+        if self._misuses.add(misuse):
             self._add_draft(self._draft_misuse(misuse, 1))
 
     def _add_draft(self, draft: RecordDraft) -> None:
@@ -148,7 +143,9 @@ class AccessTrail:
         """Record noted events until cancelled; then the remaining ones."""
         try:
             while True:
-                await self._run_minute()
+                await write_for_a_minute(self._wake, lambda: run_to_end(self._write()))
+                self._close_minute()
+                self._wake.set()
         finally:
             self._close_minute()
             self._draft_more_today()
@@ -166,26 +163,11 @@ class AccessTrail:
                 advice="all entries of the tokens file are recorded again",
             )
 
-    async def _run_minute(self) -> None:
-        deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    await self._wake.wait()
-                    self._wake.clear()
-                    await run_to_end(self._write())
-        except TimeoutError:
-            self._close_minute()
-            self._wake.set()
-
     def _close_minute(self) -> None:
         """Draft the counts of repeated misuses."""
-        for misuse, count in self._misuses.items():
-            if count:
-                self._drafts.append(self._draft_misuse(misuse, count))
-        self._draft_more("access.denied", "unknown", "denied", self._uncounted_misuses)
-        self._misuses.clear()
-        self._uncounted_misuses = 0
+        repeated, excess = self._misuses.close()
+        self._drafts += [self._draft_misuse(misuse, count) for misuse, count in repeated]
+        self._draft_more("access.denied", "unknown", "denied", excess)
 
     def _draft_more_today(self) -> None:
         self._draft_more("access.token", "credential", "done", self._uncounted_today)

@@ -5,7 +5,7 @@ no tokens:
 
     [nodes]                                  the name is that of the node
     gpu-001 = "sha256:..."
-    gpu-002 = { token = "sha256:...", max_rank = 2 }
+    gpu-002 = { token = "sha256:...", max_authority = 2 }
     [operators]
     prometheus = ["sha256:...", { token = "sha256:...", until = 2027-01-01T00:00:00Z }]
     grafana = { certificate = "sha256:..." }
@@ -17,7 +17,7 @@ no tokens:
     [revoked]
     certificates = ["sha256:..."]
 
-`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims
+`max_authority` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims
 that a node reports with that token. A certificate is listed by the digest of its DER encoding or by
 the common name of its subject. A certificate that is not listed may still name its holder, as
 described below.
@@ -56,7 +56,7 @@ from railscope.settings import SettingsError
 from railscope.timestamps import from_datetime
 from railscope.untrusted_text import TomlError, parse_toml
 
-MAX_RANK = int(MAX_NODE_AUTHORITY)
+MAX_AUTHORITY = int(MAX_NODE_AUTHORITY)
 """Highest authority of a claim that arrives over the network: that of a scheduler on the node.
 
 Higher ones (an imported job list, an administrator) are configured at the collector only.
@@ -87,7 +87,7 @@ class Credential:
     role: Role
     tenant: str = ""
     """The only tenant that it may read data of, for the role of a tenant."""
-    max_rank: int = MAX_RANK
+    max_authority: int = MAX_AUTHORITY
     """Highest authority of the claims that a node reports with it."""
 
     @property
@@ -116,7 +116,9 @@ _SECTIONS = {
     "auditors": Role.AUDITOR,
 }
 _TENANTS, _REVOKED = "tenants", "revoked"
-_MAX_RANK = "max_rank"
+_MAX_AUTHORITY = "max_authority"
+_OLD_MAX_AUTHORITY = "max_rank"
+"""Name of `max_authority` in the tokens files of 0.2.0."""
 _KNOWN = (*_SECTIONS, _TENANTS, _REVOKED)
 
 
@@ -227,7 +229,7 @@ def parse_credentials(text: str) -> Credentials:
             )
             raise TokensFileError(message)
         if entries[key] != entry:
-            message = f"duplicate {key.kind} of {holder.label}: expected one end and one rank"
+            message = f"duplicate {key.kind} of {holder.label}: expected one end and one authority"
             raise TokensFileError(message)
     return Credentials(entries, _parse_revoked(_read_section(content, _REVOKED, _REVOKED)))
 
@@ -263,7 +265,11 @@ def _parse_entry(
     _check_name(credential.name, where)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
-            holder = replace(credential, max_rank=_parse_max_rank(item, credential.role, where))
+            if _OLD_MAX_AUTHORITY in item and _MAX_AUTHORITY not in item:
+                item[_MAX_AUTHORITY] = item.pop(_OLD_MAX_AUTHORITY)
+            holder = replace(
+                credential, max_authority=_parse_max_authority(item, credential.role, where)
+            )
             yield (
                 _parse_key(item, where),
                 CredentialEntry(holder, _parse_until_ns(item.get("until"), where)),
@@ -280,10 +286,10 @@ def _check_name(name: str, where: str) -> None:
 
 def _parse_key(table: Mapping[str, object], where: str) -> CredentialKey:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
-    if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_RANK}:
+    if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_AUTHORITY}:
         message = (
             f"{where}: expected one of token, certificate and common_name, with `until` and"
-            f" `{_MAX_RANK}` as the only other keys"
+            f" `{_MAX_AUTHORITY}` as the only other keys"
         )
         raise TokensFileError(message)
     value = table[kinds[0]]
@@ -295,13 +301,13 @@ def _parse_key(table: Mapping[str, object], where: str) -> CredentialKey:
     return CredentialKey(kinds[0], value)
 
 
-def _parse_max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
-    value = table.get(_MAX_RANK, MAX_RANK)
-    if _MAX_RANK in table and role is not Role.NODE:
-        message = f"{where}: unexpected {_MAX_RANK}: expected in section [nodes] only"
+def _parse_max_authority(table: Mapping[str, object], role: Role, where: str) -> int:
+    value = table.get(_MAX_AUTHORITY, MAX_AUTHORITY)
+    if _MAX_AUTHORITY in table and role is not Role.NODE:
+        message = f"{where}: unexpected {_MAX_AUTHORITY}: expected in section [nodes] only"
         raise TokensFileError(message)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
-        message = f"{where}: invalid {_MAX_RANK} {value!r}: expected 1 to {MAX_RANK}"
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_AUTHORITY:
+        message = f"{where}: invalid {_MAX_AUTHORITY} {value!r}: expected 1 to {MAX_AUTHORITY}"
         raise TokensFileError(message)
     return value
 
@@ -364,7 +370,7 @@ def read_certificate(der: bytes) -> ClientCertificate:
         certificate = x509.load_der_x509_certificate(der)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         common_name = str(names[0].value) if len(names) == 1 else ""
-        until_ns = round(certificate.not_valid_after_utc.timestamp()) * 10**9
+        until_ns = from_datetime(certificate.not_valid_after_utc)
         return ClientCertificate(
             fingerprint, common_name, _named_credential(_uris(certificate)), until_ns
         )

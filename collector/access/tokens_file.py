@@ -17,6 +17,7 @@ import structlog
 
 from collector.access import credentials as credential_types
 from railscope.durable_files import write_durably
+from railscope.timestamps import SECOND_NS
 
 _WATCH_SECONDS = 1.0
 
@@ -103,7 +104,7 @@ class _StoredEntry(msgspec.Struct, frozen=True):
     name: str
     tenant: str
     until_ns: int | None
-    max_rank: int = credential_types.MAX_RANK
+    max_authority: int = msgspec.field(default=credential_types.MAX_AUTHORITY, name="max_rank")
 
 
 class _StoredCredentials(msgspec.Struct, frozen=True):
@@ -126,7 +127,7 @@ class RecordedCredentials:
         entries: dict[credential_types.CredentialKey, credential_types.CredentialEntry] = {}
         for stored in state.entries:
             credential = credential_types.Credential(
-                stored.name, stored.role, stored.tenant, stored.max_rank
+                stored.name, stored.role, stored.tenant, stored.max_authority
             )
             entries[credential_types.CredentialKey(stored.kind, stored.value)] = (
                 credential_types.CredentialEntry(credential, stored.until_ns)
@@ -179,14 +180,14 @@ def _keys_by_holder(
     keys: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
     for key, entry in entries.items():
         credential = entry.credential
-        until = "" if entry.until_ns is None else f" until {entry.until_ns // 10**9}"
-        rank = (
-            f" max_rank {credential.max_rank}"
-            if credential.max_rank != credential_types.MAX_RANK
+        until = "" if entry.until_ns is None else f" until {entry.until_ns // SECOND_NS}"
+        limit = (
+            f" max_rank {credential.max_authority}"
+            if credential.max_authority != credential_types.MAX_AUTHORITY
             else ""
         )
-        holder = replace(credential, max_rank=credential_types.MAX_RANK)
-        keys.setdefault(holder, {})[key] = f"{key.short}{until}{rank}"
+        holder = replace(credential, max_authority=credential_types.MAX_AUTHORITY)
+        keys.setdefault(holder, {})[key] = f"{key.short}{until}{limit}"
     return keys
 
 

@@ -56,18 +56,18 @@ class Quotas:
 
     quotas: tuple[Quota, ...] = ()
 
-    def in_force(self, instant_ns: int) -> Iterator[Quota]:
+    def in_force(self, timestamp_ns: int) -> Iterator[Quota]:
         """Yield the quota of each tenant and period at a timestamp."""
         quotas: dict[tuple[str, str], Quota] = {}
         for quota in self.quotas:
-            if quota.start_ns <= instant_ns < quota.end_ns:
+            if quota.start_ns <= timestamp_ns < quota.end_ns:
                 quotas[quota.tenant, quota.period] = quota
         yield from quotas.values()
 
 
-def quota_days(period: str, instant_ns: int) -> tuple[int, int]:
+def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
     """Return the days [first, end) of the period that contains a timestamp, counted from the epoch."""
-    day = instant_ns // (24 * HOUR_NS)
+    day = timestamp_ns // (24 * HOUR_NS)
     if period == "day":
         return day, day + 1
     first = month_start(day)

@@ -85,7 +85,7 @@ class OpenSums:
     sums: TimeSums = field(default_factory=dict)
     today_ns: int = field(init=False)
     _groups: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
-    """By identity of the rates and day: rates, GPUs, and sums of both timestamps."""
+    """Rates, GPUs, and sums of both timestamps, by identity of the rates and day."""
 
     def __post_init__(self) -> None:
         """Determine the start of the present day."""
@@ -187,7 +187,7 @@ class AmountKey(NamedTuple):
 
 AmountTotals = dict[AmountKey, int]
 OpenDayTotals = dict[int, AmountTotals]
-"""By day."""
+"""Totals of the open days, by day."""
 
 
 class DaySums(NamedTuple):

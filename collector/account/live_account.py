@@ -60,7 +60,7 @@ class GpuAccount:
     fixed: account_sums.TimeSums
     """Up to the last sample."""
     unobserved_sums: account_sums.TimeSums
-    """From there to `at_ns`."""
+    """Sums of the time from there to `at_ns`."""
     rates: account_sums.Rates
     is_unchanged: bool
     """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
@@ -93,11 +93,12 @@ class GpuAccount:
             for edge in _fact_boundaries(evidence)
             if edge > last_sample_ns - uncertainty_ns - 1
         )
-        timeline = tiling.GpuTimeline.compute(evidence)
-        ahead = [edge for edge in edges if edge > now_ns]
-        present = timeline.entries(now_ns, now_ns + 1)
         # A sample may be newer than `now_ns`, which was read before it was received.
         newest_ns = max(last_ns, now_ns)
+        timeline = tiling.GpuTimeline.compute(evidence, (Tiling.COMPUTE,))
+        within = partial(tiling.clip_entries, timeline.entries(since_ns, newest_ns + 1))
+        ahead = [edge for edge in edges if edge > now_ns]
+        present = list(within(now_ns, now_ns + 1))
         in_newest_span = (
             newest_span is not None and newest_span.first_ns <= last_sample_ns <= last_ns
         )
@@ -107,14 +108,14 @@ class GpuAccount:
             at_ns=now_ns,
             newest_span=newest_span,
             last_sample_ns=last_sample_ns,
-            fixed=account_sums.sum_entries(timeline.entries(since_ns, last_sample_ns)),
-            unobserved_sums=account_sums.sum_entries(timeline.entries(last_sample_ns, now_ns)),
+            fixed=account_sums.sum_entries(within(since_ns, last_sample_ns)),
+            unobserved_sums=account_sums.sum_entries(within(last_sample_ns, now_ns)),
             rates=(
                 tuple(
                     rate._replace(state=_state_if_observed(rate.state))
-                    for rate in _rates(timeline.entries(last_sample_ns, last_sample_ns + 1))
+                    for rate in _rates(within(last_sample_ns, last_sample_ns + 1))
                 ),
-                _rates(timeline.entries(newest_ns, newest_ns + 1) if is_unchanged else present),
+                _rates(within(newest_ns, newest_ns + 1) if is_unchanged else present),
             ),
             is_unchanged=is_unchanged,
             next_ns=ahead[0] if ahead else FOREVER_NS,
@@ -262,7 +263,7 @@ class LiveAccount:
     files: Callable[[], gpu_evidence.AdministratorInputs]
     finalized: FinalizedSums = field(default_factory=FinalizedSums)
     amounts: account_sums.CounterAmounts = field(default_factory=account_sums.CounterAmounts)
-    ready: bool = True
+    is_ready: bool = True
     """True once the ledger's sums have been loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a refresh: finalized sums change between two refreshes, not within one."""
@@ -275,7 +276,7 @@ class LiveAccount:
     _fixed: account_sums.TimeSums = field(default_factory=dict)
     _held_units: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[placement.ClaimExcess]] = field(default_factory=dict)
-    """By node, the excess of its claims without devices."""
+    """Excess of the claims without devices, by node."""
     _unclaimed: tuple[object, GpuAccount | None] = (None, None)
     """Evidence and account of the last computed GPU without claims."""
     _files: gpu_evidence.AdministratorInputs | None = None
@@ -366,7 +367,7 @@ class LiveAccount:
             return None
         new.rates = self._rates.setdefault(new.rates, new.rates)
         if len(self._rates) > _MAX_RATES:
-            self._rates.clear()  # only affects how many GPUs are added up at once
+            self._rates.clear()  # only affects the number of GPUs that are added up at once
         self._gpus[gpu] = new
         account_sums.add_sums(self._fixed, new.fixed)
         self._count_held(new, 1)
@@ -381,7 +382,7 @@ class LiveAccount:
     ) -> GpuAccount | None:
         """Compute the account of a GPU without claims, once for GPUs with equal evidence.
 
-        The GPUs of a node usually have: it lists all of them in each frame.
+        The GPUs of a node usually have equal evidence, because each frame lists all of them.
         """
         facts = msgspec.structs.replace(evidence, gpu=""), copy(newest_span), open_ns, now_ns
         if facts != self._unclaimed[0]:

@@ -12,4 +12,4 @@ from __future__ import annotations
 
 
 class AuditLogError(Exception):
-    """Base of the errors of this package, except `OlderCopyError`, which is one of the ledger."""
+    """Base of the errors of this package: a log, its files or its ledger cannot be used or verified."""

@@ -1,10 +1,9 @@
 """Records of the collector in the audit log: rows of the outbox, operations and denied requests.
 
-Rows of the outbox are transferred in order, each exactly once, across any crash. A batch is taken
-on (committed), recorded, signed if that is possible, and its record numbers are noted (committed).
-If the last commit was lost, the log itself shows the state: the last reference of each record is
-its outbox row. Batches are sequential, so records that were appended but not noted come after all
-noted ones.
+Rows of the outbox are transferred in order, each exactly once, across any crash. A batch is assigned to the
+log (committed), recorded, signed if that is possible, and its record numbers are stored (committed). If the
+last commit was lost, the log itself shows the state: the last reference of each record is its outbox row.
+Batches are sequential, so records that were appended but not noted come after all noted ones.
 
 Frequent events are aggregated: repeated identical denials produce one record immediately and one
 more for each minute in which they continue, with the count. The counts are complete.
@@ -20,10 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 import structlog
 
-from collector.audit import housekeeping_files, journal, log_writer, tiles
+from collector.audit import AuditLogError, housekeeping_files, log_writer
 from collector.ledger import audit_outbox
-from collector.ledger.database import Database, LedgerError
-from collector.work_limits import run_to_end
+from collector.ledger.database import Database, UnusableLedgerError
+from collector.work_limits import MinuteCounts, run_to_end, write_for_a_minute
 from railscope.audit import merkle, record
 from railscope.settings import SettingsError
 
@@ -41,7 +40,7 @@ class OutboxDrain:
     """Writes pending outbox rows of a database to a log; `run` it while the log runs."""
 
     database: Callable[[], Database]
-    """Raises LedgerError while the database is unavailable."""
+    """Raises UnusableLedgerError while the database is unavailable."""
     audit: log_writer.AuditLog
     poll_seconds: float = POLL_SECONDS
     retry_seconds: float = RETRY_SECONDS
@@ -64,13 +63,7 @@ class OutboxDrain:
         while True:
             try:
                 full = await self.drain_batch()
-            except (
-                LedgerError,
-                log_writer.AuditError,
-                record.RecordError,
-                tiles.TileError,
-                OSError,
-            ) as error:
+            except (AuditLogError, UnusableLedgerError, record.RecordError, OSError) as error:
                 if str(error) != self.problem:
                     log.error("audit_outbox_delayed", problem=str(error))
                 self.problem = str(error)
@@ -85,7 +78,7 @@ class OutboxDrain:
     async def drain_batch(self) -> bool:
         """Drain one batch; return True if more rows may be pending.
 
-        Raises LedgerError, AuditError, RecordError, TileError, OSError.
+        Raises UnusableLedgerError, LogWriteError, RecordError, TileError, OSError.
         """
         database = await asyncio.to_thread(self.database)
         if not self._log:
@@ -104,7 +97,7 @@ class OutboxDrain:
         genesis = next(self.audit.records(0), None)
         if genesis is None:
             message = f"invalid audit log {self.audit.directory}: expected a genesis record"
-            raise log_writer.AuditError(message)
+            raise log_writer.LogWriteError(message)
         name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
             last = audit_outbox.find_last_recorded(connection, name)
@@ -117,7 +110,7 @@ class OutboxDrain:
                 " the log was restored, or its end is lost"
             )
             self.stop_signing(message)
-            raise log_writer.AuditError(message)
+            raise log_writer.LogWriteError(message)
         for raw in later_records:
             if reference := row_reference(raw):
                 self._sequences[reference] = record.decode_audit_record(raw).seq
@@ -162,12 +155,7 @@ class OutboxDrain:
             await self.audit.sign()
         except log_writer.SigningPostponedError:
             pass  # signed soon, with the remaining records
-        except (
-            log_writer.AuditError,
-            journal.JournalError,
-            housekeeping_files.HousekeepingError,
-            OSError,
-        ) as error:
+        except (AuditLogError, OSError) as error:
             log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size
 
@@ -186,7 +174,6 @@ def row_reference(raw: bytes | None) -> str:
     return last if last.startswith(audit_outbox.OUTBOX_ROW) else ""
 
 
-DENIAL_PERIOD_SECONDS = 60.0
 MAX_DENIED = 100
 """Distinct denials recorded per minute; those beyond are counted together."""
 MAX_PATHS = 5
@@ -228,7 +215,7 @@ class AuditTrail:
     lost_records: int = 0
     """Number of records that could not be written; their content is in the system journal."""
     denials: int = 0
-    _denial_counts: dict[DeniedRequest, int] = field(default_factory=dict)
+    _denials: MinuteCounts[DeniedRequest] = field(default_factory=lambda: MinuteCounts(MAX_DENIED))
     _new_denials: list[DeniedRequest] = field(default_factory=list)
     _repeats: list[tuple[DeniedRequest, int]] = field(default_factory=list)
     _is_ended: bool = False
@@ -254,7 +241,7 @@ class AuditTrail:
     def _open(self) -> None:
         try:
             self.log.open()
-        except log_writer.AuditError as error:
+        except log_writer.LogWriteError as error:
             raise self.unusable_log(str(error)) from error
         if self.log.size == 0:
             signer = self.log.signer
@@ -304,7 +291,8 @@ class AuditTrail:
             writer = group.create_task(self.log.run())
             try:
                 while True:
-                    await self._write_denials()
+                    await write_for_a_minute(self._wake, self._write_new_denials)
+                    await self._write_repeated()
             finally:
                 await self._write_repeated()
                 self._is_ended = True
@@ -318,31 +306,15 @@ class AuditTrail:
         if self._is_ended:
             self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
-        if counted not in self._denial_counts and self._count_paths(counted.address) >= MAX_PATHS:
+        known = self._denials.repetitions
+        if counted not in known and self._count_paths(counted.address) >= MAX_PATHS:
             counted = replace(counted, path="")
-        if counted in self._denial_counts:
-            self._denial_counts[counted] += 1
-        elif len(self._denial_counts) >= MAX_DENIED:
-            self._denial_counts[_OTHER_SENDERS] = self._denial_counts.get(_OTHER_SENDERS, 0) + 1
-        else:
-            self._denial_counts[counted] = 0
+        if self._denials.add(counted):
             self._new_denials.append(counted)
             self._wake.set()
 
     def _count_paths(self, address: str) -> int:
-        return sum(counted.address == address for counted in self._denial_counts)
-
-    async def _write_denials(self) -> None:
-        """Record each new denial immediately; after a minute, the counts of repeated ones."""
-        deadline = asyncio.get_running_loop().time() + DENIAL_PERIOD_SECONDS
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    await self._wake.wait()
-                    self._wake.clear()
-                    await self._write_new_denials()
-        except TimeoutError:
-            await self._write_repeated()
+        return sum(counted.address == address for counted in self._denials.repetitions)
 
     async def _write_new_denials(self) -> None:
         while self._new_denials:
@@ -350,8 +322,8 @@ class AuditTrail:
 
     async def _write_repeated(self) -> None:
         await self._write_new_denials()
-        self._repeats += [(denial, count) for denial, count in self._denial_counts.items() if count]
-        self._denial_counts.clear()
+        repeated, excess = self._denials.close()
+        self._repeats += repeated + ([(_OTHER_SENDERS, excess)] if excess else [])
         while self._repeats:
             await self._record_denial(*self._repeats.pop(0))
 
@@ -371,7 +343,7 @@ class AuditTrail:
         """Record a draft; if that fails, count and log the loss, and return False."""
         try:
             await self.log.append(draft)
-        except (log_writer.AuditError, record.RecordError) as error:
+        except (log_writer.LogWriteError, record.RecordError) as error:
             self._report_lost_record(draft.type, draft.data, str(error))
             return False
         return True

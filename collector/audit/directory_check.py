@@ -42,7 +42,7 @@ class VerifyOutcome(IntEnum):
     """A file that is needed cannot be read: the check has no result."""
 
 
-class VerifyError(AuditLogError):
+class LogVerificationError(AuditLogError):
     """The log is not valid; the message states the defect and its location."""
 
     def __init__(self, outcome: VerifyOutcome, message: str) -> None:
@@ -54,16 +54,16 @@ class VerifyError(AuditLogError):
 def raise_verify_error(
     outcome: VerifyOutcome, *errors: type[Exception], prefix: str = ""
 ) -> Iterator[None]:
-    """Raise VerifyError with this outcome in place of the errors; `where` precedes the message."""
+    """Raise LogVerificationError with this outcome in place of the errors; `where` precedes the message."""
     try:
         yield
     except errors as error:
-        raise VerifyError(outcome, f"{prefix}{error}") from error
+        raise LogVerificationError(outcome, f"{prefix}{error}") from error
 
 
 @contextmanager
 def raise_tile_verify_error() -> Iterator[None]:
-    """Raise VerifyError in place of TileError, with the outcome for its cause."""
+    """Raise LogVerificationError in place of TileError, with the outcome for its cause."""
     try:
         yield
     except tile_files.TileError as error:
@@ -74,13 +74,19 @@ def raise_tile_verify_error() -> Iterator[None]:
             outcome = VerifyOutcome.TAIL_MISSING
         elif isinstance(cause, OSError):
             outcome = VerifyOutcome.UNREADABLE
-        raise VerifyError(outcome, str(error)) from error
+        raise LogVerificationError(outcome, str(error)) from error
 
 
-_TOP_FILES = frozenset({
-    housekeeping_files.EPOCH_FILE, housekeeping_files.ACKNOWLEDGED_FILE, housekeeping_files.WITNESSES_FILE,
-    housekeeping_files.KEY_FILE, LOCK_FILE, "checkpoint",
-})  # fmt: skip
+_TOP_FILES = frozenset(
+    {
+        housekeeping_files.EPOCH_FILE,
+        housekeeping_files.ACKNOWLEDGED_FILE,
+        housekeeping_files.WITNESSES_FILE,
+        housekeeping_files.KEY_FILE,
+        LOCK_FILE,
+        "checkpoint",
+    }
+)
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
 _TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
@@ -99,7 +105,7 @@ class HousekeepingState:
 def read_housekeeping(
     directory: Path, key: signed_note.PublicKey, checkpoint: Callable[[], signed_note.Checkpoint]
 ) -> HousekeepingState:
-    """Read and check everything that is not a tile. Raises VerifyError, OSError.
+    """Read and check everything that is not a tile. Raises LogVerificationError, OSError.
 
     The log may be written concurrently: the files are read again until nothing was replaced between the
     first file and the last.
@@ -146,19 +152,19 @@ def _read_acknowledged(
 
 
 def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -> None:
-    """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
+    """Check `key.pub` against the genesis record, or the given key. Raises LogVerificationError, OSError."""
     path = directory / housekeeping_files.KEY_FILE
     with raise_verify_error(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
         content = housekeeping_files.read_bytes(path)
     if content != f"{recorded or key}\n".encode():
         message = f"wrong key in {path}: expected {recorded or key}, the key of this log"
-        raise VerifyError(VerifyOutcome.ALTERED, message)
+        raise LogVerificationError(VerifyOutcome.ALTERED, message)
 
 
 def check_foreign(
     directory: Path, key: signed_note.PublicKey, signed: int, unsigned: Sequence[bytes]
 ) -> None:
-    """Check that the directory contains no foreign files. Raises VerifyError, OSError.
+    """Check that the directory contains no unexpected files. Raises LogVerificationError, OSError.
 
     Tiles beyond the signed size may exist, because a writer creates them first. They must match the records
     of the journal.
@@ -179,7 +185,7 @@ def check_foreign(
         if problem and os.path.lexists(path):
             if _read_acknowledged(directory, key).count > signed + len(unsigned):
                 return  # The log has grown since; the file is checked on the next run.
-            raise VerifyError(VerifyOutcome.ALTERED, f"{problem}: {path}")
+            raise LogVerificationError(VerifyOutcome.ALTERED, f"{problem}: {path}")
 
 
 def _existing_files(directory: Path) -> Iterator[Path]:
@@ -206,7 +212,7 @@ def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
         return _find_journal_problem(path)
     tile = _TILE.fullmatch(name)
     if tile is None:
-        return "foreign file"
+        return "unexpected file"
     groups = [int(group.removeprefix("x")) for group in tile[2].strip("/").split("/")]
     index = 0
     for group in groups:
@@ -219,8 +225,8 @@ def _find_journal_problem(path: Path) -> str:
     try:
         journal_files = journal.journal_paths(path.parent)
     except journal.JournalError:
-        return "foreign file"
-    return "" if path in journal_files else "foreign file"
+        return "unexpected file"
+    return "" if path in journal_files else "unexpected file"
 
 
 @dataclass(slots=True)
@@ -335,4 +341,4 @@ class HashTileCheck:
             )
             record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
             message = f"altered tile {name}: hash {at} does not match the stored data from record {record} on"
-            raise VerifyError(VerifyOutcome.ALTERED, message)
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)

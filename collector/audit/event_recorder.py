@@ -30,7 +30,7 @@ from railscope.durable_files import write_durably
 from railscope.wire import Envelope
 
 _ANY_NUMBER = (1 << 53) - 1
-"""Placeholder sequence number of a record that has none yet: no other takes more bytes."""
+"""Placeholder sequence number of a record that has none yet: no other number is longer."""
 MAX_WAITING = 20_000
 MAX_BATCH_EVENTS = 256
 RETRY_SECONDS = 5.0
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class EventRecorder:
-    """Records the events of agents; `open` it after the log, `run` it beside it."""
+    """Records the events of agents; `open` it after the log, and `run` it while the log is open."""
 
     audit: log_writer.AuditLog
     salts: log_secrets.PersonalSalts
@@ -51,7 +51,7 @@ class EventRecorder:
     max_waiting: int = MAX_WAITING
     wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
-    tenant_of: event_records.TenantOf = lambda _source, _owner, _instant_ns: ""
+    tenant_of: event_records.TenantOf = lambda _source, _owner, _timestamp_ns: ""
     recorded: recorder_state.RecordedState = field(default_factory=recorder_state.RecordedState)
     nodes: recorder_state.NodeRecorder = field(default_factory=recorder_state.NodeRecorder)
     overflowed: int = 0
@@ -67,7 +67,7 @@ class EventRecorder:
 
     @property
     def waiting_items(self) -> int:
-        """Number of items that are not in the log yet, without those that are to be read again."""
+        """Number of items that are not in the log yet, without those that will be read again."""
         return len(self._queue) + len(self._facts)
 
     def open(self) -> None:
@@ -129,7 +129,7 @@ class EventRecorder:
             self._store_copy()
 
     def _store_copy(self) -> None:
-        """Store a copy, so that the next start need not read the whole log. Blocking."""
+        """Store a copy, so that the next start does not read the whole log. Blocking."""
         content = self.snapshot()
         try:
             if content is not None:
@@ -215,7 +215,7 @@ class EventRecorder:
                     self.recorded.add(build_record(draft, source, result))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
-                elif isinstance(result, log_writer.AuditError):
+                elif isinstance(result, log_writer.LogWriteError):
                     failed.append(draft)
                     problem = str(result)
                 else:

@@ -19,6 +19,7 @@ from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit import record
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
 from railscope.claim_terms import SlotsError, parse_slots
+from railscope.timestamps import MILLISECOND_NS
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
@@ -136,7 +137,6 @@ MAX_TEXT = 500
 NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
 """Sources with namespaces as owners; the owners of all others may be persons."""
 UNCLAIMED, JOIN, GAP = "tenancy.unclaimed_use", "node.join", "evidence.gap"
-_NS_PER_MS = 1_000_000
 TenantOf: TypeAlias = Callable[[str, str, int], str]
 """Tenant of a source's owner at a timestamp, if the tenants file contains one; empty otherwise."""
 
@@ -193,7 +193,7 @@ def make_drafts(
     seen: SeenEvent,
     holdings: ClaimsInForce,
     commitment: Callable[[str], str],
-    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: "",
+    tenant_of: TenantOf = lambda _source, _owner, _timestamp_ns: "",
 ) -> Iterator[RecordDraft]:
     """Yield the record of an event, preceded by the claim conflicts that it reveals.
 
@@ -249,7 +249,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
         record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
         data,
         references,
-        int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
+        int(uncertainty_ns) // MILLISECOND_NS if uncertainty_ns.isdecimal() else 0,
         event_source(seen),
         commitments,
     )

@@ -37,6 +37,7 @@ import msgspec
 from collector.audit import AuditLogError
 from railscope.audit import merkle, signed_note
 from railscope.durable_files import lock_directory, make_directory, write_durably
+from railscope.untrusted_text import DECODING_ERRORS
 
 KEY_FILE = "key.pub"
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
@@ -293,6 +294,6 @@ def read_witnesses(
         raise HousekeepingError(message)
     try:
         return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), signed_statement.epoch
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         message = f"cannot decode {path}: {error}"
         raise HousekeepingError(message) from error

@@ -24,7 +24,13 @@ from collector.audit import AuditLogError, housekeeping_files, tiles
 from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, read_payload
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import MAX_RECORD_BYTES
-from railscope.durable_files import append_durably, make_directory, sync_directory, write_durably
+from railscope.durable_files import (
+    append_durably,
+    make_directory,
+    sync_directory,
+    truncate_durably,
+    write_durably,
+)
 
 MAX_GROUP_RECORDS = 256
 _BLOCK_BYTES = 4096
@@ -87,7 +93,7 @@ def _parse_name(path: Path) -> tuple[int, bytes]:
     name = _NAME.fullmatch(path.name)
     if name is None:
         message = (
-            f"foreign file in the journal: {path}: expected a name such as journal-N-MARKER.wal"
+            f"unexpected file in the journal: {path}: expected a name such as journal-N-MARKER.wal"
         )
         raise JournalError(message)
     return int(name[1]), bytes.fromhex(name[2])
@@ -167,7 +173,7 @@ def check_files(
         is_new = file.path.name not in acknowledged.files
         if is_new and file.next_sequence > signed and not just_begun:
             message = (
-                f"foreign file in the journal: {file.path}: expected a file that"
+                f"unexpected file in the journal: {file.path}: expected a file that"
                 f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"
             )
             raise JournalError(message)
@@ -201,7 +207,7 @@ class Journal:
     _epoch: int = 0
     _descriptor: int = field(default=-1, repr=False)
     _acknowledged_descriptor: int = field(default=-1, repr=False)
-    """Descriptor of `acknowledged`."""
+    """Open file descriptor of `acknowledged`."""
     _statement: bytes = field(default=b"", repr=False)
     _tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     _files: list[str] = field(default_factory=list)
@@ -247,8 +253,7 @@ class Journal:
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
             self._marker = _parse_name(newest.path)[1]
             self._offset = newest.ends
-            os.ftruncate(self._descriptor, newest.ends)
-            os.fsync(self._descriptor)
+            truncate_durably(self._descriptor, newest.ends)
             self._replace_statement()
         else:
             self.rotate()
@@ -324,8 +329,7 @@ class Journal:
         """
         if self._descriptor >= 0:
             # Remains of a failed group must not stay in a file that is not the newest.
-            os.ftruncate(self._descriptor, self._offset)
-            os.fsync(self._descriptor)
+            truncate_durably(self._descriptor, self._offset)
             if self._offset == 0:
                 return
         marker = os.urandom(MARKER_BYTES)
@@ -350,12 +354,12 @@ class Journal:
         Raises JournalError, OSError.
         """
         paths = journal_paths(self.directory)
-        needless = [path for path, after in pairwise(paths) if _parse_name(after)[0] <= signed]
-        if not needless:
+        signed_paths = [path for path, after in pairwise(paths) if _parse_name(after)[0] <= signed]
+        if not signed_paths:
             return
-        self._files = [path.name for path in paths if path not in needless]
+        self._files = [path.name for path in paths if path not in signed_paths]
         self._replace_statement()
-        for path in needless:
+        for path in signed_paths:
             path.unlink()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 Every row that heads cover is hashed again and compared with its head. Heads and the actions of
 people (price books, closings, invoices, credits, voids) are compared with their records, in both
 directions. The records come from the audit log, or from the outbox of the database itself if there
-is no log.
+are none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
-from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.ledger import audit_outbox, head_chain, schema
-from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
 from railscope.audit.record import RecordData
 
 RECORDED = frozenset(
@@ -255,7 +255,7 @@ def summarize_differences(comparison: LedgerComparison) -> str:
 def compare_database_url(
     url: str, tables: MetaData, recorded: audit_outbox.LedgerRecords
 ) -> list[str]:
-    """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
+    """Compare the database of a URL; return the findings that need an explanation. Raises LogVerificationError."""
     try:
         database = Database(url, tables, make=False)
         try:
@@ -265,18 +265,18 @@ def compare_database_url(
     except NoLedgerError as error:
         if recorded.heads or recorded.rows:
             message = f"missing ledger: {error}: expected the one of which {len(recorded.heads)} heads are recorded"
-            raise VerifyError(VerifyOutcome.ALTERED, message) from error
-        raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
-    except LedgerError as error:
-        raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
+            raise LogVerificationError(VerifyOutcome.ALTERED, message) from error
+        raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
+    except UnusableLedgerError as error:
+        raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
 def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
-    """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
+    """Compare a database; return the findings that need an explanation. Raises LogVerificationError, UnusableLedgerError."""
     with database.transaction() as connection:
         comparison = compare_ledger(connection, recorded)
     if comparison.differences:
-        raise VerifyError(
+        raise LogVerificationError(
             VerifyOutcome.ALTERED,
             f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
         )

@@ -1,4 +1,4 @@
-"""Watch over the ledger's database: detects that it was replaced by an older copy or another one.
+"""Monitor of the ledger's database: detects that it was replaced by an older copy or another one.
 
 The newest known head, from the log at the start and from the database since, must still exist. If
 it does not, the database is marked: nothing is billed, imported or finalized with it, by this
@@ -20,11 +20,13 @@ import msgspec
 import structlog
 from sqlalchemy import Connection, inspect, select
 
-from collector.audit.log_writer import AuditError, AuditLog
+from collector.audit import AuditLogError
+from collector.audit.log_writer import AuditLog, LogWriteError
 from collector.ledger import audit_outbox, head_chain
-from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
 from railscope.audit.record import RecordActor, RecordData
 from railscope.durable_files import write_durably
+from railscope.untrusted_text import DECODING_ERRORS
 
 KNOWN_HEAD_FILE = "ledger.known"
 """Name of the file in the collector's state directory."""
@@ -39,7 +41,7 @@ def read_known_head(path: Path) -> head_chain.ChainHead | None:
         return msgspec.json.decode(path.read_bytes(), type=head_chain.ChainHead)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         message = f"damaged file {path}: {error}"
         raise ValueError(message) from error
 
@@ -81,19 +83,19 @@ def compare_before_writes(database: Database, directory: Path | None) -> None:
 
 
 def _make_comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
-    """Return a check that raises StoppedError for an older copy and, with `only`, for another database."""
+    """Return a check that raises OlderLedgerError for an older copy and, with `only`, for another database."""
 
     def compare(connection: Connection) -> None:
         try:
             known = read_known_head(path)
         except ValueError as error:
             message = f"{error}; fix: restart the collector, which writes the file again"
-            raise head_chain.StoppedError(message) from error
+            raise head_chain.OlderLedgerError(message) from error
         if known is None or (not only and not _continues(connection, known)):
             return
         if problem := find_head_difference(connection, known):
             message = f"the ledger is read-only: {problem}; {head_chain.REMEDY}"
-            raise head_chain.StoppedError(message)
+            raise head_chain.OlderLedgerError(message)
 
     return compare
 
@@ -110,7 +112,7 @@ PERIOD_SECONDS = 60.0
 log = structlog.get_logger(__name__)
 
 
-class OlderCopyError(LedgerError):
+class OlderCopyError(AuditLogError, UnusableLedgerError):
     """The database is not the one that was recorded; the message states what is missing."""
 
 
@@ -156,14 +158,14 @@ class LedgerWatch:
                 await asyncio.to_thread(self.check)
             except OlderCopyError as error:
                 await self._report(str(error))
-            except LedgerError:
+            except UnusableLedgerError:
                 pass  # every user of the database reports that it is unavailable
             else:
                 self._reported = ""
             await asyncio.sleep(self.period_seconds)
 
     def check(self) -> None:
-        """Compare the database with the known head. Blocking; raises OlderCopyError, LedgerError."""
+        """Compare the database with the known head. Blocking; raises OlderCopyError, UnusableLedgerError."""
         with self._checking:
             try:
                 database = self.database()
@@ -203,7 +205,7 @@ class LedgerWatch:
     def current(self) -> Database:
         """Return the database, after checking that it is the one that was recorded. Blocking.
 
-        Raises OlderCopyError, LedgerError.
+        Raises OlderCopyError, UnusableLedgerError.
         """
         if self.problem or not self.is_checked:
             self.check()
@@ -224,5 +226,5 @@ class LedgerWatch:
         draft = audit_outbox.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
         try:
             await self.audit.append(draft)
-        except (AuditError, ValueError) as error:
+        except (LogWriteError, ValueError) as error:
             log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))

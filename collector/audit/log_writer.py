@@ -25,11 +25,11 @@ from railscope.durable_files import write_durably
 EMPTY_TREE = merkle.TreeHead(0, merkle.EMPTY_ROOT)
 
 
-class AuditError(AuditLogError, RuntimeError):
+class LogWriteError(AuditLogError, RuntimeError):
     """The audit log cannot be written; the message states the reason and the remedy."""
 
 
-class SigningPostponedError(AuditError):
+class SigningPostponedError(LogWriteError):
     """Signing is postponed; this is not a failure."""
 
 
@@ -75,7 +75,7 @@ class CheckpointPublisher:
         return not paths or int(paths[0].stem.split("-")[1]) > 0
 
     def publish(self, records: list[bytes]) -> tuple[merkle.TreeHead, str]:
-        """Write tiles and the checkpoint over `signed` and these records. Raises AuditError, OSError.
+        """Write tiles and the checkpoint over `signed` and these records. Raises LogWriteError, OSError.
 
         The caller must put the result into `signed` and `note`.
         """
@@ -85,20 +85,20 @@ class CheckpointPublisher:
                 message = (
                     f"cannot sign the audit log {self.directory}: another process has written it"
                 )
-                raise AuditError(message)
+                raise LogWriteError(message)
             tiles = Tiles(self.directory, old.size)
             tiles.grow(records[old.size - self.signed.size :])
             new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
             proof = merkle.consistency_proof(tiles.node, old.size, new.size)
         except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
             message = f"cannot sign the audit log {self.directory}: {error}; fix: run `railscope audit verify`"
-            raise AuditError(message) from error
+            raise LogWriteError(message) from error
         if not merkle.consistent(old, new, proof):
             message = (
                 f"altered audit log {self.directory}: its first {old.size} records, which are signed,"
                 " have changed"
             )
-            raise AuditError(message)
+            raise LogWriteError(message)
         if self.before_signing:
             self.before_signing(new)
         note = signed_note.Checkpoint(self.signer.name, new).sign(self.signer)
@@ -177,11 +177,11 @@ class AuditLog:
         return self.signed.size + len(self._unsigned)
 
     def open(self) -> None:
-        """Take the log over from its previous writer. Raises AuditError, OSError."""
+        """Take the log over from its previous writer. Raises LogWriteError, OSError."""
         try:
             self._open()
         except housekeeping_files.LogLockedError as error:
-            raise AuditError(str(error)) from error
+            raise LogWriteError(str(error)) from error
         except (
             signed_note.NoteError,
             TileError,
@@ -189,7 +189,7 @@ class AuditLog:
             housekeeping_files.HousekeepingError,
         ) as error:
             self.close()
-            raise AuditError(ALTERED_LOG_MESSAGE.format(error)) from error
+            raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error
 
     def _open(self) -> None:
         ownership = self.publisher.ownership
@@ -242,19 +242,19 @@ class AuditLog:
     async def append(self, draft: RecordDraft) -> int:
         """Record a draft; return its sequence number once it is durable.
 
-        Raises RecordError for a draft that cannot be recorded, AuditError if recording is not possible now.
+        Raises RecordError for a draft that cannot be recorded, LogWriteError if recording is not possible now.
         """
         if self._is_stopped:
             message = "the collector is stopping"
-            raise AuditError(message)
+            raise LogWriteError(message)
         if len(self._pending) >= MAX_WAITING:
             message = (
                 "the audit log is overloaded: the disk does not keep up with the waiting records"
             )
-            raise AuditError(message)
+            raise LogWriteError(message)
         if len(self._unsigned) >= MAX_ACCEPTED_UNSIGNED:
             message = f"cannot sign {MAX_ACCEPTED_UNSIGNED} records: {self.signing_problem}"
-            raise AuditError(message)
+            raise LogWriteError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pending.append(_PendingRecord(draft, future))
         self._wake.set()
@@ -274,7 +274,7 @@ class AuditLog:
             self._is_stopped = True
             for entry in self._pending:
                 if not entry.future.done():
-                    entry.future.set_exception(AuditError("the collector is stopping"))
+                    entry.future.set_exception(LogWriteError("the collector is stopping"))
             self._pending.clear()
             await self._sign_or_log_reason()
 
@@ -289,7 +289,7 @@ class AuditLog:
                     await run_to_end(self._write_group(group))
                 finally:
                     for entry in group:
-                        _fail(entry, AuditError("the writer of the audit log has failed"))
+                        _fail(entry, LogWriteError("the writer of the audit log has failed"))
 
     async def _write_group(self, group: list[_PendingRecord]) -> None:
         async with self._write_lock:
@@ -299,7 +299,7 @@ class AuditLog:
             try:
                 await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
             except OSError as error:
-                problem = AuditError(
+                problem = LogWriteError(
                     f"cannot write to {self.directory}: {error.strerror}; no record was written"
                 )
                 for entry, _ in encoded:
@@ -349,12 +349,7 @@ class AuditLog:
     async def _sign_or_log_reason(self) -> None:
         try:
             await self.sign()
-        except (
-            AuditError,
-            journal.JournalError,
-            housekeeping_files.HousekeepingError,
-            OSError,
-        ) as error:
+        except (AuditLogError, OSError) as error:
             if self.signing_problem != str(error):
                 report = log.info if isinstance(error, SigningPostponedError) else log.error
                 report("audit_signing_failed", directory=str(self.directory), problem=str(error))
@@ -365,10 +360,10 @@ class AuditLog:
     async def sign(self) -> None:
         """Sign all durable records. A cancellation takes effect when they are signed.
 
-        Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
+        Raises LogWriteError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
         """
-        # A thread goes on after the task that waits for it was cancelled: without this, the lock would
-        # be free for the next record while the thread still begins a new file of the journal.
+        # A thread continues after the task that waits for it was cancelled: without this, the lock would
+        # be free for the next record while the thread is still creating a file of the journal.
         await run_to_end(self._sign_alone())
 
     async def _sign_alone(self) -> None:

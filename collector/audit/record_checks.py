@@ -13,6 +13,7 @@ from collector.framelog.received_frames import SequenceRanges
 from collector.ledger.audit_outbox import LedgerRecords
 from railscope.audit import merkle
 from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
+from railscope.timestamps import MILLISECOND_NS, SECOND_NS
 
 MAX_FINDINGS = 1000
 MAY_BE_LATE = "agent"
@@ -106,7 +107,6 @@ TOLERANCE_NS = 2_000_000_000
 """Tolerated backward step of the clock of the log's own writer."""
 AHEAD_NS = 60_000_000_000
 """Tolerated lead of an event's timestamp over the time of its receipt."""
-_NS_PER_MS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -145,18 +145,18 @@ class RecordTimes:
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
-        instant_ns, received = int(record.t), record.data.get("received_ns")
-        uncertain_ns = record.tu * _NS_PER_MS
+        timestamp_ns, received = int(record.t), record.data.get("received_ns")
+        uncertain_ns = record.tu * MILLISECOND_NS
         problem = ""
         if isinstance(received, str) and received.isdecimal():
-            ahead_ns = instant_ns - int(received)
+            ahead_ns = timestamp_ns - int(received)
             if ahead_ns > AHEAD_NS + uncertain_ns:
-                problem = f"is {ahead_ns // 10**9} s after its receipt"
+                problem = f"is {ahead_ns // SECOND_NS} s after its receipt"
         elif record.src.kind != "agent" and not record.ref:
-            back_ns = self._latest_ns - instant_ns
+            back_ns = self._latest_ns - timestamp_ns
             if back_ns > TOLERANCE_NS + uncertain_ns:
-                problem = f"is {back_ns // 10**9} s before that of an earlier record"
-            self._latest_ns = max(self._latest_ns, instant_ns)
+                problem = f"is {back_ns // SECOND_NS} s before that of an earlier record"
+            self._latest_ns = max(self._latest_ns, timestamp_ns)
         if problem and len(self.findings) < MAX_FINDINGS:
             self.findings.append((record.seq, f"{record.type}: its time {problem}"))
 

@@ -21,6 +21,7 @@ from collector.fleet.fleet import EventPosition, SeenEvent
 from collector.framelog import received_frames, segment_files
 from collector.ledger.audit_outbox import HEAD, RecordDraft, build_record
 from railscope.audit import merkle, record as audit_record
+from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import Envelope, WireEvent
 
 BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
@@ -172,7 +173,7 @@ def _read(path: Path) -> RecordedSnapshot:
         return _decode_snapshot(path.read_bytes())
     except FileNotFoundError:
         pass
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         log.error(
             "audit_copy_damaged",
             file=str(path),

@@ -37,7 +37,7 @@ class DisputeError(AuditLogError, RuntimeError):
 
 @dataclass(slots=True)
 class SigningGuard:
-    """Decides if the log may be signed. `open` it after the log, `run` it beside it."""
+    """Decides if the log may be signed. `open` it after the log, and `run` it while the log is open."""
 
     audit: log_writer.AuditLog
     required_agents: int
@@ -79,9 +79,9 @@ class SigningGuard:
         return node not in self.submitted_sizes
 
     def check_allowed(self, _: merkle.TreeHead) -> None:
-        """Raise AuditError if nothing may be signed now."""
+        """Raise LogWriteError if nothing may be signed now."""
         if self.stop_reason:
-            raise log_writer.AuditError(self.stop_reason)
+            raise log_writer.LogWriteError(self.stop_reason)
         if not self._is_open:
             message = (
                 f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
@@ -104,9 +104,7 @@ class SigningGuard:
     async def _record_missing_checkpoints(self) -> None:
         required, received = self.required_checkpoints, len(self.submitted_sizes)
         log.warning(
-            "audit_witnesses_missed",
-            required_checkpoints=required,
-            received_checkpoints=received,
+            "audit_witnesses_missed", required_checkpoints=required, received_checkpoints=received
         )
         actor = record.RecordActor("collector", self.audit.source.id)
         data: record.RecordData = {
@@ -118,7 +116,7 @@ class SigningGuard:
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
             await self.audit.append(draft)
-        except log_writer.AuditError as error:
+        except log_writer.LogWriteError as error:
             log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
 
     async def submit_checkpoint(self, node: str, note: str) -> None:

@@ -2,9 +2,9 @@
 
 Every record is read and hashed again; no hash stored in the log is trusted.
 
-The collector verifies its own log periodically, completely as by `railscope audit verify`, so it
-detects first what others can detect. Nothing else would show a record that was altered on disk
-after its tile was full: it is not signed again, and no checkpoint that agents hold contradicts it.
+The collector verifies its own log periodically, in full like `railscope audit verify`, so it is the
+first to detect what others can detect. Only this detects a record that was altered on disk after
+its tile was full: it is not signed again, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collector.audit import (
 )
 from collector.audit.tiles import WIDTH, Tiles, widths
 from collector.ledger import audit_outbox
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope.timestamps import SECOND_NS
@@ -115,12 +115,12 @@ class VerifiedLog:
 def verify_log(
     directory: Path, key: signed_note.PublicKey, anchors: Iterable[str] = ()
 ) -> VerifiedLog:
-    """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
+    """Verify a log, and that it is consistent with every anchor. Raises LogVerificationError."""
     try:
         return _verify(directory, key, anchors)
     except OSError as error:
         message = f"cannot read {error.filename}: {error.strerror}"
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.UNREADABLE, message
         ) from error
 
@@ -138,7 +138,9 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
     verification.check_records(sorted_anchors)
     if housekeeping is None:
         message = f"missing housekeeping files in {directory}"
-        raise damage or directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise damage or directory_check.LogVerificationError(
+            directory_check.VerifyOutcome.ALTERED, message
+        )
     unsigned = verification.check_journal(housekeeping)
     verification.check_directory(housekeeping, unsigned)
     checks = verification.checks
@@ -150,7 +152,7 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
 
 def _read_housekeeping(
     directory: Path, key: signed_note.PublicKey
-) -> tuple[directory_check.HousekeepingState | None, directory_check.VerifyError | None]:
+) -> tuple[directory_check.HousekeepingState | None, directory_check.LogVerificationError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
@@ -160,7 +162,7 @@ def _read_housekeeping(
         return directory_check.read_housekeeping(
             directory, key, lambda: _read_own_checkpoint(directory, key)
         ), None
-    except directory_check.VerifyError as error:
+    except directory_check.LogVerificationError as error:
         return None, error
 
 
@@ -170,15 +172,15 @@ def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_
         return signed_note.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"missing checkpoint {path}: the minimum length of the log is unknown"
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.TAIL_MISSING, message
         ) from error
     except signed_note.UnsignedError as error:
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except signed_note.NoteError as error:
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.ALTERED, f"invalid checkpoint {path}: {error}"
         ) from error
 
@@ -223,7 +225,9 @@ class _Verification:
         levels.finish()
         if self.tree.root != self.checkpoint.tree.root:
             message = f"the {size} records do not match the signed root"
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.ALTERED, message
+            )
 
     def _compare_anchors(self, pending: list[signed_note.Checkpoint]) -> None:
         """Compare the anchors of this size, and remove them from the pending ones."""
@@ -237,7 +241,7 @@ class _Verification:
         texts = (
             f"--- signed, here:\n{self.checkpoint.text}--- signed, kept elsewhere:\n{other.text}"
         )
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.FORKED, f"{reason}\n{texts}"
         )
 
@@ -246,7 +250,9 @@ class _Verification:
         files, signed, acknowledged = housekeeping.files, self.tree.size, housekeeping.acknowledged
         if files and files[0].first > signed:
             message = f"missing records {signed} to {files[0].first - 1} before {files[0].path}"
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.TAIL_MISSING, message)
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.TAIL_MISSING, message
+            )
         raws = [raw for file in files for raw in file.records]
         behind = signed - files[0].first if files else 0
         _compare_signed(self.directory, signed, raws[:behind])
@@ -261,19 +267,23 @@ class _Verification:
         if (lost := acknowledged.count - self.tree.size) > 0:
             # The count is never too high: neither a crash nor a power failure explains the difference.
             message = f"missing in the journal: {lost} acknowledged records"
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.ALTERED, message
+            )
         return raws[behind:]
 
     def check_directory(
         self, housekeeping: directory_check.HousekeepingState, unsigned: list[bytes]
     ) -> None:
-        """Check the key file, the epoch, and that the directory contains no foreign files."""
+        """Check the key file, the epoch, and that the directory contains no unexpected files."""
         if housekeeping.epoch < self.checks.epoch:
             message = (
                 f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
                 f"{self.checks.epoch}, which a record names"
             )
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.ALTERED, message
+            )
         directory_check.check_key_file(self.directory, self.checks.genesis_key, self.key)
         tiles = Tiles(self.directory, housekeeping.checkpoint.tree.size)
         with directory_check.raise_tile_verify_error():
@@ -299,7 +309,7 @@ def _read_bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
         return raws
     message = f"wrong length of tile {index} of entries: {len(raws)} records: expected {expected}"
     is_short = len(raws) < expected
-    raise directory_check.VerifyError(
+    raise directory_check.LogVerificationError(
         directory_check.VerifyOutcome.TAIL_MISSING
         if is_short
         else directory_check.VerifyOutcome.ALTERED,
@@ -311,12 +321,12 @@ def _decode_record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.ALTERED, f"invalid record {sequence}: {error}"
         ) from error
     if record.seq != sequence:
         message = f"wrong number of record {sequence}: {record.seq}"
-        raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+        raise directory_check.LogVerificationError(directory_check.VerifyOutcome.ALTERED, message)
     return record
 
 
@@ -327,7 +337,9 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     for sequence, (raw, stored_record) in enumerate(zip(raws, stored, strict=False), first):
         if raw != stored_record:
             message = f"record {sequence} of the journal does not match the signed one"
-            raise directory_check.VerifyError(directory_check.VerifyOutcome.ALTERED, message)
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.ALTERED, message
+            )
 
 
 log = structlog.get_logger(__name__)
@@ -343,7 +355,7 @@ class PeriodicVerification:
     directory: Path
     key: signed_note.PublicKey
     period_seconds: float
-    """Zero disables verification."""
+    """Seconds between two verifications; zero disables them."""
     clock_ns: Callable[[], int]
     """Nanoseconds since a fixed point, independent of the wall clock."""
     database: Callable[[], Database] | None = None
@@ -366,7 +378,7 @@ class PeriodicVerification:
         began_ns = self.clock_ns()
         try:
             await asyncio.to_thread(self._verify)
-        except directory_check.VerifyError as error:
+        except directory_check.LogVerificationError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
             if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
@@ -375,11 +387,11 @@ class PeriodicVerification:
             self.is_valid, self._valid_ns = True, began_ns
 
     def _verify(self) -> None:
-        """Verify the log, then compare the ledger with it. Raises VerifyError."""
+        """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
         outcome = verify_log(self.directory, self.key)
         if self.database is not None:
             with directory_check.raise_verify_error(
-                directory_check.VerifyOutcome.UNREADABLE, LedgerError
+                directory_check.VerifyOutcome.UNREADABLE, UnusableLedgerError
             ):
                 ledger_check.compare_database(self.database(), outcome.ledger)
 

@@ -35,7 +35,7 @@ def publish(
             _check_open(books, connection, book)
         content_hash = sha256(text.encode()).hexdigest()
         row = schema.to_row(
-            tables.price_books, book, content_hash=content_hash, text=text, **_is_recorded(by)
+            tables.price_books, book, content_hash=content_hash, text=text, **_recording_columns(by)
         )
         draft = by.draft(
             "billing.price",
@@ -72,7 +72,7 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
-def _is_recorded(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
+def _recording_columns(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
     return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
 
 
@@ -126,7 +126,7 @@ def record(
             amount=str(charge.amount),
             currency=currency,
             reason=charge.note,
-            **_is_recorded(by),
+            **_recording_columns(by),
         )
         draft = by.draft(
             "billing.adjust",
@@ -185,7 +185,12 @@ def set_opening(
             )
             raise invoices.ClosingError(message)
         count = connection.execute(select(func.count()).select_from(tables.openings)).scalar_one()
-        row = {"opening": count + 1, "opening_ns": opening_ns, "reason": reason, **_is_recorded(by)}
+        row = {
+            "opening": count + 1,
+            "opening_ns": opening_ns,
+            "reason": reason,
+            **_recording_columns(by),
+        }
         draft = by.draft("billing.opening", {"opening": opening, "reason": reason})
         _add_row(connection, "opening", row, draft)
 

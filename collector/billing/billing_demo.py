@@ -15,13 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.billing import (
-    administration,
-    focus_rows,
-    invoices,
-    period_closing,
-    reconciliation,
-)
+from collector.billing import administration, focus_rows, invoices, period_closing, reconciliation
 from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger import audit_outbox, day_metering, ledger_store
 from collector.metering import evidence as usage_evidence, measures, units
@@ -36,22 +30,22 @@ SAMPLE_NS = 10 * SECOND_NS
 HELD_WATTS, IDLE_WATTS = 620, 75
 
 
-def _instant(month: int, day: int, hour: int = 0, minute: int = 0) -> int:
+def _timestamp_ns(month: int, day: int, hour: int = 0, minute: int = 0) -> int:
     return from_datetime(datetime(2026, month, day, hour, minute, tzinfo=UTC))
 
 
-MONTH = units.Period(_instant(9, 1), _instant(10, 1))
-NEXT_MONTH = units.Period(_instant(10, 1), _instant(11, 1))
+MONTH = units.Period(_timestamp_ns(9, 1), _timestamp_ns(10, 1))
+NEXT_MONTH = units.Period(_timestamp_ns(10, 1), _timestamp_ns(11, 1))
 CLOSED_NS = MONTH.end_ns + invoices.CLOSE_AFTER_NS
 CLOSED_AGAIN_NS = NEXT_MONTH.end_ns + invoices.CLOSE_AFTER_NS
 AGENT_AWAY = (
-    units.Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
-    units.Period(_instant(9, 14, 12), _instant(9, 14, 15)),
+    units.Period(_timestamp_ns(9, 10, 3), _timestamp_ns(9, 10, 3, 40)),
+    units.Period(_timestamp_ns(9, 14, 12), _timestamp_ns(9, 14, 15)),
 )
 FAULTY_GPU = 3
-DOWN = units.Period(_instant(9, 20, 8), _instant(9, 20, 10))
-LATE_RELEASE = usage_evidence.ClaimRelease("vision-4", _instant(9, 29, 12))
-LAST_CLAIM_ENDS_NS = _instant(10, 3, 18)
+DOWN = units.Period(_timestamp_ns(9, 20, 8), _timestamp_ns(9, 20, 10))
+LATE_RELEASE = usage_evidence.ClaimRelease("vision-4", _timestamp_ns(9, 29, 12))
+LAST_CLAIM_ENDS_NS = _timestamp_ns(10, 3, 18)
 _PRICE_ROWS = (
     ("allocated", "nano_per_gpu_hour = 2_490_000_000", "2026-01-01", "to = 2026-09-16T00:00:00Z\n"),
     ("allocated", "nano_per_gpu_hour = 2_590_000_000", "2026-09-16", ""),
@@ -112,7 +106,9 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
         claims=_claims(index),
         stretches=tuple(
-            part for boot, instants in boots for part in usage_evidence.join_samples(boot, instants)
+            part
+            for boot, timestamps_ns in boots
+            for part in usage_evidence.join_samples(boot, timestamps_ns)
         ),
         outages=(
             usage_evidence.GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),
@@ -120,7 +116,9 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         if index == FAULTY_GPU
         else (),
         reservations=(
-            usage_evidence.SlotReservation(_instant(9, 7), "vision-6", "vision", _instant(9, 21)),
+            usage_evidence.SlotReservation(
+                _timestamp_ns(9, 7), "vision-6", "vision", _timestamp_ns(9, 21)
+            ),
         )
         if index == GPUS - 2
         else (),
@@ -139,20 +137,20 @@ def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
         )
 
     if index <= FAULTY_GPU:
-        ends_ns = _instant(9, 25, 18) + 123_456_789
-        return (claim("language", _instant(9, 2, 6), end_ns=ends_ns),)
+        ends_ns = _timestamp_ns(9, 25, 18) + 123_456_789
+        return (claim("language", _timestamp_ns(9, 2, 6), end_ns=ends_ns),)
     if index == FAULTY_GPU + 1:
-        return (claim("vision", _instant(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
+        return (claim("vision", _timestamp_ns(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
     if index == FAULTY_GPU + 2:
         # Handed over in the middle of the month: both claims have the same end, the later start has
         # precedence.
         ends = {"end_ns": LAST_CLAIM_ENDS_NS}
         return (
-            claim("vision", _instant(9, 5), **ends),
-            claim("language", _instant(9, 16, 9, 30), **ends),
+            claim("vision", _timestamp_ns(9, 5), **ends),
+            claim("language", _timestamp_ns(9, 16, 9, 30), **ends),
         )
     if index == GPUS - 1:
-        start_ns = _instant(9, 8, 14)
+        start_ns = _timestamp_ns(9, 8, 14)
         seen = usage_evidence.MeteredClaim(
             ClaimAuthority.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS
         )
@@ -162,16 +160,16 @@ def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
 
 def _simulate_boots(index: int) -> list[tuple[str, Any]]:
     """Boots of the GPU's node with the timestamps of its samples."""
-    instants = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
-    seen = np.ones(len(instants), np.bool_)
+    timestamps_ns = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
+    seen = np.ones(len(timestamps_ns), np.bool_)
     away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
     for span in away:
-        seen &= ~((instants > span.start_ns) & (instants < span.end_ns))
-    instants = instants[seen]
+        seen &= ~((timestamps_ns > span.start_ns) & (timestamps_ns < span.end_ns))
+    timestamps_ns = timestamps_ns[seen]
     if index != FAULTY_GPU:
-        return [("boot-1", instants)]
-    before = instants <= DOWN.start_ns
-    return [("boot-1", instants[before]), ("boot-2", instants[~before])]
+        return [("boot-1", timestamps_ns)]
+    before = timestamps_ns <= DOWN.start_ns
+    return [("boot-1", timestamps_ns[before]), ("boot-2", timestamps_ns[~before])]
 
 
 def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
@@ -179,15 +177,15 @@ def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncr
     index = int(evidence.gpu.removeprefix("GPU-"))
     claim_spans = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
     runs = []
-    for boot, instants in _simulate_boots(index):
-        busy = np.zeros(len(instants), np.bool_)
+    for boot, timestamps_ns in _simulate_boots(index):
+        busy = np.zeros(len(timestamps_ns), np.bool_)
         for start_ns, end_ns in claim_spans:
-            busy |= (instants >= start_ns) & (instants < end_ns)
+            busy |= (timestamps_ns >= start_ns) & (timestamps_ns < end_ns)
         watts = np.where(busy, HELD_WATTS, IDLE_WATTS)
-        elapsed_ns = np.diff(instants, prepend=instants[0])
+        elapsed_ns = np.diff(timestamps_ns, prepend=timestamps_ns[0])
         # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
         counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
-        runs.append(measures.CounterReadings(boot, instants, counters))
+        runs.append(measures.CounterReadings(boot, timestamps_ns, counters))
     return measures.compute_increments(runs)
 
 

@@ -37,7 +37,7 @@ class BillingListing:
 
 
 def read_listing(books: period_closing.BillingBooks) -> BillingListing:
-    """Read the listing. Raises LedgerError, ClosingError, MissingPriceError."""
+    """Read the listing. Raises UnusableLedgerError, ClosingError, MissingPriceError."""
     closings = books.store.closings()
     invoices = books.store.invoices()
     billed_on = {

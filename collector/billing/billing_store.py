@@ -1,7 +1,7 @@
 """Store of the billing tables: price books, closings, invoices, credits and adjustments.
 
 Queries, insertion of rows, and the contents of the database other than invoices. `period_closing`
-and `administration` decide what is written. All methods block, and raise LedgerError.
+and `administration` decide what is written. All methods block, and raise UnusableLedgerError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 from collector.billing import charges, period_rating, price_book, tables
 from collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
 from collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.metering.units import Period
 
 
@@ -180,7 +180,7 @@ class BillingStore:
     def invoices(self, period: Period | None = None, tenant: str | None = None) -> list[Invoice]:
         """Issued and void invoices that overlap a period, of a tenant; in order of issue.
 
-        Raises LedgerError for an invoice that differs from what was issued.
+        Raises UnusableLedgerError for an invoice that differs from what was issued.
         """
         return self._read(_restrict_invoices(_select_invoices(), period, tenant))
 
@@ -193,19 +193,10 @@ class BillingStore:
         """Invoices as in `invoices`, without their lines, of which there may be many."""
         with self._transaction(connection) as reading:
             rows = reading.execute(_restrict_invoices(_select_invoices(), period, tenant)).all()
-        return [
-            InvoiceHead(
-                row.invoice_id,
-                row.tenant_id,
-                Period(row.period_start_ns, row.period_end_ns),
-                row.replaces,
-                row.reason,
-            )
-            for row in rows
-        ]
+        return [schema.from_row(InvoiceHead, row, void_reason=row.reason) for row in rows]
 
     def valid_invoices(self, since_ns: int, before: PeriodClosing | None = None) -> list[Invoice]:
-        """Invoices of periods since a time that are not void, or were not before a closing."""
+        """Invoices of periods since a time, without those that are void, or were void before a closing."""
         table, void = tables.invoices, tables.voids
         query = _select_invoices().where(table.c.period_start_ns >= since_ns)
         if before is None:
@@ -256,7 +247,7 @@ class BillingStore:
                 f"the ledger {self.database.name} was altered: {row.invoice_id} does not match"
                 f" what was issued: {error}; fix: restore it from a backup"
             )
-            raise LedgerError(message) from error
+            raise UnusableLedgerError(message) from error
 
     def has_tenant(self, connection: Connection, tenant: str) -> bool:
         """True if a tenant has an invoice, or any time in the ledger."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -27,81 +25,8 @@ from collector.billing import BillingError, charges, focus_files
 from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, invoice_rows
 from collector.billing.invoices import Invoice, InvoiceStatus
 from collector.metering.units import Period, period_name
-from railscope.durable_files import PARTIAL, sync_directory
+from railscope.durable_files import stage_files
 from railscope.timestamps import format_timestamp
-
-
-class StagingError(BillingError, OSError):
-    """Files cannot be published under their names; the message contains name and reason."""
-
-
-class StagedFiles:
-    """Unpublished files of a directory. Created by `stage_files`."""
-
-    def __init__(self, directory: Path, *, replace: bool) -> None:
-        self._directory = directory
-        self._replace = replace
-        self._mark = secrets.token_hex(4)
-        self._open: dict[str, BinaryIO] = {}
-
-    def create(self, name: str) -> BinaryIO:
-        """Create a file, open for reading and writing, that will be published under this name.
-
-        Raises OSError, and StagingError for a name that exists and is not to be replaced.
-        """
-        if not self._replace and (self._directory / name).exists():
-            raise _name_conflict(self._directory / name)
-        file = self._partial(name).open("x+b")
-        self._open[name] = file
-        return file
-
-    def publish(self) -> None:
-        """Publish all files in the order of their creation; durable on return.
-
-        Without `replace`, raises StagingError if a name exists; then no file is published.
-        """
-        for file in self._open.values():
-            file.flush()
-            os.fsync(file.fileno())
-        published: list[Path] = []
-        try:
-            for name in self._open:
-                partial, final = self._partial(name), self._directory / name
-                if self._replace:
-                    partial.rename(final)
-                else:  # unlike a rename, this never replaces another file
-                    final.hardlink_to(partial)
-                    published.append(final)
-        except OSError as error:
-            for path in published:
-                path.unlink()
-            if isinstance(error, FileExistsError):  # created by another process meanwhile
-                raise _name_conflict(final) from error
-            raise
-        sync_directory(self._directory)
-
-    def clear(self) -> None:
-        """Close all files, and remove those that are not published."""
-        for name, file in self._open.items():
-            file.close()
-            self._partial(name).unlink(missing_ok=True)
-
-    def _partial(self, name: str) -> Path:
-        return self._directory / f"{name}.{self._mark}{PARTIAL}"
-
-
-def _name_conflict(path: Path) -> StagingError:
-    return StagingError(f"cannot write the export {path}: already exists")
-
-
-@contextmanager
-def stage_files(directory: Path, *, replace: bool) -> Iterator[StagedFiles]:
-    """Create files that are invisible until they are published. The directory must exist."""
-    files = StagedFiles(directory, replace=replace)
-    try:
-        yield files
-    finally:
-        files.clear()
 
 
 class ExportedFile(msgspec.Struct, frozen=True):
@@ -134,7 +59,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
     files: tuple[ExportedFile, ...]
     invoices: tuple[InvoiceTotal, ...]
     billed: dict[str, str]
-    """By currency."""
+    """Billed amount by currency."""
     applicability_criteria: tuple[str, ...]
     """Applicability criteria of the exporter for the FOCUS validator."""
     audit_checkpoint: str | None
@@ -210,8 +135,7 @@ def export_invoices(
     """Write the issued invoices to a directory, which is created if missing.
 
     `record` is called with the manifest before the files get their names: an exception from it
-    stops the export, so that no export is without its record. Raises ExportError, StagingError,
-    OSError, InvoiceError, OverflowError, NoParquetError.
+    stops the export, so that no export is without its record. Raises ExportError, OSError, InvoiceError, OverflowError, NoParquetError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with stage_files(directory, replace=replace) as files:

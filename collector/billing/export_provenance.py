@@ -16,14 +16,7 @@ from unicodedata import normalize
 
 from sqlalchemy import select
 
-from collector.billing import (
-    billing_store,
-    charges,
-    export,
-    focus_rows,
-    invoices,
-    period_closing,
-)
+from collector.billing import billing_store, charges, export, focus_rows, invoices, period_closing
 from collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
 from collector.metering import tiling, units
 from railscope.audit.record import RecordData
@@ -73,7 +66,7 @@ def gpu_days(charge: charges.Charge) -> list[row_conversion.GpuDay]:
 def provenance_of_lines(
     store: billing_store.BillingStore, invoice: invoices.Invoice
 ) -> dict[str, focus_rows.ChargeProvenance]:
-    """The provenance of each charge of an invoice, by charge id. Raises LedgerError."""
+    """The provenance of each charge of an invoice, by charge id. Raises UnusableLedgerError."""
     stored = store.invoice(invoice.invoice_id)
     numbers = store.revisions(stored[1]) if stored else {}
     required_days = {key for line in invoice.lines for key in gpu_days(line.charge)}
@@ -149,7 +142,7 @@ def _shorten_checkpoint(checkpoint: str) -> str:
 def record_exported_files(
     books: period_closing.BillingBooks, manifest: export.ExportManifest, by: audit_outbox.TimedActor
 ) -> None:
-    """Record an export in the audit log. Raises LedgerError."""
+    """Record an export in the audit log. Raises UnusableLedgerError."""
     start, end = manifest.period or ("", "")
     data: RecordData = {
         "focus": manifest.focus,

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, TypeAlias
 
 from collector.billing import BillingError
-from railscope.timestamps import format_datetime
+from railscope.timestamps import TimestampError, format_datetime, parse_timestamp, to_datetime
 
 FOCUS_VERSION = "1.2"
 DECIMALS = 12
@@ -151,8 +151,8 @@ def _parse_cell(cell: str, name: str, where: str) -> FocusValue:
         return -counted if sign else counted
     if name in TIMES:
         try:
-            return datetime.fromisoformat(cell)
-        except ValueError as error:
+            return to_datetime(parse_timestamp(cell))
+        except TimestampError as error:
             message = f"{where}, {name}: {cell!r}: expected a time"
             raise FocusCsvError(message) from error
     return cell

@@ -152,7 +152,7 @@ class Seller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Seller and payers are data of an export that invoices do not contain, as TOML:
 
-        provider = "Machine Hall"          # provides, publishes and bills
+        provider = "Example Data Center"          # provides, publishes and bills
         service = "GPU Cluster"            # ServiceName; this is the default
 
         [region]                           # location of the GPUs; optional

@@ -88,7 +88,7 @@ class _CorrectedPeriod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BillingBooks:
-    """The ledger with its billing tables. All methods block, and raise LedgerError."""
+    """The ledger with its billing tables. All methods block, and raise UnusableLedgerError."""
 
     ledger: ledger_store.Ledger
     store: billing_store.BillingStore
@@ -398,8 +398,7 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     )
     same = and_(seen.c.gpu_uuid == newest.c.gpu_uuid, seen.c.day == newest.c.day)
     fresh = or_(
-        and_(seen.c.revision.is_(None), newest.c.day >= first),
-        seen.c.revision < newest.c.revision,
+        and_(seen.c.revision.is_(None), newest.c.day >= first), seen.c.revision < newest.c.revision
     )
     query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
     keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]

@@ -137,9 +137,16 @@ def _format_day_range(first: int, last: int) -> str:
     return f"on {start}" if first == last else f"from {start} to {end}"
 
 
-NEVER_BILLED = frozenset({
-    tiling.SlotState.IDLE, tiling.SlotState.STRANDED, tiling.SlotState.SYSTEM, tiling.SlotState.MAINTENANCE, tiling.SlotState.DOWN, tiling.SlotState.UNKNOWN
-})  # fmt: skip
+NEVER_BILLED = frozenset(
+    {
+        tiling.SlotState.IDLE,
+        tiling.SlotState.STRANDED,
+        tiling.SlotState.SYSTEM,
+        tiling.SlotState.MAINTENANCE,
+        tiling.SlotState.DOWN,
+        tiling.SlotState.UNKNOWN,
+    }
+)
 """States that never need a bill or a decision; time in any other state is billable or undecided."""
 
 
@@ -194,7 +201,7 @@ def check_earlier(
 
 @dataclass(slots=True)
 class DatabaseEvidence:
-    """Usage evidence in the database. Raises LedgerError.
+    """Usage evidence in the database. Raises UnusableLedgerError.
 
     GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
     its next GPU.

@@ -192,7 +192,7 @@ class _CountedClaims(NamedTuple):
 
     used: ClaimMinimums
     ended: Mapping[tuple[str, str], day_tiling.HeldClaim]
-    """By id and node, those that hold no GPU when they end: their last usage may be long before."""
+    """Claims by id and node that hold no GPU when they end: their last usage may be long before."""
 
 
 def _find_unused_claims(
@@ -353,10 +353,7 @@ def _undecided_use(review: UsageReview) -> UndecidedUse:
 
 
 def _review_subject(use: UndecidedUse) -> tuple[str | Units, ...]:
-    return (
-        use.resource, use.claim, use.reason, use.tenant, use.state, use.units,
-        use.start_ns,
-    )  # fmt: skip
+    return (use.resource, use.claim, use.reason, use.tenant, use.state, use.units, use.start_ns)
 
 
 def _continues(use: UndecidedUse, other: UndecidedUse) -> bool:

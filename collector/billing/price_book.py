@@ -123,8 +123,8 @@ class Price:
         return f"{self.sku}{profile}, {self.tariff}, {scope}, from {format_timestamp(self.from_ns)}"
 
 
-class PriceStretch(NamedTuple):
-    """A stretch of time with one price; None if the book has none."""
+class PriceInterval(NamedTuple):
+    """An interval of time with one price; None if the book has none."""
 
     start_ns: int
     end_ns: int
@@ -149,13 +149,13 @@ class PriceTimeline:
         """The price at an instant, and the list price in nano-currency."""
         return self.prices[bisect_right(self.starts, timestamp_ns) - 1]
 
-    def stretches(self, start_ns: int, end_ns: int) -> Iterator[PriceStretch]:
+    def intervals(self, start_ns: int, end_ns: int) -> Iterator[PriceInterval]:
         """[start, end), split wherever the price or the list price changes."""
         at = bisect_right(self.starts, start_ns) - 1
         while start_ns < end_ns:
             last = at + 1 == len(self.starts)
             until = end_ns if last else min(end_ns, self.starts[at + 1])
-            yield PriceStretch(start_ns, until, *self.prices[at])
+            yield PriceInterval(start_ns, until, *self.prices[at])
             start_ns, at = until, at + 1
 
 
@@ -339,7 +339,7 @@ def parse_price_book(text: str, file: str) -> PriceBook:
         for number, table in enumerate(book.price, start=1)
     )
     try:
-        published_ns = _instant_ns(book.published, "published")
+        published_ns = _timestamp_ns(book.published, "published")
         return PriceBook(book.version, published_ns, book.currency, prices)
     except (PriceBookError, UnknownCurrencyError) as error:
         message = f"invalid price book {file}: {error}"
@@ -354,7 +354,7 @@ def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table
         raise PriceBookError(message) from error
 
 
-def _instant_ns(moment: datetime, key: str) -> int:
+def _timestamp_ns(moment: datetime, key: str) -> int:
     try:
         return parse_timestamp(moment)
     except ValueError as error:
@@ -383,8 +383,8 @@ def _price(document: dict[str, Any], where: str) -> Price:
             sku=table.sku,
             tariff=table.tariff,
             nano=nano,
-            from_ns=_instant_ns(table.from_, "from"),
-            to_ns=FOREVER_NS if table.to is None else _instant_ns(table.to, "to"),
+            from_ns=_timestamp_ns(table.from_, "from"),
+            to_ns=FOREVER_NS if table.to is None else _timestamp_ns(table.to, "to"),
             tenant=table.tenant,
             mig_profile=table.mig_profile,
             unit=unit,

@@ -37,8 +37,8 @@ class CountedClaim(NamedTuple):
     node: str
 
 
-class _BilledStretch(NamedTuple):
-    """A billed stretch, and its size as a rate of metered units."""
+class _BilledInterval(NamedTuple):
+    """A billed interval, and its size as a rate of metered units."""
 
     charge: Charge
     price: price_book.Price
@@ -47,10 +47,10 @@ class _BilledStretch(NamedTuple):
 
 @dataclass(slots=True)
 class _ClaimBilling:
-    """One claim on one resource, or on any of a node: its last usage, and its billed stretches."""
+    """One claim on one resource, or on any of a node: its last usage, and its billed intervals."""
 
     last: Usage
-    billed: list[_BilledStretch] = field(default_factory=list)
+    billed: list[_BilledInterval] = field(default_factory=list)
 
 
 class ClaimMinimums:
@@ -73,9 +73,9 @@ class ClaimMinimums:
             claim.last = usage
 
     def add_charge(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
-        """Add the charge for a stretch of a usage."""
+        """Add the charge for an interval of a usage."""
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
-        self._claims[_claim_key(usage)].billed.append(_BilledStretch(charge, price, size))
+        self._claims[_claim_key(usage)].billed.append(_BilledInterval(charge, price, size))
 
     def find_begun(self, timestamp_ns: int) -> dict[CountedClaim, int]:
         """Start times of counted claims that began before an instant and end in the period."""
@@ -91,7 +91,7 @@ class ClaimMinimums:
         """Top-up charges of every claim that ends in the period, at the price it ended with.
 
         A claim without billed time has no minimum. A claim that continues beyond the period, or has
-        lost its slots for a time, has its minimum in the period of its own end.
+        lost its slots for a time, has its minimum in the period in which it ends.
         """
         for claim in self._claims.values():
             end_ns = self._ends(claim.last)
@@ -135,20 +135,20 @@ def _end_order(usage: Usage) -> tuple[int, int, str]:
     return usage.end_ns, -(usage.claim_end_ns or FOREVER_NS), usage.resource
 
 
-def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_BilledStretch]]]:
-    """Billed time and last billed parts of the first GPU's worth, the second and so on."""
-    edges: dict[int, list[tuple[_BilledStretch, bool]]] = {}
-    for stretch in billed:
-        edges.setdefault(stretch.charge.service_t0_ns, []).append((stretch, True))
-        edges.setdefault(stretch.charge.service_t1_ns, []).append((stretch, False))
-    current: dict[tuple[str, int], _BilledStretch] = {}
+def _by_gpu(billed: Iterable[_BilledInterval]) -> Iterator[tuple[int, Sequence[_BilledInterval]]]:
+    """Yield billed time and the last billed intervals of each whole GPU; the last may be a fraction."""
+    edges: dict[int, list[tuple[_BilledInterval, bool]]] = {}
+    for interval in billed:
+        edges.setdefault(interval.charge.service_t0_ns, []).append((interval, True))
+        edges.setdefault(interval.charge.service_t1_ns, []).append((interval, False))
+    current: dict[tuple[str, int], _BilledInterval] = {}
     times: list[int] = []
-    lasts: list[Sequence[_BilledStretch]] = []
+    lasts: list[Sequence[_BilledInterval]] = []
     for now_ns, until_ns in pairwise(sorted(edges)):
-        for stretch, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
-            place = stretch.charge.resource, stretch.charge.service_t0_ns
+        for interval, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
+            place = interval.charge.resource, interval.charge.service_t0_ns
             if begins:
-                current[place] = stretch
+                current[place] = interval
             else:
                 del current[place]
         for at, parts in enumerate(_gpus(current[place] for place in sorted(current))):
@@ -160,21 +160,21 @@ def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_B
     return zip(times, lasts, strict=True)
 
 
-def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
+def _gpus(billed: Iterable[_BilledInterval]) -> Iterator[list[_BilledInterval]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
-    stretches: list[_BilledStretch] = []
+    intervals: list[_BilledInterval] = []
     capacity_left = Fraction(GPU_CAPACITY)
-    for stretch in billed:
-        left = stretch.size
+    for interval in billed:
+        left = interval.size
         while left:
             size = min(left, capacity_left)
-            stretches.append(stretch._replace(size=size))
+            intervals.append(interval._replace(size=size))
             left, capacity_left = left - size, capacity_left - size
             if not capacity_left:
-                yield stretches
-                stretches, capacity_left = [], Fraction(GPU_CAPACITY)
-    if stretches:
-        yield stretches
+                yield intervals
+                intervals, capacity_left = [], Fraction(GPU_CAPACITY)
+    if intervals:
+        yield intervals
 
 
 def target_ns(billed_ns: int, price: price_book.Price) -> int:
@@ -194,7 +194,7 @@ class MissingPriceError(BillingError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UsageReview:
-    """A stretch of usage that is not billed until it is decided; `group` of the prices concerned."""
+    """An interval of usage that is not billed until it is decided; `group` of the prices concerned."""
 
     usage: Usage
     start_ns: int
@@ -282,39 +282,39 @@ class Rater:
             for start_ns, end_ns in self._spans(usage)[-1:]:
                 yield UsageReview(usage, start_ns, end_ns, reason)
         elif usage.state is tiling.SlotState.RESERVED:
-            for stretch, price in self._stretches(usage, price_book.PriceGroup.RESERVATION):
-                yield _charge(usage, stretch, price)
+            for interval, price in self._priced_intervals(usage, price_book.PriceGroup.RESERVATION):
+                yield _charge(usage, interval, price)
         elif usage.state in HELD:
             yield from self._time(usage, gap_ns)
             yield from self._energy(usage)
 
     def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         reason = _review_reason(usage, gap_ns)
-        for stretch, price in self._stretches(usage, price_book.PriceGroup.TIME):
+        for interval, price in self._priced_intervals(usage, price_book.PriceGroup.TIME):
             unused = (
                 usage.state is tiling.SlotState.INFERRED and price.tariff is price_book.Tariff.USED
             )
             if unused or reason:
                 why = _NOT_IN_USE if unused else reason
-                yield UsageReview(usage, stretch.start_ns, stretch.end_ns, why)
+                yield UsageReview(usage, interval.start_ns, interval.end_ns, why)
                 continue
-            charge = _charge(usage, stretch, price)
+            charge = _charge(usage, interval, price)
             self._find_claims(usage).add_charge(usage, charge, price)
             yield charge
 
     def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
         energy = usage.energy_millijoules
-        for stretch, price in self._stretches(usage, price_book.PriceGroup.ENERGY):
+        for interval, price in self._priced_intervals(usage, price_book.PriceGroup.ENERGY):
             if isinstance(energy, int):
-                yield _charge(usage, stretch, price)
+                yield _charge(usage, interval, price)
             elif price.nano:
                 reason = f"its energy is unknown: {energy.label}"
-                span = (stretch.start_ns, stretch.end_ns)
+                span = (interval.start_ns, interval.end_ns)
                 yield UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
 
-    def _stretches(
+    def _priced_intervals(
         self, usage: Usage, group: price_book.PriceGroup
-    ) -> Iterator[tuple[price_book.PriceStretch, price_book.Price]]:
+    ) -> Iterator[tuple[price_book.PriceInterval, price_book.Price]]:
         """The usage split at every price boundary and at the start of the period.
 
         Energy prices may begin at any time; once begun, all prices continue without a gap.
@@ -322,16 +322,16 @@ class Rater:
         profile = "" if group is price_book.PriceGroup.ENERGY else usage.mig_profile
         timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
         for start_ns, end_ns in self._spans(usage):
-            for stretch in _split(usage, timeline, start_ns, end_ns):
-                if stretch.price is not None:
-                    yield stretch, stretch.price
+            for interval in _split(usage, timeline, start_ns, end_ns):
+                if interval.price is not None:
+                    yield interval, interval.price
                 elif start_ns < self.period.start_ns:
                     continue  # missing prices of an earlier period are not an error here
                 elif (
                     group is not price_book.PriceGroup.ENERGY
-                    or stretch.start_ns >= timeline.begins_ns
+                    or interval.start_ns >= timeline.begins_ns
                 ):
-                    span = f"{format_timestamp(stretch.start_ns)} to {format_timestamp(stretch.end_ns)}"
+                    span = f"{format_timestamp(interval.start_ns)} to {format_timestamp(interval.end_ns)}"
                     message = f"no price of {group.value} from {span} for {usage}"
                     raise MissingPriceError(message)
 
@@ -351,14 +351,14 @@ class Rater:
 
 def _split(
     usage: Usage, timeline: price_book.PriceTimeline, start_ns: int, end_ns: int
-) -> Iterator[price_book.PriceStretch]:
-    """One stretch per price; a single one if the claim keeps the price of its start."""
+) -> Iterator[price_book.PriceInterval]:
+    """One interval per price; a single one if the claim keeps the price of its start."""
     if usage.claim:
         price, list_nano = timeline.price_at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
-            yield price_book.PriceStretch(start_ns, end_ns, price, list_nano)
+            yield price_book.PriceInterval(start_ns, end_ns, price, list_nano)
             return
-    yield from timeline.stretches(start_ns, end_ns)
+    yield from timeline.intervals(start_ns, end_ns)
 
 
 def _unbillable_reason(usage: Usage) -> str:
@@ -392,19 +392,19 @@ _KINDS = {
 }
 
 
-def _charge(usage: Usage, stretch: price_book.PriceStretch, price: price_book.Price) -> Charge:
-    quantity = _quantity(usage, stretch.end_ns - stretch.start_ns, price.unit)
+def _charge(usage: Usage, interval: price_book.PriceInterval, price: price_book.Price) -> Charge:
+    quantity = _quantity(usage, interval.end_ns - interval.start_ns, price.unit)
     return Charge(
         tenant=usage.tenant,
         kind=_KINDS[price.tariff.group],
-        service_t0_ns=stretch.start_ns,
-        service_t1_ns=stretch.end_ns,
+        service_t0_ns=interval.start_ns,
+        service_t1_ns=interval.end_ns,
         amount=price_quantity(quantity, price.unit, price.nano),
         sku=usage.sku,
         quantity=quantity,
         unit=price.unit,
         price_nano=price.nano,
-        list_nano=stretch.list_nano,
+        list_nano=interval.list_nano,
         price_version=price.version,
         resource=usage.resource,
         mig_profile=usage.mig_profile,

@@ -6,9 +6,10 @@ R3  the scheduler's own records, see `collector.jobs`
 R4  attributed + idle + unattributed amounts in the ledger = counter increments, per GPU and day
 R5  ledger, charges, stored invoices, FOCUS rows and the files read back have the same amount
 R6  shares of inferred and unknown time, with their bounds
-R7  a closed period, computed again from the revisions and the prices of its closing, gives the
-    same root, and evidence the same ledger
+R7  a closed period, computed again from the revisions and the prices of its closing, has the same
+    root, and the evidence has the same ledger days
 R8  every row equals the hash in its ledger head and in its record in the audit log's outbox
+R9  per claim, day and tiling the requested capacity is held by the claim, or moved
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class ReconciliationCheck:
         return self.difference == 0
 
     @property
-    def within(self) -> bool:
+    def is_within_bound(self) -> bool:
         """True if a reported value is within its bound."""
         return self.bound is None or self.found <= self.bound
 
@@ -144,7 +145,7 @@ class _EvidenceComparison:
     def __init__(self) -> None:
         self._capacity: list[_Pair] = []
         self._found, self._expected = Fraction(0), Fraction(0)
-        """Of GPUs in service."""
+        """Sums found and expected, of GPUs in service."""
         self._requested: list[_Pair] = []
         self._counted: dict[measures.CountedQuantity, list[_Pair]] = defaultdict(list)
         self._roots: list[_Pair] = []
@@ -298,7 +299,7 @@ def recompute_closing(
     published = books.store.book(closing.price_version)
     if published is None:
         message = f"the ledger lacks version {closing.price_version} of the price book"
-        raise database.LedgerError(message)
+        raise database.UnusableLedgerError(message)
     numbers = period_rating.given_revisions(books.store.revisions(closing.number))
     rated = period_rating.rate_period(books.ledger, published.book, closing.period, numbers)
     sources = dict(rated.sources)
@@ -347,7 +348,7 @@ def reconcile_period(
 ) -> list[ReconciliationCheck]:
     """All checks of a period; R1, R2, R4, R7 and R9 compare the ledger with its evidence.
 
-    Raises LedgerError, ClosingError, MissingPriceError.
+    Raises UnusableLedgerError, ClosingError, MissingPriceError.
     """
     checks = list(check_records(books, period))
     if books.evidence is not None:

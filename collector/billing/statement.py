@@ -10,7 +10,7 @@ from typing import NamedTuple
 from collector.billing import charges as charge_types, invoices, period_rating
 from collector.ledger import audit_outbox, row_conversion
 from collector.metering import evidence, tiling, units
-from railscope.timestamps import DAY_NS, format_timestamp
+from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
@@ -226,7 +226,7 @@ def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
 def format_clock_doubt(doubt: evidence.ClockDoubt) -> str:
     """A time in which the collector's clock was suspect, and how it ended."""
     decided = (
-        f"accepted {charge_types.format_decimal(Fraction(doubt.delta_ns, 10**9), 9)} s later"
+        f"accepted {charge_types.format_decimal(Fraction(doubt.delta_ns, SECOND_NS), 9)} s later"
         if doubt.delta_ns
         else "returned"
     )

@@ -128,10 +128,8 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
 def as_csv(statement: TenantStatement) -> bytes:
     """The statement as CSV, one charge per row; each row repeats the invoice fields."""
     whole = statement_document(statement)
-    head = {
-        "invoice": whole.invoice, "status": whole.status, "tenant": whole.tenant,
-        "period": whole.period, "currency": whole.currency,
-    }  # fmt: skip
+    repeated = ("invoice", "status", "tenant", "period", "currency")
+    head = {name: getattr(whole, name) for name in repeated}
     names = [*head, *StatementLine.__struct_fields__, "unrounded"]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names, lineterminator="\r\n", strict=True)

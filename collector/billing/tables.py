@@ -181,7 +181,6 @@ def closing_from_row(row: sa.Row[Any]) -> PeriodClosing:
         PeriodClosing,
         row,
         number=row.closing,
-        period=Period(row.period_start_ns, row.period_end_ns),
         corrected=tuple(Period(*span) for span in corrected),
         missing=tuple(msgspec.json.decode(row.missing, type=list[row_conversion.GpuDay])),
     )
@@ -219,7 +218,6 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     return schema.from_row(
         Invoice,
         row,
-        period=Period(row.period_start_ns, row.period_end_ns),
         lines=tuple(lines),
         status=InvoiceStatus.ISSUED if row.voided_ns is None else InvoiceStatus.VOID,
         audit_seq=row.leaf,

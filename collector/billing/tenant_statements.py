@@ -24,7 +24,7 @@ from collector.billing import (
     statement_formats,
 )
 from collector.billing.statement import TenantStatement
-from collector.ledger.database import LedgerError
+from collector.ledger.database import UnusableLedgerError
 from collector.metering.units import Period, parse_period, period_name
 from railscope.settings import SettingsError
 
@@ -59,7 +59,7 @@ def read_statement(
 
     For a tenant without an invoice, the statement contains its undecided time.
 
-    Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
+    Raises UnknownTenantError, ClosingError for a period that is not closed, and UnusableLedgerError.
     """
     closings = [closing for closing in books.store.closings() if closing.period == period]
     if not closings:
@@ -169,16 +169,6 @@ def _roots(closing: invoices.PeriodClosing) -> dict[str, str]:
     return {"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root}
 
 
-_FAILURES = (
-    export.ExportError,
-    invoices.InvoiceError,
-    LedgerError,
-    OverflowError,
-    focus_rows.SellerFileError,
-    SettingsError,
-)
-
-
 class BillingUnavailableError(BillingError, RuntimeError):
     """The ledger cannot be read now."""
 
@@ -270,5 +260,5 @@ class BillingReader:
 def _readable() -> Iterator[None]:
     try:
         yield
-    except _FAILURES as error:
+    except (BillingError, UnusableLedgerError, OverflowError, SettingsError) as error:
         raise BillingUnavailableError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Input of rating: stretches in which one resource was in one state, read from the ledger.
+"""Input of rating: intervals in which one resource was in one state, read from the ledger.
 
 States and witnesses are those of the metering ledger. A GPU has `GPU_CAPACITY` units of capacity; a
 share of a GPU is an exact fraction of them. Usages of one resource in sequence give the length of
@@ -7,7 +7,7 @@ observation gaps, and overlaps.
 The ledger is read claim by claim and day by day. Slots that one claim holds together are one usage
 with their capacity added. Unobserved time is included, as rating depends on the length of the gap;
 so is unbilled time of a claim, such as an outage, as its minimum depends on it. All other time of a
-GPU is omitted. A usage lies within one UTC day, so that each charge refers to one revision of the
+GPU is omitted. A usage is within one UTC day, so that each charge refers to one revision of the
 ledger.
 """
 
@@ -36,12 +36,12 @@ UNSEEN = frozenset({tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN})
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One stretch [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
+    """One interval [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
 
     `capacity_units` is its share of a GPU. `claim` is the claim that held it, `claim_start_ns` the
     start of that claim. `silence_ns` is the length of the observation gap that contains the
-    stretch, as far as the ledger has it: a lower bound. Energy is the counter's difference over the
-    stretch, in millijoules, or the reason for its absence. Raises ValueError for an empty stretch,
+    interval, as far as the ledger has it: a lower bound. Energy is the counter's difference over the
+    interval, in millijoules, or the reason for its absence. Raises ValueError for an empty interval,
     more than a GPU, held time without a claim, and any number that is not an integer. Usage without
     a tenant or SKU is accepted; rating leaves it undecided.
     """
@@ -181,7 +181,7 @@ class _UsageKey(NamedTuple):
     counted_on: str
 
 
-class _CapacityStretch(NamedTuple):
+class _CapacityInterval(NamedTuple):
     """A time in which a holding has a constant number of capacity units."""
 
     start_ns: int
@@ -235,32 +235,30 @@ def _claim_ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
 
 
 def _day_usages(
-    day: DayTiling,
-    began: Mapping[tuple[str, str], int],
-    ends: Mapping[tuple[str, str], int],
+    day: DayTiling, began: Mapping[tuple[str, str], int], ends: Mapping[tuple[str, str], int]
 ) -> Iterator[Usage]:
-    stretches = [
-        stretch
+    intervals = [
+        interval
         for holding, entries in _by_holding(day.entries).items()
-        for stretch in _sum_capacity(holding, entries)
+        for interval in _sum_capacity(holding, entries)
     ]
-    energy = _energies(day, stretches)
+    energy = _energies(day, intervals)
     known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
-    for stretch in stretches:
-        holding = stretch.key
+    for interval in intervals:
+        holding = interval.key
         claim = known.get(holding.claim)
         yield Usage(
             tenant=holding.tenant,
             resource=day.gpu,
             sku=day.sku,
-            start_ns=stretch.start_ns,
-            end_ns=stretch.end_ns,
-            capacity_units=stretch.units,
+            start_ns=interval.start_ns,
+            end_ns=interval.end_ns,
+            capacity_units=interval.units,
             state=holding.state,
             witness=holding.witness or evidence.NodeWitness.NONE,
             claim=holding.claim,
-            claim_start_ns=began.get((day.gpu, holding.claim), stretch.start_ns),
-            energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
+            claim_start_ns=began.get((day.gpu, holding.claim), interval.start_ns),
+            energy_millijoules=energy.get(interval, Absent.UNSUPPORTED),
             mig_profile=claim.mig_profile if claim else "",
             instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
             silence_ns=holding.silence_ns,
@@ -287,28 +285,28 @@ def _by_holding(
 
 def _sum_capacity(
     holding: _UsageKey, entries: Iterable[tiling.TilingEntry]
-) -> Iterator[_CapacityStretch]:
+) -> Iterator[_CapacityInterval]:
     """Stretches with the total capacity of all entries; equal neighbours are merged."""
     steps: dict[int, Units] = {}
     for entry in entries:
         size = entry.slot_hi - entry.slot_lo
         steps[entry.t0_ns] = steps.get(entry.t0_ns, 0) + size
         steps[entry.t1_ns] = steps.get(entry.t1_ns, 0) - size
-    changes = sorted(instant for instant, step in steps.items() if step)
+    changes = sorted(timestamp_ns for timestamp_ns, step in steps.items() if step)
     units: Units = 0
     for start_ns, end_ns in pairwise(changes):
         units = exact(units + steps[start_ns])
         if units:
-            yield _CapacityStretch(start_ns, end_ns, units, holding)
+            yield _CapacityInterval(start_ns, end_ns, units, holding)
 
 
 # Energy ------------------------------------------------------------------------------------------
 
 
 def _energies(
-    day: DayTiling, stretches: Iterable[_CapacityStretch]
-) -> dict[_CapacityStretch, Reading]:
-    """Energy of each held stretch, from the counter; empty if no counter was read.
+    day: DayTiling, intervals: Iterable[_CapacityInterval]
+) -> dict[_CapacityInterval, Reading]:
+    """Energy of each held interval, from the counter; empty if no counter was read.
 
     The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
     is held, exact to the millijoule.
@@ -316,35 +314,35 @@ def _energies(
     counted = [row.share for row in day.shares if row.measure is measures.CountedQuantity.ENERGY]
     if not counted:
         return {}
-    stretches_by_claim: dict[str, list[_CapacityStretch]] = defaultdict(list)
-    for stretch in stretches:
-        if stretch.key.state in HELD:
-            stretches_by_claim[stretch.key.claim].append(stretch)
-    energies = {stretch: 0 for own in stretches_by_claim.values() for stretch in own}
+    intervals_by_claim: dict[str, list[_CapacityInterval]] = defaultdict(list)
+    for interval in intervals:
+        if interval.key.state in HELD:
+            intervals_by_claim[interval.key.claim].append(interval)
+    energies = {interval: 0 for own in intervals_by_claim.values() for interval in own}
     for share in counted:
-        if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in stretches_by_claim:
-            for stretch, amount in _spread_amount(share, sorted(stretches_by_claim[share.claim])):
-                energies[stretch] += amount
+        if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in intervals_by_claim:
+            for interval, amount in _spread_amount(share, sorted(intervals_by_claim[share.claim])):
+                energies[interval] += amount
     return dict(energies)
 
 
 def _spread_amount(
-    share: measures.AmountShare, stretches: Sequence[_CapacityStretch]
-) -> Iterator[tuple[_CapacityStretch, int]]:
-    """Spread an amount over the stretches that overlap its time, or over the last one before it."""
+    share: measures.AmountShare, intervals: Sequence[_CapacityInterval]
+) -> Iterator[tuple[_CapacityInterval, int]]:
+    """Spread an amount over the intervals that overlap its time, or over the last one before it."""
     parts = [
-        (stretch, length)
-        for stretch in stretches
-        if (length := min(stretch.end_ns, share.t1_ns) - max(stretch.start_ns, share.t0_ns)) > 0
+        (interval, length)
+        for interval in intervals
+        if (length := min(interval.end_ns, share.t1_ns) - max(interval.start_ns, share.t0_ns)) > 0
     ]
     if not parts:
-        before = [stretch for stretch in stretches if stretch.start_ns <= share.t1_ns]
-        yield (before or stretches)[-1 if before else 0], share.amount
+        before = [interval for interval in intervals if interval.start_ns <= share.t1_ns]
+        yield (before or intervals)[-1 if before else 0], share.amount
         return
     whole = sum(length for _, length in parts)
     passed = assigned = 0
-    for stretch, length in parts:
+    for interval, length in parts:
         passed += length
         until = share.amount * passed // whole
-        yield stretch, until - assigned
+        yield interval, until - assigned
         assigned = until

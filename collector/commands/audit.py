@@ -14,18 +14,13 @@ from unicodedata import normalize
 
 import click
 
-from collector.audit import (
-    directory_check,
-    journal,
-    log_secrets,
-    verification,
-)
+from collector.audit import directory_check, journal, log_secrets, verification
 from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
 from collector.config import CollectorSettings
 from collector.ledger.audit_outbox import LedgerRecords
 from railscope.audit import signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 
 
 def read_checkpoint_note(directory: Path) -> str:
@@ -131,10 +126,7 @@ _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
 _KEY = click.option(
-    "--key",
-    "key",
-    required=True,
-    help="Public key of the log, or the file that contains it.",
+    "--key", "key", required=True, help="Public key of the log, or the file that contains it."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes that were hashed.")
 
@@ -180,7 +172,7 @@ def verify_command(
             directory, public, [_read_anchor(anchor) for anchor in anchors]
         )
         unrecorded = _compare_ledger(ledger, verified.ledger) if ledger else []
-    except directory_check.VerifyError as error:
+    except directory_check.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
         sys.exit(error.outcome)
@@ -196,7 +188,7 @@ def verify_command(
 
 
 def _compare_ledger(url: str, recorded: LedgerRecords) -> list[str]:
-    """Compare with the ledger; return the findings to explain. Raises VerifyError."""
+    """Compare with the ledger; return the findings to explain. Raises LogVerificationError."""
     # The ledger's libraries are large, and most checks do not need them.
     from collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
     from collector.tables import metadata  # noqa: PLC0415 - as above
@@ -209,7 +201,7 @@ def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[st
     for cosigner in witnesses[:_MAX_NAMED]:
         text = (
             f"cosigned: {cosigner.size} records, by {cosigner.node}, "
-            f"{format_record_time(cosigner.seconds * 10**9)}"
+            f"{format_record_time(cosigner.seconds * SECOND_NS)}"
         )
         yield escape_line(text)
     if len(witnesses) > _MAX_NAMED:
@@ -330,15 +322,15 @@ def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - 
 
 
 def _read_anchor(path: Path) -> str:
-    """Read an anchor checkpoint. Raises VerifyError if the file contains none."""
+    """Read an anchor checkpoint. Raises LogVerificationError if the file contains none."""
     try:
         return signed_note.read_note(path)
     except signed_note.NoteError as error:
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except OSError as error:
-        raise directory_check.VerifyError(
+        raise directory_check.LogVerificationError(
             directory_check.VerifyOutcome.UNREADABLE, f"cannot read {path}: {error.strerror}"
         ) from error
 

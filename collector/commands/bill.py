@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from collector.billing import (
+    BillingError,
     billing_demo,
     export,
     export_provenance,
@@ -24,7 +25,7 @@ from collector.billing import (
     statement_formats,
     tenant_statements,
 )
-from collector.billing.invoices import Invoice, InvoiceError
+from collector.billing.invoices import Invoice
 from collector.commands import audit, bill_decisions, bill_periods, command_options
 from collector.commands.import_jobs import import_jobs
 from collector.ledger import database, ledger_store
@@ -138,8 +139,11 @@ def write_export(
     except focus_files.NoParquetError as error:
         message = f"{error}; fix: install it, or export with --format csv"
         raise click.ClickException(message) from error
-    except (export.ExportError, export.StagingError, InvoiceError, OverflowError) as error:
+    except (BillingError, OverflowError) as error:
         raise click.ClickException(str(error)) from error
+    except FileExistsError as error:
+        message = f"cannot write the export: {error.filename} already exists; fix: add --force"
+        raise click.ClickException(message) from error
     except OSError as error:
         message = f"cannot write the export: {error.filename or directory}: {error.strerror}"
         raise click.ClickException(message) from error
@@ -195,7 +199,7 @@ def demo(url: str | None, directory: Path | None, forms: tuple[export.ExportForm
                 passed = _run_demo(ledger, directory, forms)
             finally:
                 ledger.close()
-        except database.LedgerError as error:
+        except database.UnusableLedgerError as error:
             raise click.ClickException(str(error)) from error
     sys.exit(0 if passed else 1)
 
@@ -238,9 +242,23 @@ def bill() -> None:
 
 
 for command in (
-    bill_decisions.accept_command, bill_decisions.accept_copy_command, bill_decisions.adjust_command, bill_periods.close_command, bill_decisions.credit_command, demo,
-    export_command, import_jobs, bill_periods.list_command, bill_decisions.opening_command, bill_periods.overlaps_command, bill_decisions.prices,
-    bill_periods.preview_command, bill_periods.reconcile_command, bill_decisions.reject_command, bill_decisions.review_command, bill_periods.statement_command,
+    bill_decisions.accept_command,
+    bill_decisions.accept_copy_command,
+    bill_decisions.adjust_command,
+    bill_periods.close_command,
+    bill_decisions.credit_command,
+    demo,
+    export_command,
+    import_jobs,
+    bill_periods.list_command,
+    bill_decisions.opening_command,
+    bill_periods.overlaps_command,
+    bill_decisions.prices,
+    bill_periods.preview_command,
+    bill_periods.reconcile_command,
+    bill_decisions.reject_command,
+    bill_decisions.review_command,
+    bill_periods.statement_command,
     bill_decisions.void_command,
-):  # fmt: skip
+):
     bill.add_command(command)

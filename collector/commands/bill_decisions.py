@@ -41,9 +41,7 @@ def _parse_amount(_context: click.Context, _parameter: click.Parameter, text: st
         raise click.BadParameter(str(error)) from error
 
 
-_ARBITRARY_ARGUMENTS = {
-    "ignore_unknown_options": True
-}  # for negative amounts, which look like options
+_ARBITRARY_ARGUMENTS = {"ignore_unknown_options": True}  # a negative amount begins like an option
 
 
 _FORCE = click.option(
@@ -313,9 +311,13 @@ def publish(place: command_options.CommandContext, file: Path) -> None:
     "--version", type=click.IntRange(min=1), help="Version to print. Default: the newest."
 )
 @click.option(
-    "--format", "form", type=click.Choice(["toml", "text"]), default="toml", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["toml", "text"]),
+    default="toml",
+    show_default=True,
     help="toml: the file as published, to edit and publish again; text: one line per price.",
-)  # fmt: skip
+)
 @command_options.ledger_command
 def show(place: command_options.CommandContext, version: int | None, form: str) -> None:
     """Print the current price book, or an earlier version, as a file that can be published again."""

@@ -225,7 +225,7 @@ def _difference(check: reconciliation.ReconciliationCheck) -> str:
 def _remark(check: reconciliation.ReconciliationCheck) -> str:
     if check.bound is not None:
         difference, bound = _percent(check.found), _percent(check.bound)
-        return f"{difference}, {'within' if check.within else 'ABOVE'} {bound}"
+        return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
     return "" if check.passes else f"worst: {check.where}" if check.where else "DIFFERS"
 
 
@@ -243,11 +243,15 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     rows = [("tenant", "invoice", "status", "lines", "total", "")]
     rows += [
         (
-            invoice.tenant, invoice.invoice_id, invoice.status.value, f"{len(invoice.lines):,}",
-            charges.format_decimal(invoice.payable, charges.currency_exponent(invoice.currency)), invoice.currency,
+            invoice.tenant,
+            invoice.invoice_id,
+            invoice.status.value,
+            f"{len(invoice.lines):,}",
+            charges.format_decimal(invoice.payable, charges.currency_exponent(invoice.currency)),
+            invoice.currency,
         )
         for invoice in invoices
-    ]  # fmt: skip
+    ]
     return job_metering.format_table(rows, {3, 4})
 
 
@@ -325,17 +329,27 @@ def overlaps_command(
 def _overlap_row(overlap: GpuOverlap) -> tuple[str, ...]:
     moved = overlap.overlap
     return (
-        overlap.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
-        f"{moved.claim} ({moved.tenant})", f"{moved.other} ({moved.other_tenant})",
+        overlap.gpu,
+        format_timestamp(moved.start_ns),
+        format_timestamp(moved.end_ns),
+        moved.kind.value,
+        f"{moved.claim} ({moved.tenant})",
+        f"{moved.other} ({moved.other_tenant})",
         charges.format_decimal(overlap.gpu_seconds, _PLACES),
-    )  # fmt: skip
+    )
 
 
 def _overlap_document(overlap: GpuOverlap) -> dict[str, Any]:
     moved = overlap.overlap
     return {
-        "gpu": overlap.gpu, "start_ns": str(moved.start_ns), "end_ns": str(moved.end_ns),
-        "kind": moved.kind.value, "claim": moved.claim, "tenant": moved.tenant,
-        "other_claim": moved.other, "other_tenant": moved.other_tenant,
-        "gpu_seconds": str(overlap.gpu_seconds), "ratio": str(moved.ratio),
-    }  # fmt: skip
+        "gpu": overlap.gpu,
+        "start_ns": str(moved.start_ns),
+        "end_ns": str(moved.end_ns),
+        "kind": moved.kind.value,
+        "claim": moved.claim,
+        "tenant": moved.tenant,
+        "other_claim": moved.other,
+        "other_tenant": moved.other_tenant,
+        "gpu_seconds": str(overlap.gpu_seconds),
+        "ratio": str(moved.ratio),
+    }

@@ -25,7 +25,7 @@ from collector.billing import focus_rows
 from collector.config import CollectorSettings
 from collector.evidence.evidence_store import EvidenceStore
 from collector.ledger import database as probe
-from collector.ledger.database import Database, LedgerError, check_file, ledger_url
+from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
 from collector.tables import metadata
 from collector.workloads.job_roster import compile_pattern
@@ -86,7 +86,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (SettingsError, LedgerError, focus_rows.SellerFileError, OSError) as error:
+    except (SettingsError, UnusableLedgerError, focus_rows.SellerFileError, OSError) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 
@@ -146,7 +146,7 @@ def _check_inventory(
             row.credential.name for row in entries if row.credential.role is credentials.Role.NODE
         }
         known |= _reporting_nodes(settings, directory)
-    except (SettingsError, LedgerError, OSError):
+    except (SettingsError, UnusableLedgerError, OSError):
         return  # reported by the other checks
     findings = (
         (known - set(listed), "nodes without a row: all of their GPUs are under review"),

@@ -18,37 +18,25 @@ import click
 from collector import clock, tables
 from collector.audit import ledger_watch
 from collector.billing import (
-    export,
+    BillingError,
     focus_rows,
     invoices,
     period_closing,
     period_completeness,
-    price_book,
-    rating,
 )
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import evidence_store
 from collector.files import tenancy_files, watched_file
 from collector.jobs import JobsError, job_reconciliation, scheduler_records
 from collector.ledger import audit_outbox, ledger_store
-from collector.ledger.database import Database, LedgerError, ledger_url
+from collector.ledger.database import Database, UnusableLedgerError, ledger_url
 from collector.metering.units import Period, PeriodError, parse_period
 from railscope import service, settings, timestamps
 from railscope.audit.record import RecordActor
 
 ContentT = TypeVar("ContentT")
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
-_FAILURES = (
-    export.ExportError,
-    invoices.ClosingError,
-    invoices.InvoiceError,
-    LedgerError,
-    rating.MissingPriceError,
-    PeriodError,
-    price_book.PriceBookError,
-    focus_rows.SellerFileError,
-    settings.SettingsError,
-)
+_FAILURES = (BillingError, UnusableLedgerError, PeriodError, settings.SettingsError)
 
 
 def operator_now(name: str) -> audit_outbox.TimedActor:
@@ -72,7 +60,7 @@ class CommandContext:
 
     @contextmanager
     def books(self, *, any_copy: bool = False) -> Iterator[period_closing.BillingBooks]:
-        """The billing tables of the selected ledger. Raises LedgerError, SettingsError.
+        """The billing tables of the selected ledger. Raises UnusableLedgerError, SettingsError.
 
         Writing transactions fail on an older copy of the database, unless `any_copy`.
         """

@@ -38,7 +38,7 @@ class _ImportOptions:
     period: Period | None
     as_of_ns: int | None
     models: job_list.GpuModels
-    stand_ins: bool
+    placeholders: bool
     as_observed: bool
     replace: bool
 
@@ -91,12 +91,14 @@ class _ImportOptions:
     help="GPU models by node and GPU (CSV: node,gpu,model).",
 )
 @click.option(
-    "--stand-ins",
+    "--placeholder-gpus",
+    "placeholders",
     is_flag=True,
     help="Number the GPUs that the list counts but does not name.",
 )
 @click.option(
-    "--as-observed",
+    "--treat-as-observed",
+    "as_observed",
     is_flag=True,
     help="Treat the list as if an agent had observed the usage. Without it, rating requires a decision.",
 )
@@ -125,7 +127,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     sku: str,
     inventory_path: Path | None,
     as_json: bool,
-    stand_ins: bool,
+    placeholders: bool,
     as_observed: bool,
     strict: bool,
     shards_per_gpu: int | None,
@@ -147,7 +149,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         models = command_options.parse_file(
             inventory_path, lambda text: job_list.parse_models(text, sku)
         )
-    order = _ImportOptions(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
+    order = _ImportOptions(
+        url, source, period, as_of_ns, models, placeholders, as_observed, replace
+    )
     zone = command_options.find_time_zone(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
@@ -162,7 +166,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     )
     try:
         shown, imported = _import(jobs, form, order, by)
-    except (imported_lists.JobLedgerError, database.LedgerError) as error:
+    except (imported_lists.JobLedgerError, database.UnusableLedgerError) as error:
         raise click.ClickException(str(error)) from error
     metered = job_metering.meter_jobs(shown.jobs, period)
     if not metered.balances:
@@ -187,7 +191,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 def _import(
     jobs: job_list.JobList, form: str, order: _ImportOptions, by: audit_outbox.TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
-    """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
+    """The jobs to print, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
     cluster = f":{jobs.cluster}" if jobs.cluster else ""
     period, source = order.period, order.source or f"{job_list.TENANT_SOURCES[form]}{cluster}"
     if period is None and order.url is not None:
@@ -201,11 +205,11 @@ def _import(
     elif order.as_of_ns is not None:
         jobs = job_list.end_running_jobs(jobs, order.as_of_ns)
     placed = (
-        job_list_import.number_stand_ins(jobs.jobs, source, order.models)
-        if order.stand_ins
-        else job_list_import.StandInGpus([], {})
+        job_list_import.number_placeholders(jobs.jobs, source, order.models)
+        if order.placeholders
+        else job_list_import.PlaceholderGpus([], {})
     )
-    if order.stand_ins:
+    if order.placeholders:
         jobs = msgspec.structs.replace(jobs, jobs=tuple(placed.jobs))
     imported = None
     if order.url is not None and period is not None:

@@ -245,7 +245,7 @@ def group_by_interval(
 MAX_IN_FORCE = 1024
 """Claims of one node without an end, including ends received before their claims."""
 MAX_IN_FORCE_ON_GPU = 128
-"""Of these, on one GPU: an eighth, as the cost of metering shares grows with the square of their number."""
+"""Limit of these on one GPU: an eighth, as the cost of metering shares grows with the square of their number."""
 MAX_REMEMBERED = 65_536
 """Claims of one node, including those that ended and are not in the ledger yet."""
 MAX_REPORTS = 16
@@ -349,7 +349,7 @@ class ClaimIndex:
 
 
 MAX_OF_A_GPU = 4096
-"""Per GPU in one node: more than the samples of a whole day at 31 s each."""
+"""Limit per GPU in one node: more than the samples of a whole day at 31 s each."""
 MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
@@ -372,7 +372,7 @@ class SpanCounts:
     """Numbers of spans."""
 
     by_gpu: dict[str, Counter[str]] = field(default_factory=dict)
-    """By GPU and node: reports of one node about a GPU do not use up the bound of another."""
+    """Spans by GPU and node: reports of one node about a GPU do not use up the bound of another."""
     by_node: Counter[str] = field(default_factory=Counter)
 
     def limit_exceeded(self, node: str, gpu: str, new: int) -> str:

@@ -57,7 +57,7 @@ def is_gpu(key: str) -> bool:
 
 
 class ClaimEventError(ValueError):
-    """Event that is not a valid claim; the message gives the reason."""
+    """Event that is not a valid claim; the message states the reason."""
 
 
 class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -91,13 +91,13 @@ class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc
     trusted_from_ns: int = 0
     """Horizon of the report: the part of the claim before it was reported late. 0 for no limit."""
     received_ns: int = 0
-    """Receipt of the report by a collector, which gives the order of reports; 0 where not recorded."""
+    """Receipt of the report by a collector, which determines the order of reports; 0 where not recorded."""
 
 
 class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """End of a claim as reported by a node. It may be received before the claim is."""
 
-    instant_ns: int
+    timestamp_ns: int
     gpu: str
     node: str
     id: str
@@ -107,7 +107,7 @@ class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=F
     @property
     def believed_ns(self) -> int:
         """The end as it counts until a person accepts it."""
-        return max(self.instant_ns, self.trusted_from_ns)
+        return max(self.timestamp_ns, self.trusted_from_ns)
 
 
 ClaimFact: TypeAlias = ReportedClaim | ReportedEnd
@@ -286,7 +286,7 @@ def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
 
 
 Ends = Mapping[tuple[str, str], int]
-"""By node and claim."""
+"""Ends of claims, by node and claim."""
 
 
 def find_ends(
@@ -314,14 +314,14 @@ def _reported_ends(
 ) -> Iterator[tuple[tuple[str, str], int, int]]:
     """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
 
-    An end that is reported in a later boot has only the wall clock: it counts unless another was
-    reported by then. One that is reported after it cannot make the claim longer.
+    An end that is reported in a later boot has only the wall clock: it counts unless another end
+    was reported before. A later report cannot make the claim longer.
     """
     horizons: dict[tuple[str, str], int] = {}
     for end in ended:
         key = (end.node, end.id)
         horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
-        yield key, end.instant_ns, end.believed_ns
+        yield key, end.timestamp_ns, end.believed_ns
     for claim in reported:
         key = (claim.node, claim.id)
         if claim.end_ns and claim.trusted_from_ns < horizons.get(key, timestamps.FOREVER_NS):
@@ -408,9 +408,9 @@ def find_untrusted_ends(
 ) -> Ends:
     """Return the ends that claims would have had, had these ends not been reported late."""
     freed: dict[tuple[str, str], int] = {}
-    candidates = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(reported, ended)]
+    candidates = [(key, timestamp_ns) for key, timestamp_ns, _ in _reported_ends(reported, ended)]
     candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, presences)]
-    for key, instant_ns in candidates:
-        if instant_ns < ends.get(key, -timestamps.FOREVER_NS):
-            freed[key] = min(instant_ns, freed.get(key, instant_ns))
+    for key, timestamp_ns in candidates:
+        if timestamp_ns < ends.get(key, -timestamps.FOREVER_NS):
+            freed[key] = min(timestamp_ns, freed.get(key, timestamp_ns))
     return freed

@@ -6,9 +6,9 @@ stays of the others. For a node without such claims nothing of this is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -47,6 +47,37 @@ class NodeFacts(Protocol):
         ...
 
 
+BuiltEvidence: TypeAlias = tuple[Evidence, gpu_node_history.GpuNodeHistory]
+_SpansByNode: TypeAlias = Mapping[str, Sequence[node_intervals.SampleSpan]]
+
+
+class _CommonFacts(NamedTuple):
+    """Facts about a GPU without claims in one node, which the other GPUs of the node usually share."""
+
+    node: str
+    received_ns: int | None
+    presences: Sequence[gpu_node_history.GpuPresence]
+    layouts: Sequence[node_intervals.LayoutSpans]
+    valueless: _SpansByNode
+    reports: _SpansByNode
+    report_spans: _SpansByNode
+    excess: Sequence[timeline.TimePiece[str]]
+
+    def copy(self) -> _CommonFacts:
+        """Return a copy that later frames do not change."""
+        return self._replace(
+            presences=[replace(one, spans=_copy_spans(one.spans)) for one in self.presences],
+            layouts=[replace(one, spans=_copy_spans(one.spans)) for one in self.layouts],
+            valueless={node: _copy_spans(spans) for node, spans in self.valueless.items()},
+            reports={node: _copy_spans(spans) for node, spans in self.reports.items()},
+            report_spans={node: _copy_spans(spans) for node, spans in self.report_spans.items()},
+        )
+
+
+def _copy_spans(spans: Iterable[node_intervals.SampleSpan]) -> list[node_intervals.SampleSpan]:
+    return [replace(span) for span in spans]
+
+
 @dataclass(slots=True)
 class ClaimPlacer:
     """Evidence with the placed claims of nodes; each node is placed once for all of its GPUs."""
@@ -55,9 +86,20 @@ class ClaimPlacer:
     files: gpu_evidence.AdministratorInputs
     _version: int = -1
     _placements: dict[str, placement.Placement] = field(default_factory=dict)
-    _evidence: dict[str, tuple[Evidence, gpu_node_history.GpuNodeHistory]] = field(
-        default_factory=dict
-    )
+    _evidence: dict[str, BuiltEvidence] = field(default_factory=dict)
+    _by_node: dict[str, tuple[_CommonFacts, BuiltEvidence]] = field(default_factory=dict)
+    """Facts and evidence of the last GPU of each node."""
+    _named: set[str] = field(init=False)
+    """Names in administrators' files and decisions."""
+    _expected: review_rules.ExpectedGpus = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Collect the names in the files."""
+        files = self.files
+        self._expected = files.expected
+        self._named = {entry.holds for entry in files.calendar.entries}
+        self._named.update(files.claims.by_target, files.retired.by_gpu)
+        self._named.update(subject.name for subject in files.decisions.by_subject)
 
     def evidence(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
@@ -65,6 +107,7 @@ class ClaimPlacer:
             self._version = self.source.version
             self._placements.clear()
             self._evidence.clear()
+            self._by_node.clear()
         own, where = self._own(gpu)
         nodes = {stay.node for stay in own.stays}
         extra = [
@@ -112,8 +155,37 @@ class ClaimPlacer:
 
     def _own(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         if gpu not in self._evidence:
-            self._evidence[gpu] = gpu_evidence.build_evidence(self.source.facts(gpu), self.files)
+            self._evidence[gpu] = self._build(self.source.facts(gpu))
         return self._evidence[gpu]
+
+    def _build(self, facts: node_claims.GpuFacts) -> BuiltEvidence:
+        """Build the evidence of a GPU: once for the GPUs of a node with the same facts."""
+        common = self._common_facts(facts)
+        if common is None:
+            return gpu_evidence.build_evidence(facts, self.files)
+        known, built = self._by_node.get(common.node, (None, None))
+        if built is None or known != common:
+            built = gpu_evidence.build_evidence(facts, self.files)
+            self._by_node[common.node] = common.copy(), built
+        return replace(built[0], gpu=facts.gpu), built[1]
+
+    def _common_facts(self, facts: node_claims.GpuFacts) -> _CommonFacts | None:
+        """Return all facts on which the evidence of a GPU depends; None if its own name matters."""
+        nodes = {presence.node for presence in facts.presences}
+        if len(nodes) != 1 or facts.claims or facts.ended or facts.gpu in self._named:
+            return None
+        (node,) = nodes
+        contact = facts.contacts.get(node, {}).get(facts.gpu)
+        return _CommonFacts(
+            node,
+            contact.received_ns if contact else None,
+            facts.presences,
+            facts.layouts,
+            facts.valueless,
+            facts.reports,
+            facts.report_spans,
+            self._expected.excess(facts.gpu, node, facts.contacts),
+        )
 
     def _placement(self, node: str) -> placement.Placement:
         cached = self._placements.get(node)
@@ -143,7 +215,7 @@ class ClaimPlacer:
     ) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
-        A claim on a GPU under review is metered there, but leaves no room for another.
+        A claim on a GPU under review is metered there, and no further claim is placed on it.
         """
         expected = self.files.expected
         if expected.decisions.find(review_rules.ReviewKind.GPU, node, own.gpu) is False:

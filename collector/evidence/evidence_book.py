@@ -51,7 +51,7 @@ class EvidenceBook:
     """The newest samples of each GPU, as the account counts them."""
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
     receipts: dict[str, node_intervals.NodeReceipts] = field(default_factory=dict)
-    """By node."""
+    """Receipts of frames, by node."""
     rejected_claims: int = 0
     version: int = 0
     """Incremented by each claim and each new presence of a GPU."""
@@ -273,7 +273,7 @@ class EvidenceBook:
     # Events ------------------------------------------------------------------------------------
 
     def claim_steps(self, record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[None]:
-        """Record the claims of a batch, `_CLAIMS_A_STEP` per step."""
+        """Record the claims of a batch, `_CLAIMS_PER_STEP` per step."""
         events = [
             e for e in batch.events if e.name in claim_events.STARTS or e.name in claim_events.ENDS
         ]
@@ -283,7 +283,7 @@ class EvidenceBook:
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
         reporter = claim_events.ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
-            if number % _CLAIMS_A_STEP == 0:
+            if number % _CLAIMS_PER_STEP == 0:
                 yield
             try:
                 # No event is later than its frame.
@@ -315,9 +315,9 @@ class EvidenceBook:
         self, record: FrameRecord, claim: claim_events.ReportedClaim
     ) -> claim_events.ReportedClaim:
         """Return the claim with its authority limited to the maximum of the node's token."""
-        if claim.authority <= record.max_rank:
+        if claim.authority <= record.max_authority:
             return claim
-        limit = ClaimAuthority(record.max_rank)
+        limit = ClaimAuthority(record.max_authority)
         source = claim.source if claim.source in SOURCES else "other"
         levels = {"source": source, "reported": claim.authority.name, "accepted": limit.name}
         facts = {name: value.lower() for name, value in levels.items()}
@@ -388,7 +388,7 @@ class EvidenceBook:
             presences,
             memory.claims,
             memory.ended,
-            memory.cuts,
+            memory.layouts,
             contacts=contacts,
             valueless=memory.valueless,
             report_spans=report_spans,
@@ -432,4 +432,4 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
 
 
 _NEVER = node_intervals.FirstContact(FOREVER_NS)
-_CLAIMS_A_STEP = 256
+_CLAIMS_PER_STEP = 256

@@ -37,14 +37,14 @@ class GpuMemory(msgspec.Struct):
     """Facts about a GPU in memory, since the first day that is not in the ledger."""
 
     presences: dict[str, gpu_node_history.GpuPresence] = {}
-    """By node and boot."""
+    """Presence of the GPU, by node and boot."""
     claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
     ended: list[claim_events.ReportedEnd] = []
-    cuts: list[node_intervals.LayoutSpans] = []
+    layouts: list[node_intervals.LayoutSpans] = msgspec.field(default_factory=list, name="cuts")
     valueless: dict[str, list[node_intervals.SampleSpan]] = msgspec.field(
         default_factory=dict, name="silent"
     )
-    """By node, when it listed the GPU in frames of which some have no value of it."""
+    """Spans by node in which it listed the GPU in frames of which some have no value of it."""
 
     @property
     def nodes(self) -> set[str]:
@@ -55,10 +55,10 @@ class GpuMemory(msgspec.Struct):
         self, parts: tuple[ReportedMigInstance, ...], span: node_intervals.SampleSpan
     ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
-        for cut in self.cuts:
-            if cut.parts == parts:
-                return not node_intervals.add_span(cut.spans, span)
-        self.cuts.append(node_intervals.LayoutSpans(parts, [replace(span)]))
+        for layout in self.layouts:
+            if layout.parts == parts:
+                return not node_intervals.add_span(layout.spans, span)
+        self.layouts.append(node_intervals.LayoutSpans(parts, [replace(span)]))
         return True
 
     def forget(
@@ -72,10 +72,12 @@ class GpuMemory(msgspec.Struct):
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)
-        last_ns = min(before_ns, _last_end_before([cut.spans for cut in self.cuts], before_ns))
-        for cut in self.cuts:
-            cut.spans[:] = [s for s in cut.spans if s.last_ns >= last_ns]
-        self.cuts[:] = [cut for cut in self.cuts if cut.spans]
+        last_ns = min(
+            before_ns, _last_end_before([layout.spans for layout in self.layouts], before_ns)
+        )
+        for layout in self.layouts:
+            layout.spans[:] = [s for s in layout.spans if s.last_ns >= last_ns]
+        self.layouts[:] = [layout for layout in self.layouts if layout.spans]
         self.claims[:] = [one for one in self.claims if (one.node, one.id) not in gone]
         self.ended[:] = [one for one in self.ended if (one.node, one.id) not in gone]
         return gone
@@ -148,7 +150,7 @@ class BootTimes(NamedTuple):
         return self.first_ns // node_intervals.INTERVAL_NS
 
     def are_joined(self, record: FrameRecord, envelope: Envelope) -> bool:
-        """True if all samples are one span of one interval, at ages that the boot clock gives.
+        """True if all samples are one span of one interval, at ages by the boot clock.
 
         Their spans then need not be joined batch by batch.
         """
@@ -227,7 +229,7 @@ class IntervalMemory:
         """
         boot_ns, timestamp_ns = frame
         begin_ns = (
-            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.instant_ns
+            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.timestamp_ns
         )
         first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
         key = (envelope.node, envelope.boot_id, boot_ns // node_intervals.INTERVAL_NS)

@@ -2,7 +2,7 @@
 
 Each is recorded once, whichever collector finds it. Rows that cannot be read are skipped
 individually, logged once, and counted. The name of a row is the SHA-256 of its content, so every
-change to it is detected. Facts of a damaged row count as not seen; all other rows count as before.
+change to it is detected. Facts of a damaged row count as not observed; all other rows count as before.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class EvidenceProblem(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Id of its audit record, equal for equal troubles of other collectors and after a restart."""
+        """Id of its audit record: the same for the same problem at any collector, and after a restart."""
         facts = list(self._replace(timestamp_ns=0) if self.kind in _RECORDED_ONCE else self)
         content = msgspec.json.encode(facts, order="deterministic")
         return f"evidence/{sha256(content).hexdigest()[:40]}"

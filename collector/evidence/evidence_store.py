@@ -1,4 +1,4 @@
-"""Usage evidence in the ledger's database. All calls block, and raise LedgerError."""
+"""Usage evidence in the ledger's database. All calls block, and raise UnusableLedgerError."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from collector.evidence import claim_events, node_intervals, review_rules
 from collector.files import device_files, tenancy_files
 from collector.ledger.schema import insert_new, integers, make_append_only, metadata, texts, to_row
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
 
 evidence_intervals = sa.Table(
     "evidence_part",
@@ -104,13 +104,19 @@ file_versions = sa.Table(
 """Versions of administrators' files: the newest of each kind counts."""
 
 for _table in (
-    evidence_intervals, gpu_nodes, first_contacts, reported_claims, claim_ends, claim_end_trust,
-    review_decisions, file_versions,
-):  # fmt: skip
+    evidence_intervals,
+    gpu_nodes,
+    first_contacts,
+    reported_claims,
+    claim_ends,
+    claim_end_trust,
+    review_decisions,
+    file_versions,
+):
     make_append_only(_table)
 
 
-CONTEXT_NS = 3_600_000_000_000
+CONTEXT_NS = HOUR_NS
 """Time around a window that is read too, so that the window's edges do not affect the result."""
 _AT_ONCE = 500
 PARSERS: dict[str, Callable[[str], Any]] = {
@@ -269,7 +275,7 @@ def claim_row(one: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
     key = {"fact": sha256(content).hexdigest(), "claim_id": one.id, "recorded_ns": recorded_ns}
     if isinstance(one, claim_events.ReportedClaim):
         return to_row(reported_claims, one, **key, content=content)
-    return to_row(claim_ends, one, **key)
+    return to_row(claim_ends, one, **key, instant_ns=one.timestamp_ns)
 
 
 def read_decisions(connection: sa.Connection) -> review_rules.ReviewDecisions:
@@ -318,26 +324,26 @@ class LateCondition(NamedTuple):
     since_ns: int
     delay_ns: int
 
-    def is_late(self, start_ns: Any, recorded_ns: Any) -> Any:
+    def late_condition(self, start_ns: Any, recorded_ns: Any) -> Any:
         """Return the condition for a fact with this start and this time of recording."""
         return recorded_ns > (start_ns // DAY_NS + 1) * DAY_NS + self.delay_ns
 
 
 def find_facts_recorded_after(
-    connection: sa.Connection, instant_ns: int
+    connection: sa.Connection, timestamp_ns: int
 ) -> Iterator[EvidenceChange]:
     """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
-    yield from _find_interval_changes(connection, evidence_intervals.c.recorded_ns > instant_ns)
-    yield from _find_claim_changes(connection, reported_claims.c.recorded_ns > instant_ns)
-    yield from _find_end_changes(connection, claim_ends.c.recorded_ns > instant_ns)
-    new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
+    yield from _find_interval_changes(connection, evidence_intervals.c.recorded_ns > timestamp_ns)
+    yield from _find_claim_changes(connection, reported_claims.c.recorded_ns > timestamp_ns)
+    yield from _find_end_changes(connection, claim_ends.c.recorded_ns > timestamp_ns)
+    new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > timestamp_ns)
     for version in connection.execute(new_files).all():
         last_one = newest_file(connection, version.kind, version.recorded_ns)
         before_it = last_one.content if last_one else ""
         name = f"{version.kind} {version.recorded_ns} {version.digest}"
         for about in find_differences(version.kind, before_it, version.content):
             yield EvidenceChange(name, *about)
-    new_decisions = sa.select(review_decisions).where(review_decisions.c.recorded_ns > instant_ns)
+    new_decisions = sa.select(review_decisions).where(review_decisions.c.recorded_ns > timestamp_ns)
     for row in connection.execute(new_decisions):
         yield EvidenceChange(row.id, row.node, "", row.start_ns, row.end_ns)
 
@@ -353,15 +359,18 @@ def find_late_facts(
         yield from _find_interval_changes(
             connection,
             sa.and_(
-                mine, which.is_late(evidence_intervals.c.start_ns, evidence_intervals.c.recorded_ns)
+                mine,
+                which.late_condition(
+                    evidence_intervals.c.start_ns, evidence_intervals.c.recorded_ns
+                ),
             ),
         )
     for node_group in group_items(gpus):
-        is_late = which.is_late(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
+        is_late = which.late_condition(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
         yield from _find_claim_changes(
             connection, sa.and_(reported_claims.c.gpu_uuid.in_(node_group), is_late)
         )
-        is_late = which.is_late(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
+        is_late = which.late_condition(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
         yield from _find_end_changes(
             connection, sa.and_(claim_ends.c.gpu_uuid.in_(node_group), is_late)
         )

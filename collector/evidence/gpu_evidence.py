@@ -43,7 +43,7 @@ class AdministratorInputs:
     calendar: Calendar = field(default_factory=Calendar)
     retired: RetiredGpus = field(default_factory=RetiredGpus)
     inventory: DeviceInventory = field(default_factory=DeviceInventory)
-    """Without a row there is no inventory."""
+    """An inventory without rows counts as none."""
     decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
 
     @property
@@ -80,7 +80,7 @@ def collect_facts(
 ) -> GpuFacts:
     """Collect the facts about a GPU from intervals and claims."""
     presences: list[gpu_node_history.GpuPresence] = []
-    cuts: list[node_intervals.LayoutSpans] = []
+    layouts: list[node_intervals.LayoutSpans] = []
     reports: dict[str, list[node_intervals.SampleSpan]] = {}
     valueless: dict[str, list[node_intervals.SampleSpan]] = {}
     report_spans: dict[str, list[node_intervals.SampleSpan]] = {}
@@ -90,13 +90,13 @@ def collect_facts(
         if sighted := interval.gpus.get(gpu):
             one = (sighted.received_ns, sighted.spans, sighted.believed_ns)
             presences.append(gpu_node_history.GpuPresence(interval.node, interval.boot, *one))
-        cuts += interval.cuts.get(gpu, ())
+        layouts += interval.layouts.get(gpu, ())
         reports.setdefault(interval.node, []).extend(interval.reports)
         if is_shared:
             valueless.setdefault(interval.node, []).extend(interval.valueless.get(gpu, ()))
             report_spans.setdefault(interval.node, []).extend(interval.report_spans())
     by_node = (contacts or {}, valueless, report_spans)
-    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), cuts, reports, *by_node)
+    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), layouts, reports, *by_node)
 
 
 def build_evidence(
@@ -127,7 +127,7 @@ def build_evidence(
         stays=files.retired.service_stays(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
         stretches=tuple(sorted(where.stretches)),
-        layouts=tuple(_build_layouts(facts.cuts)),
+        layouts=tuple(_build_layouts(facts.layouts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
         sightings=tuple(sorted(set(_find_sightings(facts, ends, where)))),
@@ -250,10 +250,10 @@ def find_deviceless_claims(
 
 
 def _build_layouts(
-    cuts: Iterable[node_intervals.LayoutSpans],
+    layouts: Iterable[node_intervals.LayoutSpans],
 ) -> Iterator[usage_evidence.PartitionLayout]:
     """Yield each layout, from the first frame that shows it."""
-    seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
+    seen = sorted((span.first_ns, layout.parts) for layout in layouts for span in layout.spans)
     last: tuple[ReportedMigInstance, ...] | None = None
     for start_ns, parts in seen:
         if parts != last:
@@ -284,13 +284,13 @@ def _find_sightings(
         last_reports[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
         for stay in where.stays:
             if stay.node == node:
-                yield from _is_sampled_within(stay, joined)
+                yield from _sample_sightings(stay, joined)
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         last_reports[presence.node] = max(last, last_reports.get(presence.node, -FOREVER_NS))
     gaps = claim_events.find_gaps(facts.claims, facts.presences)
     for one in facts.claims:
-        # A late report is no evidence for the time before it.
+        # A late report proves nothing about the time before it.
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.authority is ClaimAuthority.SCHEDULER:
             until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
@@ -303,7 +303,7 @@ def _find_sightings(
                     yield usage_evidence.NodeSighting(witness, start, end)
 
 
-def _is_sampled_within(
+def _sample_sightings(
     stay: usage_evidence.NodeStay, spans: Iterable[node_intervals.SampleSpan]
 ) -> Iterator[usage_evidence.NodeSighting]:
     for span in spans:
@@ -372,9 +372,9 @@ def _readings(
 ) -> Iterator[measures.CounterReadings]:
     for (boot, run), cells in runs.items():
         table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
-        # The boot clock gives the order; transport delays may make wall timestamps go backwards.
-        instants = np.maximum.accumulate(table[:, 1])
-        yield measures.CounterReadings(boot, instants, table[:, 2].copy(), run)
+        # The boot clock determines the order; transport delays may make wall timestamps decrease.
+        timestamps_ns = np.maximum.accumulate(table[:, 1])
+        yield measures.CounterReadings(boot, timestamps_ns, table[:, 2].copy(), run)
 
 
 def _merge_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:

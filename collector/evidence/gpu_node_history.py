@@ -200,7 +200,7 @@ class GpuNodeHistory(msgspec.Struct, frozen=True):
     rejected: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
     under_review: Mapping[str, Periods] = {}
-    """By node, when it listed the GPU while another node has it: under review."""
+    """Periods by node in which it listed the GPU while another node has it: under review."""
     disputed: Mapping[str, Periods] = {}
     """The same, and when another node under review claims the GPU."""
 

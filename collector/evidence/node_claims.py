@@ -17,9 +17,9 @@ from collector.evidence import claim_events, gpu_node_history, node_intervals, r
 from collector.files.tenancy_files import TenantMappings
 from collector.metering import evidence, timeline, units
 from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority, parse_share
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
-MAX_BEFORE_NS = 62 * 86_400_000_000_000
+MAX_BEFORE_NS = 62 * DAY_NS
 """Maximum time that a claim under review holds before the first contact with its GPU."""
 
 
@@ -30,17 +30,17 @@ class GpuFacts(msgspec.Struct, frozen=True):
     presences: Sequence[gpu_node_history.GpuPresence]
     claims: Sequence[claim_events.ReportedClaim] = ()
     ended: Sequence[claim_events.ReportedEnd] = ()
-    cuts: Sequence[node_intervals.LayoutSpans] = ()
+    layouts: Sequence[node_intervals.LayoutSpans] = ()
     reports: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
-    """By node, the time in which it reported anything but GPUs."""
+    """Time by node in which it reported anything but GPUs."""
     contacts: node_intervals.Contacts = {}
     """Contacts of all GPUs of the nodes that reported this one."""
     valueless: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
-    """By node, the time in which it listed the GPU without a value."""
+    """Time by node in which it listed the GPU without a value."""
     report_spans: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
-    """By node, the time in which it reported anything."""
+    """Time by node in which it reported anything."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
-    """By node, when claims are under review because several nodes report the GPU."""
+    """Time by node in which claims are under review because several nodes report the GPU."""
 
 
 class ClaimPart(NamedTuple):
@@ -80,9 +80,12 @@ def resolve_claims(
         cut = _subtract_gaps(
             _divide_by_decisions(facts, one, end, expected), one, gaps.get(key, ()), expected
         )
-        waits = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, one.node, facts.gpu)
+        subject = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, one.node, facts.gpu)
         pieces = _split_by_tenant(
-            one, names, list(review_rules.divide_at_reviews(cut, excess[one.node], waits)), tenants
+            one,
+            names,
+            list(review_rules.divide_at_reviews(cut, excess[one.node], subject)),
+            tenants,
         )
         contact_ns = _contact_ns(facts, one.node)
         all_parts += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
@@ -138,8 +141,8 @@ def _divide_by_decisions(
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
     subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, one.node, one.id)
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-    span, believed = (start_ns, end_ns), (contact_ns, trusted_ns)
-    for part in review_rules.divide_claim(subject, span, believed, freed_ns):
+    span, contact_and_trust = (start_ns, end_ns), (contact_ns, trusted_ns)
+    for part in review_rules.divide_claim(subject, span, contact_and_trust, freed_ns):
         verdict = expected.decisions.find(review_rules.ReviewKind.CLAIM, one.node, one.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
@@ -154,15 +157,15 @@ def _subtract_gaps(
     expected: review_rules.ExpectedGpus,
 ) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
-    waits = review_rules.ReviewSubject(review_rules.ReviewKind.END, one.node, one.id)
+    subject = review_rules.ReviewSubject(review_rules.ReviewKind.END, one.node, one.id)
     is_billed = one.authority > ClaimAuthority.PROCESS
-    verdict = expected.decisions.find(*waits) if is_billed else False
+    verdict = expected.decisions.find(*subject) if is_billed else False
     for gap in gaps:
         late = timeline.TimePiece(
             gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END
         )
         if verdict is None and late.start_ns < late.end_ns:
-            parts = list(review_rules.divide_at_reviews(parts, [late], waits))
+            parts = list(review_rules.divide_at_reviews(parts, [late], subject))
         start_ns = gap.first_ns if verdict else gap.believed_ns
         if start_ns < gap.until_ns:
             free = [(start_ns, gap.until_ns)]
@@ -222,7 +225,7 @@ def _build_claim(
 ) -> evidence.MeteredClaim:
     return evidence.MeteredClaim(
         authority=ClaimAuthority.REVIEW
-        if review not in review_rules.KEEPS_RANK
+        if review not in review_rules.KEEPS_AUTHORITY
         else min(one.authority, MAX_NODE_AUTHORITY),
         start_ns=one.start_ns,
         id=name,
@@ -250,9 +253,9 @@ def find_service(
     for stay in stays:
         if expected.decisions.find(review_rules.ReviewKind.GPU, stay.node, gpu) is False:
             continue
-        waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
+        pending_spans = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
         for start, end, _ in timeline.subtract_spans(
-            timeline.TimePiece(stay.start_ns, stay.end_ns, stay), waits
+            timeline.TimePiece(stay.start_ns, stay.end_ns, stay), pending_spans
         ):
             service_stays.append(evidence.NodeStay(start, stay.node, end))
     return tuple(service_stays)
@@ -352,12 +355,16 @@ def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) 
     }
     disputed: dict[str, list[timeline.TimePiece[str]]] = {}
     for node in nodes:
-        waits = where.under_review.get(node, [])
+        pending_periods = where.under_review.get(node, [])
         others = gpu_node_history.unite_periods(
             p for other, node_periods in claimed.items() if other != node for p in node_periods
         )
-        contested = [] if verdicts[node] else gpu_node_history.subtract_periods(others, waits)
-        review_pieces = [timeline.TimePiece(*period, review_rules.MOVED) for period in waits]
+        contested = (
+            [] if verdicts[node] else gpu_node_history.subtract_periods(others, pending_periods)
+        )
+        review_pieces = [
+            timeline.TimePiece(*period, review_rules.MOVED) for period in pending_periods
+        ]
         disputed[node] = sorted(
             [
                 *review_pieces,

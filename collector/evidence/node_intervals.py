@@ -1,9 +1,9 @@
 """Facts from a node's envelopes: metering facts in intervals, and receipts.
 
 An interval has the metering facts from a node's frames of 15 minutes. Intervals are divided by the node's
-boot clock. Timestamps are on the collector's clock: the boot clock gives the age of a frame,
-however wrong the node's wall clock is. Of each 30 seconds of the boot clock the first reading of
-every counter is stored, so the result does not depend on the transport of frames.
+boot clock. Timestamps are on the collector's clock: the boot clock determines the age of a frame, however
+wrong the node's wall clock is. Of each 30 seconds of the boot clock the first reading of every counter is
+stored, so the result does not depend on the transport of frames.
 
 Receipts are the first contact with a node and its GPUs, and the limit of late reports. Nothing is
 observed before the first accepted frame of a node, and of a GPU in it: any holder of a node's token
@@ -181,7 +181,7 @@ class LayoutSpans(msgspec.Struct, array_like=True):
 
 
 class EvidenceInterval(msgspec.Struct, array_like=True):
-    """All facts of one node and boot; all timestamps lie from `start_ns` to `end_ns`."""
+    """All facts of one node and boot; all timestamps are between `start_ns` and `end_ns`."""
 
     node: str
     boot: str
@@ -192,7 +192,7 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
     reports: list[SampleSpan] = []
     """Time in which the node reported anything but GPUs."""
     series: dict[str, CounterSeries] = {}
-    cuts: dict[str, list[LayoutSpans]] = {}
+    layouts: dict[str, list[LayoutSpans]] = {}
     doubts: list[SuspectPeriod] = []
     valueless: dict[str, list[SampleSpan]] = {}
     """Time in which a GPU was listed in frames of which some have no value of it."""
@@ -218,13 +218,13 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan
     ) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
-        cuts = self.cuts.setdefault(gpu, [])
-        for cut in cuts:
-            if cut.parts == parts:
-                add_span(cut.spans, span)
+        layouts = self.layouts.setdefault(gpu, [])
+        for layout in layouts:
+            if layout.parts == parts:
+                add_span(layout.spans, span)
                 return
-        cuts.append(LayoutSpans(parts, copy_times([span])))
-        cuts.sort(key=lambda cut: cut.parts)
+        layouts.append(LayoutSpans(parts, copy_times([span])))
+        layouts.sort(key=lambda layout: layout.parts)
 
     def mark_suspect(self, new: SuspectPeriod) -> None:
         """Mark evidence that was received while the collector's clock was suspect."""
@@ -258,7 +258,7 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
             self,
             gpus=dict(sorted(self.gpus.items())),
             series=series,
-            cuts=dict(sorted(self.cuts.items())),
+            layouts=dict(sorted(self.layouts.items())),
             doubts=sorted(self.doubts),
             valueless=dict(sorted(self.valueless.items())),
         )
@@ -269,7 +269,7 @@ _decoder = msgspec.msgpack.Decoder(EvidenceInterval)
 
 
 def encode_interval(interval: EvidenceInterval) -> bytes:
-    """Encode an interval: equal facts give equal bytes."""
+    """Encode an interval; equal facts have equal encodings."""
     return _encoder.encode(interval.sorted_copy())
 
 
@@ -340,7 +340,7 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 
 
 Contacts = Mapping[str, Mapping[str, FirstContact]]
-"""By node and GPU."""
+"""Contacts by node and GPU."""
 NO_CONTACTS: Contacts = MappingProxyType({})
 
 

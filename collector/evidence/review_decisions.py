@@ -40,7 +40,7 @@ class PendingEvidence(NamedTuple):
     start_ns: int
     end_ns: int
     gpu_ns: Fraction
-    """GPU time that it requests so far."""
+    """GPU time requested so far."""
 
 
 class ReviewDecision(NamedTuple):
@@ -55,7 +55,7 @@ class ReviewDecision(NamedTuple):
 def find_pending_evidence(
     store: evidence_store.EvidenceStore, database: Database, now_ns: int
 ) -> list[PendingEvidence]:
-    """Return all evidence that is pending review, in order. Blocking; raises LedgerError."""
+    """Return all evidence that is pending review, in order. Blocking; raises UnusableLedgerError."""
     files, contacts = store.files(), store.contacts()
     late_boots = store.late_boots()
     with database.transaction() as connection:
@@ -177,7 +177,7 @@ def record_decision(
 ) -> int:
     """Record a decision about each of these, with its audit record; return their number.
 
-    Raises LedgerError.
+    Raises UnusableLedgerError.
     """
     count = 0
     with database.transaction(writes=True) as connection:

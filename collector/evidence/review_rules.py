@@ -15,11 +15,11 @@ from typing import NamedTuple
 from collector.evidence.node_intervals import Contacts, FirstContact
 from collector.files.device_files import DeviceInventory, RetiredGpus
 from collector.metering.timeline import TimePiece, append_piece
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 MAX_GPUS_AT_ONCE = 32
 MAX_NEW_GPUS = 64
-NEW_NS = 30 * 86_400_000_000_000
+NEW_NS = 30 * DAY_NS
 """Expected GPUs of a node without an inventory: in total, and new ones within this time."""
 BEFORE_CONTACT = "before the first report of the GPU by its node"
 LATE_CLAIM = "claim reported late"
@@ -33,8 +33,8 @@ CONTESTED = "GPU that another node claims as well"
 NOT_IN_SERVICE = frozenset({BEFORE_CONTACT, UNLISTED, BEYOND_INVENTORY, TOO_MANY, TOO_MANY_NEW})
 """Reasons for which a GPU is not in service: only its claims are metered, and R2 omits it."""
 
-KEEPS_RANK = frozenset({"", LATE_END})
-"""Reasons for which a part of a claim keeps its rank: a late end frees its time for no other claim."""
+KEEPS_AUTHORITY = frozenset({"", LATE_END})
+"""Reasons for which a part of a claim keeps its authority: a late end frees its time for no other claim."""
 
 
 class ReviewKind(StrEnum):
@@ -74,7 +74,7 @@ class ExpectedGpus:
     """Expected GPUs by administrators' files and decisions."""
 
     inventory: DeviceInventory = field(default_factory=DeviceInventory)
-    """Without a row there is no inventory."""
+    """An inventory without rows counts as none."""
     retired: RetiredGpus = field(default_factory=RetiredGpus)
     decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
 
@@ -85,6 +85,8 @@ class ExpectedGpus:
         or rejected GPU does not count.
         """
         gpus = contacts.get(node, {})
+        if not self.inventory.by_node and len(gpus) <= min(MAX_GPUS_AT_ONCE, MAX_NEW_GPUS):
+            return []
         own = gpus.get(gpu)
         if own is None or self.decisions.find(ReviewKind.GPU, node, gpu) is not None:
             return []
@@ -145,15 +147,15 @@ class ReviewedPart(NamedTuple):
 
 
 def divide_claim(
-    claim: ReviewSubject, span: tuple[int, int], believed: tuple[int, int], freed_ns: int
+    claim: ReviewSubject, span: tuple[int, int], contact_and_trust: tuple[int, int], freed_ns: int
 ) -> Iterator[ReviewedPart]:
     """Divide a claim where it begins to be trusted and where its late end frees it.
 
-    `believed` are the times of first contact and of the trusted report; from `freed_ns` on the
+    `contact_and_trust` are the times of first contact and of the trusted report; from `freed_ns` on the
     claim continues only because its end was reported late, if the claim itself is trusted.
     """
     start, end = span
-    contact_ns, trusted_ns = believed
+    contact_ns, trusted_ns = contact_and_trust
     waits = ReviewSubject(ReviewKind.END, claim.node, claim.name)
     cuts = (
         (start, min(contact_ns, freed_ns, end), BEFORE_CONTACT, claim),

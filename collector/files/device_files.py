@@ -61,19 +61,19 @@ class DeviceInventory:
     def __iter__(self) -> Iterator[ExpectedDevices]:
         return (row for some in self.by_node.values() for row in some)
 
-    def expected_devices(self, instant_ns: int) -> dict[str, ExpectedDevices]:
+    def expected_devices(self, timestamp_ns: int) -> dict[str, ExpectedDevices]:
         """Expected devices of each node in the inventory at an instant."""
         devices: dict[str, ExpectedDevices] = {}
         for row in self:
-            if row.start_ns <= instant_ns < row.end_ns:
+            if row.start_ns <= timestamp_ns < row.end_ns:
                 devices[row.node] = row
         return devices
 
-    def is_removed(self, node: str, instant_ns: int) -> bool:
+    def is_removed(self, node: str, timestamp_ns: int) -> bool:
         """True if a node was in the inventory before an instant, and is not at that instant."""
         rows = self.by_node.get(node, ())
-        ended = any(row.end_ns <= instant_ns for row in rows)
-        return ended and not any(row.start_ns <= instant_ns < row.end_ns for row in rows)
+        ended = any(row.end_ns <= timestamp_ns for row in rows)
+        return ended and not any(row.start_ns <= timestamp_ns < row.end_ns for row in rows)
 
 
 def parse_inventory(text: str) -> DeviceInventory:
@@ -135,10 +135,10 @@ class RetiredGpus:
     def __iter__(self) -> Iterator[Retirement]:
         return (one for some in self.by_gpu.values() for one in some)
 
-    def find_retirement(self, gpu: str, instant_ns: int) -> Retirement | None:
+    def find_retirement(self, gpu: str, timestamp_ns: int) -> Retirement | None:
         """The row by which a GPU is retired at an instant; None if it is not."""
         for retirement in self.by_gpu.get(gpu, ()):
-            if retirement.start_ns <= instant_ns < retirement.end_ns:
+            if retirement.start_ns <= timestamp_ns < retirement.end_ns:
                 return retirement
         return None
 

@@ -1,9 +1,7 @@
 """Administrators' files about tenants: claims, and the tenants of owners.
 
-A claim is the tenant that holds a GPU or node, from start to end: CSV with the columns tenant,
-holds, from, to, and optionally share. `holds` is a GPU's UUID or a node's name; times are RFC 3339
-with an offset; an empty `to` means no end; `share` is a fraction of each GPU such as 3/8 or 37.5%,
-empty for all of it. These claims rank above all claims that agents report.
+A claim is the tenant that holds a GPU or node, from start to end, in the format of `railscope.claims_file`. These
+claims rank above all claims that agents report. Names that only an agent resolves, such as an index, match nothing here.
 
 The tenant of an owner is the payer of a Kubernetes namespace, a Slurm account or a user: CSV with
 the columns tenant, source, owner, from, to. `source` is the source of the claim (kubernetes, slurm,
@@ -16,6 +14,7 @@ which is invalid in a tenant of the file, marks it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,13 +26,17 @@ import structlog
 from collector.files import watched_file
 from collector.metering import evidence, timeline
 from railscope import claim_terms
+from railscope.claims_file import ClaimsFileError, parse_claims_file
+from railscope.timestamps import FOREVER_NS
 
 log = structlog.get_logger(__name__)
 
 SOURCE = "file"
-CLAIMS_HEADER = ("tenant", "holds", "from", "to")
-CLAIMS_OPTIONAL = ("share",)
 _MAX_OVERLAPS = 10
+_LOCAL_NAME = re.compile(
+    r"\*|[0-9]{1,3}|/dev/nvidia[0-9]+|([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
+)
+"""Names of GPUs that only an agent resolves: all, an index, a device file, a PCI address."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,12 +49,16 @@ class FileClaim:
     holds: str
     share: str = ""
     """`n/d` of each GPU; empty for all of it."""
+    workload: str = ""
+    exclusive: bool = True
+    system: bool = False
 
     @property
     def id(self) -> str:
         """Claim id in the ledger."""
-        name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
-        return f"{name}/{self.share}" if self.share else name
+        name = f"{SOURCE}/{self.holds}/{self.tenant}/{self.start_ns}"
+        name = f"{name}/{self.share}" if self.share else name
+        return f"{name}@{self.workload}" if self.workload else name
 
     def metered_claim(self, node: str) -> evidence.MeteredClaim:
         """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
@@ -61,8 +68,10 @@ class FileClaim:
             self.id,
             self.tenant,
             self.end_ns,
-            node=node,
-            exclusive=not self.share,
+            self.workload,
+            node,
+            exclusive=self.exclusive and not self.share,
+            system=self.system,
             source=SOURCE,
             share=claim_terms.parse_share(self.share) if self.share else None,
         )
@@ -90,19 +99,19 @@ class FileClaims:
             for claim in self.by_target.get(node, ()):
                 yield claim.metered_claim(node)
 
-    def node_holder(self, node: str, instant_ns: int) -> str:
+    def node_holder(self, node: str, timestamp_ns: int) -> str:
         """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
         begun = [
             claim
             for claim in self.by_target.get(node, ())
-            if claim.start_ns <= instant_ns and not claim.share
+            if claim.start_ns <= timestamp_ns and claim.exclusive and not claim.share
         ]
         latest = max(begun, default=None)
-        return latest.tenant if latest and instant_ns < latest.end_ns else ""
+        return latest.tenant if latest and timestamp_ns < latest.end_ns else ""
 
-    def count_in_force(self, instant_ns: int) -> int:
+    def count_in_force(self, timestamp_ns: int) -> int:
         """Number of claims in force at an instant."""
-        return sum(claim.start_ns <= instant_ns < claim.end_ns for claim in self)
+        return sum(claim.start_ns <= timestamp_ns < claim.end_ns for claim in self)
 
     def find_overlaps(self) -> Iterator[tuple[FileClaim, FileClaim]]:
         """Claims of two tenants on one GPU or one node at one time, the earlier first.
@@ -113,7 +122,7 @@ class FileClaims:
         for claims in self.by_target.values():
             longest: dict[str, FileClaim] = {}
             for claim in claims:
-                if claim.share:
+                if claim.share or not claim.exclusive:
                     continue
                 for other in longest.values():
                     if other.tenant != claim.tenant and other.end_ns > claim.start_ns:
@@ -125,36 +134,39 @@ class FileClaims:
 
 def parse_claims(text: str) -> FileClaims:
     """Parse claims from the text of a file. Raises FileError that names the line."""
-    claims = []
-    rows = watched_file.read_rows(text, CLAIMS_HEADER, CLAIMS_OPTIONAL)
-    for number, (tenant, holds, start, end, written) in rows:
-        if not tenant or not holds:
-            quoted = f"{tenant},{holds},{start},{end}"[: watched_file.MAX_QUOTED]
-            message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
-            raise watched_file.FileError(message)
-        try:
-            share = (
-                claim_terms.share_text(claim_terms.parse_written_share(written)) if written else ""
-            )
-        except claim_terms.ShareError as error:
-            message = f"line {number}: {error}"
-            raise watched_file.FileError(message) from error
-        claims.append(
-            FileClaim(
-                *watched_file.parse_span(start, end or None, f"line {number}"), tenant, holds, share
-            )
+    try:
+        lines = parse_claims_file(text, dated=True)
+    except ClaimsFileError as error:
+        raise watched_file.FileError(str(error)) from error
+    return FileClaims.from_claims(
+        FileClaim(
+            line.start_ns or 0,
+            FOREVER_NS if line.end_ns is None else line.end_ns,
+            line.tenant,
+            line.gpu,
+            line.share,
+            line.workload,
+            line.exclusive,
+            line.system,
         )
-    return FileClaims.from_claims(claims)
+        for line in lines
+    )
 
 
 def claims_file(path: Path | None) -> watched_file.WatchedFile[FileClaims]:
-    """The watched claims file of a path; logs overlapping tenants after each read."""
+    """The watched claims file of a path; logs its problems after each read."""
     watched = watched_file.WatchedFile("claims", path, parse_claims, FileClaims())
-    watched.on_change.append(lambda _: _log_overlaps(watched.content))
+    watched.on_change.append(lambda _: _log_problems(watched.content))
     return watched
 
 
-def _log_overlaps(claims: FileClaims) -> None:
+def _log_problems(claims: FileClaims) -> None:
+    if local_names := sorted(filter(_LOCAL_NAME.fullmatch, claims.by_target)):
+        log.warning(
+            "claims_ignored",
+            subjects=local_names[:_MAX_OVERLAPS],
+            advice="name a GPU by its UUID, or its node: other names are those of a node's own file",
+        )
     for earlier, later in islice(claims.find_overlaps(), _MAX_OVERLAPS):
         log.warning(
             "claims_overlapped",
@@ -208,9 +220,9 @@ class TenantMappings:
             timeline.append_piece(tenants, timeline.TimePiece(start, end, tenant))
         return tenants
 
-    def find_tenant(self, source: str, owner: str, instant_ns: int) -> str:
+    def find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
         """The tenant of the row for an owner at an instant; empty without a row."""
-        (piece,) = self.timeline(source, owner, instant_ns, instant_ns + 1)
+        (piece,) = self.timeline(source, owner, timestamp_ns, timestamp_ns + 1)
         return "" if UNMAPPED in piece.value else piece.value
 
 

@@ -41,7 +41,7 @@ class WatchedFile(Generic[T]):
     problem: str = ""
     """Reason why the current file is invalid."""
     _digest: bytes = b""
-    _ever_valid: bool = False
+    _was_ever_valid: bool = False
 
     def __post_init__(self) -> None:
         """Start with the empty content."""
@@ -53,7 +53,7 @@ class WatchedFile(Generic[T]):
 
         If a configured file was never valid, `empty` is only a placeholder.
         """
-        return self.path is None or self._ever_valid
+        return self.path is None or self._was_ever_valid
 
     async def watch(self) -> None:
         """Read the file whenever it changes, until cancelled."""
@@ -96,33 +96,27 @@ class WatchedFile(Generic[T]):
         self._accept(text, self.parse(text))
 
     def _accept(self, text: str, content: T) -> None:
-        self._ever_valid = True
+        self._was_ever_valid = True
         self.content, self.text = content, text
         for listener in self.on_change:
             listener(text)
 
 
-def read_rows(
-    text: str, header: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[int, list[str]]]:
+def read_rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """The rows of a CSV file below its header, with the number of the line each begins on.
 
-    Missing optional columns have empty values. Comments count as empty lines. Raises FileError that
-    names the line.
+    Comments count as empty lines. Raises FileError that names the line.
     """
     try:
-        yield from _rows_below(parse_csv(text), header, optional)
+        yield from _rows_below(parse_csv(text), header)
     except CsvError as error:
         raise FileError(str(error)) from error
 
 
 def _rows_below(
-    rows: Iterator[tuple[int, list[str]]], header: Sequence[str], optional: Sequence[str]
+    rows: Iterator[tuple[int, list[str]]], header: Sequence[str]
 ) -> Iterator[tuple[int, list[str]]]:
     number, first = next(rows, (1, []))
-    missing = [""] * len(optional)
-    if optional and first == [*header, *optional]:
-        header, missing = first, []
     if first != list(header):
         message = f"line {number}: invalid header: expected {','.join(header)}"
         raise FileError(message)
@@ -130,7 +124,7 @@ def _rows_below(
         if len(row) != len(header):
             message = f"line {number}: {','.join(row)[:MAX_QUOTED]}: expected {','.join(header)}"
             raise FileError(message)
-        yield number, row + missing
+        yield number, row
 
 
 def parse_span(

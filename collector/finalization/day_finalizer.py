@@ -54,7 +54,7 @@ class FinalizerCounters:
 
 @dataclass(slots=True)
 class DayFinalizer:
-    """Updates database and ledger from the book. `open` blocks; it raises LedgerError."""
+    """Updates database and ledger from the book. `open` blocks; it raises UnusableLedgerError."""
 
     book: evidence_book.EvidenceBook
     live: LiveAccount
@@ -68,11 +68,11 @@ class DayFinalizer:
     hold_reason: Callable[[], str] = lambda: ""
     """The reason for which nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
-    """Raises LedgerError if the database is not the one used before."""
+    """Raises UnusableLedgerError if the database is not the one used before."""
     decided: Callable[[review_rules.ReviewDecisions], None] = lambda _decisions: None
     """Called with the decisions of people about evidence under review."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
-    failing: bool = False
+    is_failing: bool = False
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stores: ledger_days.MeteringStores | None = None
@@ -114,8 +114,8 @@ class DayFinalizer:
             await self.round()
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
-            if not self.failing:
-                known = isinstance(fault, (database.LedgerError, OSError))
+            if not self.is_failing:
+                known = isinstance(fault, (database.UnusableLedgerError, OSError))
                 problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
                 log.error(
                     "evidence_write_failed",
@@ -123,11 +123,11 @@ class DayFinalizer:
                     intervals=len(self.book.intervals.by_key),
                     advice="it stays in memory and in the checkpoint, and is written later",
                 )
-            self.failing = True
+            self.is_failing = True
             return False
-        if self.failing:
+        if self.is_failing:
             log.info("evidence_writes_resumed")
-        self.failing = False
+        self.is_failing = False
         return True
 
     async def round(self, *, everything: bool = False) -> None:
@@ -181,7 +181,7 @@ class DayFinalizer:
         The previous collector of these GPUs may have stopped before it processed those facts.
         """
         new = self.book.gpus.keys() - self._accounted
-        if not new and self.live.ready:
+        if not new and self.live.is_ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         finalized = await asyncio.to_thread(
@@ -198,7 +198,7 @@ class DayFinalizer:
             for gpu in finalized.days:
                 self.book.changed.add(gpu)
                 self.book.forget(gpu, self.live.finalized.open_ns(gpu))
-            self.live.ready = True
+            self.live.is_ready = True
         self._counted |= finalized.numbers
         self._open_days.stale |= new
         self._accounted |= new

@@ -8,7 +8,7 @@ as far as the database has their readings.
 thousand GPUs is millions of GPU-days: they are added up in the database, some GPUs at a time; of
 single days only the revisions are loaded, and only for days that may change.
 
-All calls that read or write the database block, and raise LedgerError.
+All calls that read or write the database block, and raise UnusableLedgerError.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 ENGINE_VERSION = "1"
 GPUS_AT_ONCE = 64
 GpuNodes = Mapping[str, Mapping[str, int]]
-"""For every GPU, the nodes it was in and since when."""
+"""Nodes of each GPU, and since when it was in them."""
 
 
 class MeteringStores(NamedTuple):
@@ -168,8 +168,8 @@ def open_amounts(
     counts = []
     for job in jobs:
         known = loaded.known(job.gpu, files)
-        instants = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
-        upto_ns = max(instants, default=job.after_ns)
+        timestamps_ns = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
+        upto_ns = max(timestamps_ns, default=job.after_ns)
         resets = [
             (measure, reset)
             for measure, increments in known.counted.items()

@@ -45,8 +45,8 @@ class StreamRow:
     run: str = ""
     boot_id: str = ""
     boot_ns: int = 0
-    instant_ns: int = 0
-    """Of the last frame, on the collector's clock."""
+    timestamp_ns: int = 0
+    """Time of the last frame, on the collector's clock."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,9 @@ class FleetNode:
     rows: dict[str, StreamRow] = field(default_factory=dict)
     agent_version: str = ""
     clock_offset_ns: int = 0
-    instant_ns: int = 0
-    stream_instants_ns: dict[str, int] = field(default_factory=dict)
-    """Of the newest frame of each stream; kept across a restart, unlike the frames themselves."""
+    timestamp_ns: int = 0
+    stream_timestamps_ns: dict[str, int] = field(default_factory=dict)
+    """Time of the newest frame of each stream; kept across a restart, unlike the frames themselves."""
 
 
 class NodeUpdate(NamedTuple):
@@ -70,8 +70,8 @@ class NodeUpdate(NamedTuple):
     boot_id: str
     layout: SchemaLayout
     batch: Batch
-    instant_ns: int
-    """Of the last frame, on the collector's clock."""
+    timestamp_ns: int
+    """Time of the last frame, on the collector's clock."""
 
 
 class Fleet:
@@ -102,11 +102,13 @@ class Fleet:
         self, block: sheets.SheetBlock, fresh_from_ns: int, now_ns: int
     ) -> npt.NDArray[np.intp]:
         """Return the fresh rows, including slow streams of nodes that still report."""
-        is_fresh = block.instants_ns >= max(fresh_from_ns, 1)
-        is_slow = ~is_fresh & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
+        is_fresh = block.timestamps_ns >= max(fresh_from_ns, 1)
+        is_slow = (
+            ~is_fresh & (block.lasts_ns > 0) & (block.timestamps_ns + block.lasts_ns >= now_ns)
+        )
         for index in np.flatnonzero(is_slow):
             node = self.nodes.get(block.nodes[index] or "")
-            is_fresh[index] = node is not None and node.instant_ns >= fresh_from_ns
+            is_fresh[index] = node is not None and node.timestamp_ns >= fresh_from_ns
         return np.flatnonzero(is_fresh)
 
     def get_or_add_node(self, name: str) -> FleetNode:
@@ -123,7 +125,7 @@ class Fleet:
         if present and _is_outdated(update, present):
             return False
         row = self._row(node, update)
-        block, index, instant_ns = row.block, row.index, update.instant_ns
+        block, index, timestamp_ns = row.block, row.index, update.timestamp_ns
         is_continued = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
         since_ns = row.boot_ns if is_continued else 0
@@ -131,17 +133,17 @@ class Fleet:
             sheets.PendingBatch(block, index, batch, since_ns, is_continued and not same_run)
         )
         if same_run:
-            period_ns = max(instant_ns - row.instant_ns, 0)
+            period_ns = max(timestamp_ns - row.timestamp_ns, 0)
             block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
-        block.instants_ns[index] = instant_ns
+        block.timestamps_ns[index] = timestamp_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
-        row.instant_ns = instant_ns
-        before_ns = node.stream_instants_ns.get(update.layout.stream)
-        node.stream_instants_ns[update.layout.stream] = instant_ns
-        if instant_ns >= node.instant_ns:
-            node.instant_ns = instant_ns
-        elif before_ns == node.instant_ns:
-            node.instant_ns = max(node.stream_instants_ns.values())
+        row.timestamp_ns = timestamp_ns
+        before_ns = node.stream_timestamps_ns.get(update.layout.stream)
+        node.stream_timestamps_ns[update.layout.stream] = timestamp_ns
+        if timestamp_ns >= node.timestamp_ns:
+            node.timestamp_ns = timestamp_ns
+        elif before_ns == node.timestamp_ns:
+            node.timestamp_ns = max(node.stream_timestamps_ns.values())
         return True
 
     def _row(self, node: FleetNode, update: NodeUpdate) -> StreamRow:
@@ -169,7 +171,7 @@ def _is_outdated(update: NodeUpdate, present: StreamRow) -> bool:
     """True unless a frame is newer than the current one, by the boot clock where possible."""
     if present.boot_ns and update.boot_id == present.boot_id:
         return update.batch.boot_ns[-1] <= present.boot_ns
-    return update.instant_ns < present.instant_ns
+    return update.timestamp_ns < present.timestamp_ns
 
 
 NamesOfGpu: TypeAlias = Callable[[str, str], Names]
@@ -197,7 +199,7 @@ def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Name
 
 
 MAX_EVENTS, MAX_CHARACTERS = 10_000, 8 << 20
-"""Of all nodes."""
+"""Limits of the events of all nodes."""
 NODE_SHARE = 8
 """One node holds at most this fraction (1/n) of each bound."""
 _MAX_KEYS = 2 * MAX_EVENTS

@@ -1,9 +1,9 @@
 """Columns of a schema that jobs, metering and the inventory use, determined once per schema.
 
 A device is present if a frame has a value of it. It is gone if its readings are gone (a GPU that
-NVML reports as lost), except for unsupported ones. Without any value for another reason it may be
-there or not. If a source has found no device on a node there are no frames of it; the state that
-the agent reports for each source shows that.
+NVML reports as lost), except for unsupported ones. Without any value for another reason its presence is
+unknown. A source that has found no device on a node sends no frames; the state that the agent reports for
+each source shows that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from sys import intern
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -183,15 +184,17 @@ class MeteredColumns:
     counters: tuple[CounterSubject, ...]
     columns: npt.NDArray[np.intp]
     layouts: tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
-    skus: dict[str, str]
+    skus: Mapping[str, str]
 
 
-def find_metered_columns(wire: WireSchema) -> MeteredColumns:
-    """Return the metering facts of a schema."""
+NOT_METERED = MeteredColumns((), np.array((), np.intp), (), MappingProxyType({}))
+"""Shared by most schemas of a node."""
+
+
+def find_metered_columns(wire: WireSchema, entity_rails: Sequence[int]) -> MeteredColumns:
+    """Return the metering facts of a schema, with the rails of its entities."""
     counters: list[CounterSubject] = []
     columns: list[int] = []
-    is_measured = any(group.metric in _MEASURED for group in wire.groups)
-    entity_rails = rails_of_entities(wire) if is_measured else ()
     start = 0
     for group in wire.groups:
         if group.metric in _MEASURED:
@@ -205,7 +208,9 @@ def find_metered_columns(wire: WireSchema) -> MeteredColumns:
         start += len(group.entities)
     layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
     gpus = [e for e in wire.entities if e.kind == GPU] if wire.stream == STREAMS[GPU] else []
-    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in gpus}
+    if not (counters or layouts or gpus):
+        return NOT_METERED
+    skus = {intern(e.key[0]): sku_of(e.facts.get("model", "")) for e in gpus}
     return MeteredColumns(tuple(counters), np.array(columns, np.intp), layouts, skus)
 
 
@@ -214,7 +219,7 @@ def _counter_subject(metric: str, entity: WireEntity, rail: int) -> CounterSubje
     if measure is None:
         return None
     if entity.kind == GPU:
-        return CounterSubject(measure, gpu=entity.key[0])
+        return CounterSubject(measure, gpu=intern(entity.key[0]))
     if rail == NO_RAIL:
         return None
     return CounterSubject(measure, "", rail, "/".join(entity.key), entity.kind == RDMA_PORT)
@@ -380,7 +385,7 @@ class ShownDevices:
     present: Sequence[str] = ()
     gone: Sequence[str] = ()
     unknown: Sequence[str] = ()
-    """Listed without any value: they may be there or not."""
+    """Listed without any value: their presence is unknown."""
 
 
 NO_DEVICE_COLUMNS = ShownDeviceColumns()

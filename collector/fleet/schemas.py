@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
+from sys import intern
 from threading import Lock
+from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -37,7 +38,8 @@ from collector.fleet.schema_columns import (
     is_of_jobs,
     job_columns,
 )
-from railscope import catalog, device_names, durable_files, wire as wire_format
+from collector.fleet.schema_files import SchemaFiles, decode_schema, encode_schema, schema_digest
+from railscope import catalog, device_names, wire as wire_format
 from railscope.catalog.declare import Metric
 
 MAX_GPUS = 256
@@ -72,7 +74,7 @@ class SchemaLayout:
     """Columns that views read; `others` are the rest."""
     others: Positions
     slots: Positions
-    """For each column its position in `viewed`; only for these."""
+    """Position in `viewed` of each column that is in it."""
 
     @property
     def rails(self) -> int:
@@ -91,7 +93,7 @@ def _find_problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
     columns = sum(len(group.entities) for group in schema.groups)
     if max(columns, count, len(schema.groups)) > limit:
         yield f"{stream}: expected at most {limit} columns and entities"
-    if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
+    if [entity.kind for entity in schema.entities].count(GPU_KIND) > MAX_GPUS:
         yield f"{stream}: expected at most {MAX_GPUS} GPUs"
     for group in schema.groups:
         metric = catalog.METRICS.get(group.metric)
@@ -102,11 +104,11 @@ def _find_problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
         elif metric and metric.scale.as_integer_ratio() != tuple(group.scale):
             fix = "run the same version of agent and collector"
             yield f"metric {group.metric}: the sender declares another scale; fix: {fix}"
-    for entity in schema.entities:
-        kind = catalog.KINDS.get(entity.kind)
-        if kind and len(entity.key) != len(kind.labels):
-            labels = f"{len(entity.key)} labels: expected {', '.join(kind.labels)}"
-            yield f"{stream}: entity {entity.kind} with {labels}"
+    for name, length in {(entity.kind, len(entity.key)) for entity in schema.entities}:
+        kind = catalog.KINDS.get(name)
+        if kind and length != len(kind.labels):
+            labels = f"{length} labels: expected {', '.join(kind.labels)}"
+            yield f"{stream}: entity {name} with {labels}"
 
 
 def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
@@ -171,7 +173,6 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
 
 GPU_STREAM = "gpu"
 MAX_SCHEMAS_PER_NODE, MAX_SCHEMA_BYTES_PER_NODE = 256, 16 << 20
-_SUFFIX = ".schema"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +184,7 @@ class SchemaGpu:
     columns: Positions
     index: str = ""
     pci: str = ""
-    """PCI address."""
+    """PCI address of the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +216,7 @@ class StoredSchemas:
     """All stored schemas by hash. Methods that block are marked."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._files = SchemaFiles(directory)
         self._known: dict[bytes, KnownSchema] = {}
         self._shapes: dict[bytes, KnownSchema] = {}
         """A schema of each shape, of which further ones share the parts that are equal."""
@@ -225,26 +226,22 @@ class StoredSchemas:
         self._lock = Lock()
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
-        self.read = lru_cache(maxsize=16)(self._read)
+        self.read = lru_cache(maxsize=16)(self._files.read)
 
     def open(self) -> int:
         """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable_files.delete_partial_files(self._directory)
         damaged = 0
-        for path in self._directory.glob("*" + _SUFFIX):
+        for content in self._files.open():
             try:
-                content = path.read_bytes()
-                wire = msgspec.msgpack.decode(content, type=wire_format.WireSchema)
-                self._add(self._derive(wire, content))
+                self._add(self._derive(decode_schema(content or b""), content or b""))
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
         return damaged
 
     @property
-    def digests(self) -> list[str]:
-        """Hashes of all stored schemas, in hexadecimal."""
-        return [digest.hex() for digest in list(self._known)]
+    def file_names(self) -> set[str]:
+        """Names of the files of all stored schemas."""
+        return {self._files.name_of(digest) for digest in list(self._known)}
 
     def get(self, digest: bytes) -> KnownSchema | None:
         """Return a schema by its hash; None if it is not stored."""
@@ -263,23 +260,24 @@ class StoredSchemas:
         """Store schemas, each with its encoding, durable on return. Blocking; raises OSError."""
         with self._lock:
             all_known = []
-            files: dict[Path, bytes] = {}
+            new: dict[bytes, bytes] = {}
             for wire, content in schemas:
                 known = self._known.get(schema_digest(content)) or self._derive(wire, content)
                 if known.digest not in self._known:
-                    files[self._path(known.digest)] = content
+                    new[known.digest] = content
                 all_known.append(known)
-            durable_files.write_all_durably(files)
+            self._files.write(new)
             for known in all_known:
+                self._used[known.digest] = self.segment
                 if known.digest not in self._known:
                     self._add(known)
-                self._used[known.digest] = self.segment
             return all_known
 
-    def record_use(self, node: str, digest: bytes) -> None:
-        """Record that frames of a node refer to a schema."""
-        self._used[digest] = self.segment
-        self._by_node.setdefault(node, set()).add(digest)
+    def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
+        """Record that frames of a node refer to schemas."""
+        if digests:
+            self._used.update(dict.fromkeys(digests, self.segment))
+            self._by_node.setdefault(node, set()).update(digests)
 
     def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
@@ -296,11 +294,12 @@ class StoredSchemas:
         """Release schemas that are neither shown nor in recent segments; return their hashes.
 
         Their files remain. Schemas of segments from `first_segment` on are retained, and of one
-        more for envelopes that are checked and not appended yet.
+        more for envelopes that are checked and not appended yet. Collections are copied before they
+        are iterated: another thread may store schemas meanwhile.
         """
         unused = [
             digest
-            for digest in self._known.keys() - shown_digests
+            for digest in set(self._known) - shown_digests
             if self._used.get(digest, 0) < first_segment - 1
         ]
         for digest in unused:
@@ -310,35 +309,29 @@ class StoredSchemas:
             digests.difference_update(unused)
             if not digests:
                 del self._by_node[node]
-        self._shapes = {known.shape: known for known in self._known.values()}
-        names = {id(known.names) for known in self._known.values()}
-        self._names = {key: shared for key, shared in self._names.items() if id(shared) in names}
+        remaining = list(self._known.values())
+        self._shapes = {known.shape: known for known in remaining}
+        names = {id(known.names) for known in remaining}
+        self._names = {k: shared for k, shared in list(self._names.items()) if id(shared) in names}
         return unused
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the files of released schemas. Blocking; raises OSError."""
-        for digest in digests:
-            with self._lock:
-                if digest not in self._known:
-                    self._path(digest).unlink(missing_ok=True)
-
-    def _read(self, digest: bytes) -> wire_format.WireSchema:
-        return msgspec.msgpack.decode(self._path(digest).read_bytes(), type=wire_format.WireSchema)
-
-    def _path(self, digest: bytes) -> Path:
-        return self._directory / (digest.hex() + _SUFFIX)
+        with self._lock:
+            self._files.delete(digest for digest in digests if digest not in self._known)
 
     def _derive(self, wire: wire_format.WireSchema, content: bytes) -> KnownSchema:
-        shape = wire_format.layout_hash(wire)
+        rails = wire_format.rails_of_entities(wire)
+        shape = wire_format.layout_hash(wire, rails)
         like = self._shapes.get(shape)
-        gpus = _schema_gpus(wire, like.gpus if like else ())
+        gpus = _schema_gpus(wire, rails, like.gpus if like else ())
         jobs = like.jobs if like else job_columns(wire)
         return KnownSchema(
             schema_digest(content),
             shape,
             like.layout if like else make_layout(wire),
             gpus,
-            find_metered_columns(wire),
+            find_metered_columns(wire, rails),
             device_columns_like(like.showing, wire) if like else find_device_columns(wire),
             self._names_of(wire),
             jobs,
@@ -361,17 +354,9 @@ class StoredSchemas:
         self._known[known.digest] = known
 
 
-def encode_schema(wire: wire_format.WireSchema) -> bytes:
-    """Return a schema as stored."""
-    return msgspec.msgpack.encode(wire)
-
-
-def schema_digest(content: bytes) -> bytes:
-    """Return the hash by which batches refer to an encoded schema."""
-    return blake2b(content, digest_size=wire_format.HASH_BYTES).digest()
-
-
-def _schema_gpus(wire: wire_format.WireSchema, like: Sequence[SchemaGpu]) -> tuple[SchemaGpu, ...]:
+def _schema_gpus(
+    wire: wire_format.WireSchema, rails: Sequence[int], like: Sequence[SchemaGpu]
+) -> tuple[SchemaGpu, ...]:
     """Return the GPUs of a schema; `like` are those of another one of its shape."""
     if wire.stream != GPU_STREAM:
         return ()
@@ -385,11 +370,10 @@ def _schema_gpus(wire: wire_format.WireSchema, like: Sequence[SchemaGpu]) -> tup
             if member in by_member:
                 by_member[member].append(column)
         columns = [np.array(some, np.intp) for some in by_member.values()]
-    rails = wire_format.rails_of_entities(wire)
     gpus = [(e, r) for e, r in zip(wire.entities, rails, strict=True) if e.kind == GPU_STREAM]
     return tuple(
         SchemaGpu(
-            entity.key[0],
+            intern(entity.key[0]),  # shared with the other schemas of a node
             rail,
             own,
             entity.facts.get("index", ""),
@@ -399,8 +383,13 @@ def _schema_gpus(wire: wire_format.WireSchema, like: Sequence[SchemaGpu]) -> tup
     )
 
 
-def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
+_NO_GPUS: Mapping[int, str] = MappingProxyType({})
+
+
+def _gpus_by_rail(gpus: Sequence[SchemaGpu]) -> Mapping[int, str]:
     """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
+    if not gpus:
+        return _NO_GPUS
     found: dict[int, str] = {}
     for position, gpu in enumerate(gpus):
         taken = gpu.rail < 0 or gpu.rail in found

@@ -150,7 +150,7 @@ BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 1024
 MAX_WAITING, MAX_WAITING_BYTES = 32, 4 << 20
 """Maximum pending batches of one layout: more cost memory and save no time."""
 _WAITING_SHARE = 8
-"""At most one of this many rows is pending: a batch of ten rows is three times as large as its row."""
+"""Limit: at most one of this many rows is pending: a batch of ten rows is three times as large as its row."""
 _NARROW_RANGE = 1 << 32
 _NS = 1e9
 
@@ -167,7 +167,7 @@ class SheetBlock:
     def __init__(self, sheet: LayoutSheet, rows: int) -> None:
         layout = sheet.layout
         self.layout = layout
-        self.instants_ns = np.zeros(rows, np.int64)
+        self.timestamps_ns = np.zeros(rows, np.int64)
         self.lasts_ns = np.zeros(rows, np.int64)
         """Freshness limit of the frame of a slow stream, by the stream's period."""
         self.nodes: list[str | None] = [None] * rows
@@ -288,7 +288,7 @@ class LayoutSheet:
         """Release a row."""
         self.write_pending()
         block.nodes[index] = None
-        block.instants_ns[index] = block.lasts_ns[index] = 0
+        block.timestamps_ns[index] = block.lasts_ns[index] = 0
         self._free.append((block, index))
         self.rows -= 1
 
@@ -397,7 +397,7 @@ def increase(before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]) 
     A counter that decreases has been reset and has counted its present value since. Agents extend
     counters of 32 bits to 64, and distinguish a wrap from a reset themselves. `resumed` marks
     counters of which a restarted agent, which has lost the number of wraps, reports the low 32
-    bits: they are taken as continued if they are then less than a quarter of the range ahead.
+    bits: they are treated as continued if they are then less than a quarter of the range ahead.
     """
     steps = after - before
     fallen = steps < 0

@@ -30,7 +30,7 @@ class View:
     """A named table of cells, as of a timestamp on the collector's clock."""
 
     name: str
-    instant_ns: int
+    timestamp_ns: int
     cells: tuple[ViewCell, ...] = field(default=())
 
     def rows(self) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ AfterWrite: TypeAlias = Callable[[], Iterable[None] | None]
 
 
 class FrameLogError(OSError):
-    """The frame log cannot store records at present; the message gives the reason."""
+    """The frame log cannot store records at present; the message states the reason."""
 
 
 log = structlog.get_logger(__name__)

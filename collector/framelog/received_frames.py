@@ -56,6 +56,12 @@ class SequenceRanges(msgspec.Struct):
             index += 1
         return gaps
 
+    def count_new(self, first: int, count: int) -> int:
+        """Return how many sequences from `first` on have not been received."""
+        if not self.ends or first > self.ends[-1]:
+            return count
+        return sum(end - start + 1 for start, end in self.missing_in(first, first + count - 1))
+
     def add(self, first: int, last: int) -> None:
         """Add first .. last, joining adjacent ranges."""
         if self.ends and first == self.ends[-1] + 1:
@@ -121,15 +127,9 @@ class ReceivedFrames(msgspec.Struct):
     missing: Counter[str] = msgspec.field(default_factory=Counter)
     """Missing frames by node."""
     sizes: Counter[str] = msgspec.field(default_factory=Counter)
-    """Ranges by node."""
+    """Number of ranges by node."""
     ignored: Counter[str] = msgspec.field(default_factory=Counter)
     """Stated ends that were not accepted, by reason."""
-
-    def missing_in(self, node: str, run: str, stream: str, span: Span) -> list[Span]:
-        """Return the parts of a span of sequences of one stream that have not been received."""
-        received_run = self.nodes.get(node, _NO_RUNS).get(run)
-        ranges = received_run.run_streams.get(stream) if received_run else None
-        return ranges.missing_in(*span) if ranges else [span]
 
     def run_streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
         """Return the streams with frames of a run."""

@@ -3,7 +3,7 @@
 Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is
 16 random bytes, different in each segment. A torn tail (a crash while writing) is cut off when the
 log is opened; a damaged record inside is reported and skipped by searching for the next marker.
-Senders do not have the marker, so no payload can pass for a record.
+Senders do not have the marker, so no payload can be mistaken for a record.
 
 A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
 not accept must not end the collector at each start. It is quarantined: skipped, counted, and copied
@@ -39,6 +39,7 @@ import structlog
 
 from collector import clock
 from railscope.durable_files import write_durably
+from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import SentAt
 
 MARKER_BYTES = 16
@@ -52,7 +53,7 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
     received_wall_ns: int
     sent: SentAt
     body: bytes
-    max_rank: int = 3
+    max_authority: int = 3
     """Highest authority of its claims: the limit of the token that it was sent with."""
     doubted_since_ns: int = 0
     """Start of the doubt about the collector's clock at its receipt; 0 for none."""
@@ -121,7 +122,7 @@ def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameR
         end = position + HEAD.size + len(payload)
         try:
             yield end, _decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DECODING_ERRORS:
             stats.damaged_records += 1
         position = end
 
@@ -311,7 +312,7 @@ class StateFiles:
     def begin(self, number: int, offset: int) -> None:
         """Write both files for the current content. Blocking; raises OSError."""
         if self.is_incomplete:
-            return  # The next start must find the same.
+            return  # The next start must find the same files.
         numbers = segment_numbers(self._frames)
         self.manifest.sealed = {n: self._remaining_bytes(n) for n in numbers if n != number}
         if "checkpoint" in self.damage:
@@ -355,7 +356,10 @@ class StateFiles:
             write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
 
     def find_new_losses(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
-        """Compare the directory of a running collector; return new losses. Blocking."""
+        """Compare the directory of a running collector; return new losses. Blocking.
+
+        `schemas` returns the names of the files of schemas.
+        """
         losses: dict[str, str] = {}
         for number, size in list(self.manifest.sealed.items()):
             if problem := self._find_size_problem(number, size):
@@ -363,12 +367,12 @@ class StateFiles:
         if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
             losses["checkpoint"] = "missing file"
         schemas_before = schemas()
-        schema_files = {path.name for path in (self.directory / "schemas").glob("*.schema")}
+        schema_files = {path.name for path in (self.directory / "schemas").iterdir()}
         for name in set(schemas_before).intersection(
             schemas()
         ):  # excludes schemas released meanwhile
-            if f"{name}.schema" not in schema_files:
-                losses[f"schemas/{name}.schema"] = "missing file"
+            if name not in schema_files:
+                losses[f"schemas/{name}"] = "missing file"
         new_names = [name for name in losses if name not in self.damage]
         for name in new_names:
             self.damage[name] = losses[name]
@@ -397,7 +401,7 @@ class StateFiles:
             return msgspec.json.decode(content, type=SegmentManifest)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except DECODING_ERRORS as error:
             self.damage[MANIFEST] = f"cannot decode the file: {error}"
             return None
 

@@ -125,11 +125,11 @@ class TenantScope(StrEnum):
     """Part of a route's content that a tenant may read."""
 
     NOTHING = "nothing"
-    SAME = "as all"
+    SAME = "same as other roles"
     """Content that belongs to no tenant."""
-    OWN = "own part"
+    OWN = "own data only"
     """The handler omits the content of other tenants."""
-    NAMED = "own path"
+    NAMED = "own path only"
     """The path names a tenant; access to any other is denied, even if that tenant does not exist."""
 
 
@@ -204,7 +204,7 @@ ROUTES: Collection[Route] = (
 
 MAX_FAILURES = 30
 SECONDS_PER_FAILURE = 2.0
-"""Interval after which the bucket has room for one more failure."""
+"""Interval after which the bucket permits one more failure."""
 MAX_ADDRESSES = 4096
 
 

@@ -66,7 +66,7 @@ class EntrySelection:
     max_entries: int = MAX_ENTRIES
     tenant: str | None = None
     """None for the entries of all tenants."""
-    of_tenant_only: bool = False
+    is_of_tenant_only: bool = False
     """True if that tenant itself sends the request, so that the response may contain nothing else."""
 
 
@@ -199,7 +199,7 @@ class SignedEntries:
             "proof": _base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
         }
         record = decode_audit_record(raw)
-        if selection.of_tenant_only and _names_other_party(record):
+        if selection.is_of_tenant_only and _names_other_party(record):
             entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
             entry["withheld"] = ["ref"]
         else:

@@ -1,4 +1,4 @@
-"""Routes of statements and exports: access by tenant is decided here, the content is made elsewhere."""
+"""Handlers for statements and exports. Enforces access per tenant; `tenant_statements` builds the content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collector.billing import focus_rows, period_closing, tenant_statements
 from collector.http.access_control import RouteHandlers, json_error, json_response, selected_tenant
 from collector.http.web_server import ReadPool
 from collector.ledger import ledger_store
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.metering.units import PeriodError, parse_period
 
 BillingResultT = TypeVar("BillingResultT")
@@ -121,7 +121,7 @@ class LedgerBooks:
     """Statements and exports of the ledger in a database."""
 
     database: Callable[[], Database]
-    """Opens the database; raises LedgerError."""
+    """Opens the database; raises UnusableLedgerError."""
     sellers: str = ""
     """File with the sellers and paying accounts; without one, each tenant pays for itself."""
 
@@ -132,7 +132,7 @@ class LedgerBooks:
                 period_closing.BillingBooks.for_ledger(ledger_store.Ledger(self.database())),
                 self._seller,
             )
-        except LedgerError as error:
+        except UnusableLedgerError as error:
             raise tenant_statements.BillingUnavailableError(str(error)) from error
 
     def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:

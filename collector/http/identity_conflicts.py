@@ -33,7 +33,7 @@ class _SendingNode:
     boots: list[str] = field(default_factory=list)
     """Boot IDs of the node, the current one last."""
     runs: OrderedDict[tuple[str, str], _SendingRun] = field(default_factory=OrderedDict)
-    """By boot and run: boot clock of the first and last frames."""
+    """Boot clock of the first and last frames, by boot and run."""
     conflict_ns: int = 0
 
 

@@ -25,7 +25,8 @@ from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
-from collector.fleet.schemas import KnownSchema, check_schema, encode_schema, schema_digest
+from collector.fleet.schema_files import encode_schema, schema_digest
+from collector.fleet.schemas import KnownSchema, check_schema
 from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
 from collector.http.access_control import json_response
@@ -51,7 +52,7 @@ MAX_LARGE_ENVELOPES = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
-_FUTURE_NS = 60_000_000_000
+_FUTURE_NS = 60 * timestamps.SECOND_NS
 
 
 _REASONS = {
@@ -216,7 +217,13 @@ class Ingest:
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         record = segment_files.FrameRecord(
-            credential.name, self.wall_ns(), sent, body, credential.max_rank, doubted_ns, suspect
+            credential.name,
+            self.wall_ns(),
+            sent,
+            body,
+            credential.max_authority,
+            doubted_ns,
+            suspect,
         )
         self._check_times(record, envelope)
         if not new_frames:
@@ -268,9 +275,9 @@ class Ingest:
         if problem := self.core.schemas.reason_to_reject(envelope.node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
-            for stored in await asyncio.to_thread(self._check_and_store, new):
-                self.core.schemas.record_use(envelope.node, stored.digest)
-                sender.schemas.count += 1
+            stored = await asyncio.to_thread(self._check_and_store, new)
+            self.core.schemas.record_uses(envelope.node, [known.digest for known in stored])
+            sender.schemas.count += len(stored)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
@@ -335,12 +342,13 @@ class Ingest:
 
     def _check_batches(self, envelope: wire.Envelope) -> None:
         unknown = []
+        used = []
         for batch in envelope.batches:
             schema = self.core.schemas.get(batch.schema)
             if schema is None:
                 unknown.append(batch.schema.hex())
                 continue
-            self.core.schemas.record_use(envelope.node, batch.schema)
+            used.append(batch.schema)
             try:
                 sheets.check_batch(batch, schema.layout.columns, self.limits.frames_per_batch)
             except wire.WireError as error:
@@ -351,6 +359,7 @@ class Ingest:
                     f"{schema.layout.stream!r}"
                 )
                 raise NotAcknowledgedError(text, "format")
+        self.core.schemas.record_uses(envelope.node, used)
         if unknown:
             text = "unknown schemas; fix: send them first"
             digests = list(dict.fromkeys(unknown))

@@ -61,9 +61,9 @@ class JobsApi:
         )
         jobs = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
         rows = await asyncio.to_thread(lambda: [view.to_json(job, self.names_of) for job in jobs])
-        content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
+        content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
         if credential.role is not Role.TENANT:
-            content["left_out"] = view.left_out
+            content["suppressed"] = view.suppressed
         return json_response(content)
 
     async def _job(self, request: web.Request, _: Credential) -> web.Response:
@@ -76,7 +76,7 @@ class JobsApi:
         return json_response(await asyncio.to_thread(self._job_document, view, job))
 
     def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        document = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        document = {"timestamp_ns": view.timestamp_ns, **view.to_json(job, self.names_of)}
         return document | {"places": view.places(job, self.names_of)}
 
 
@@ -104,7 +104,7 @@ class CollectorMetrics:
         """Reason why the claims of GPUs cannot be determined; empty if they can."""
         if self.files.unknown:
             return f"{self.files.unknown} has never been valid"
-        return "" if self.finalizer.live.ready else "the ledger has not been read yet"
+        return "" if self.finalizer.live.is_ready else "the ledger has not been read yet"
 
     def cells(self, views: CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
@@ -123,7 +123,7 @@ class CollectorMetrics:
             (catalog.SCHEMAS, len(self.core.schemas)),
             (catalog.CONNECTIONS, len(self.connections)),
             (catalog.VIEWS_TIME, views.duration_ns / timestamps.SECOND_NS),
-            (catalog.CLAIMS, self.files.claims.content.count_in_force(views.instant_ns)),
+            (catalog.CLAIMS, self.files.claims.content.count_in_force(views.timestamp_ns)),
             (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
             (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
@@ -145,10 +145,13 @@ class CollectorMetrics:
             (catalog.SINK_DROPPED, self.sink.dropped_lines),
         ]
         files = [(file.kind, int(file.is_valid)) for file in self.files.all_files if file.path]
-        unplaced = self.finalizer.live.unplaced(views.instant_ns)
+        unplaced = self.finalizer.live.unplaced(views.timestamp_ns)
         by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
             (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.is_valid)))),
-            (catalog.NODE_TWINS, ((name, 1) for name in self.conflicts.nodes(views.instant_ns))),
+            (
+                catalog.NODE_IDENTITY_CONFLICT,
+                ((name, 1) for name in self.conflicts.nodes(views.timestamp_ns)),
+            ),
             (catalog.UNPLACED_GPUS, ((name, float(amount)) for name, amount in unplaced.items())),
             (catalog.CONNECTIONS_CLOSED, self.connections.closed.items()),
             (catalog.MISSING_OF_NODE, self.core.received.missing_of_nodes()),
@@ -189,7 +192,7 @@ MAX_EVENTS = 1000
 _NOT_COMPUTED = "the views have not been computed yet"
 
 
-async def _writable() -> str:
+async def _no_problem() -> str:
     return ""
 
 
@@ -202,7 +205,7 @@ class ViewApi:
     views: Callable[[], CollectorViews]
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
-    ledger_problem: Callable[[], Awaitable[str]] = _writable
+    ledger_problem: Callable[[], Awaitable[str]] = _no_problem
     """Reason why the ledger cannot be written; empty if there is none."""
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
@@ -270,7 +273,7 @@ class ViewApi:
             for name, node in sorted(self.core.fleet.nodes.items())
             if name in facts  # the nodes of the metrics, without stale nodes that were removed
         ]
-        return json_response({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
+        return json_response({"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows})
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
@@ -282,7 +285,7 @@ class ViewApi:
         content = {
             "node": node.name,
             "agent_version": node.agent_version,
-            "instant_ns": now_ns,
+            "timestamp_ns": now_ns,
             "rollups": _rollup_rows(self._fresh_rows(node, now_ns)),
             "streams": {
                 stream: self._readings(node.name, row, now_ns)
@@ -322,12 +325,14 @@ class ViewApi:
                 value = reading.from_stored(values[column], counter=counter) * numerator
                 entry["value"] = value if denominator == 1 else value / denominator
             readings.append(entry)
-        age_seconds = (now_ns - row.instant_ns) / timestamps.SECOND_NS if row.instant_ns else None
-        return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
+        age_seconds = (
+            (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
+        )
+        return {"timestamp_ns": row.timestamp_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
         result = self.views().inventory_comparison
-        if not result.instant_ns:
+        if not result.timestamp_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
         return json_response(await asyncio.to_thread(inventory_json, result, self.core.names_of))
 
@@ -335,7 +340,7 @@ class ViewApi:
         views = self.views()
         if views.account is None:
             text, reason = "the account has not been computed yet", self.metrics.unknown_reason
-            if views.instant_ns and reason:
+            if views.timestamp_ns and reason:
                 text = f"the holders of GPUs are unknown: {reason}"
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         account = account_json(views.account)
@@ -355,7 +360,7 @@ class ViewApi:
         return web.Response(text="healthy\n")
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
-        problem = "" if self.views().instant_ns else _NOT_COMPUTED
+        problem = "" if self.views().timestamp_ns else _NOT_COMPUTED
         problem = problem or self.metrics.unknown_reason or await self.ledger_problem()
         problem = f"read-only: {self.read_only}" if self.read_only else problem
         if problem:
@@ -383,7 +388,9 @@ def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
 
 
 def _view_response(view: view_cells.View) -> web.Response:
-    return json_response({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
+    return json_response(
+        {"view": view.name, "timestamp_ns": view.timestamp_ns, "rows": view.rows()}
+    )
 
 
 _LANDING = """<!doctype html>

@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
-import secrets
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +48,7 @@ def make_runner(application: web.Application) -> web.AppRunner:
 
 
 class _UnquotedFilter(logging.Filter):
-    """Filter against aiohttp's quotes of unreadable input: an unreadable header may contain a token."""
+    """Filter of aiohttp's messages that quote invalid input: an invalid header may contain a token."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -199,20 +197,13 @@ def find_write_problem(directory: Path) -> str:
 
     Only a write with fsync detects a quota, a full or a read-only file system.
     """
-    path = directory / f"probe.{secrets.token_hex(4)}{durable_files.PARTIAL}"
     try:
-        try:
-            with path.open("wb") as file:
-                file.write(bytes(PROBE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            path.unlink(missing_ok=True)
+        with durable_files.partial_file(directory / "probe", bytes(PROBE_BYTES)):
+            return ""
     except OSError as error:
         if error.errno in _DISK_FULL_ERRORS:
             return f"cannot write the state directory: {error.strerror}"
         raise
-    return ""
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit import merkle, record, signed_note
+from railscope.untrusted_text import DECODING_ERRORS
 
 PRESENT_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
@@ -136,7 +137,7 @@ class WitnessApi:
             return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
-        except (msgspec.MsgspecError, UnicodeDecodeError, signed_note.NoteError) as error:
+        except (*DECODING_ERRORS, signed_note.NoteError) as error:
             return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
             text = f"cannot store the cosignature: {error.strerror}"
@@ -159,7 +160,7 @@ class WitnessApi:
             )
             try:
                 await self.audit.append(draft)
-            except (log_writer.AuditError, record.RecordError) as error:
+            except (log_writer.LogWriteError, record.RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
                 del self._key_changed_ns[node]
                 return

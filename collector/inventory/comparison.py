@@ -41,8 +41,8 @@ class NodeInventoryState(StrEnum):
 class ReportedDevices:
     """Current reports of a node; for each kind its devices, or the reason for which they are unknown."""
 
-    reporting: bool
-    instant_ns: int
+    is_reporting: bool
+    timestamp_ns: int
     devices: Mapping[str, schema_columns.ShownDevices | str]
 
 
@@ -77,7 +77,7 @@ def compare_nodes(
 ) -> Iterator[NodeComparison]:
     """Yield the comparison of each node that is in the inventory or reports."""
     for node in sorted(
-        expected.keys() | {n for n, comparison in reported.items() if comparison.reporting}
+        expected.keys() | {n for n, comparison in reported.items() if comparison.is_reporting}
     ):
         yield compare_node(node, expected.get(node), reported.get(node))
 
@@ -93,7 +93,7 @@ def compare_node(
     if reported is None:
         nothing = {kind: DeviceCounts(0, number, 0, 0) for kind, number in numbers.items()}
         return NodeComparison(node, NodeInventoryState.MISSING, nothing, {})
-    state = NodeInventoryState.PRESENT if reported.reporting else NodeInventoryState.STALE
+    state = NodeInventoryState.PRESENT if reported.is_reporting else NodeInventoryState.STALE
     counts: dict[str, DeviceCounts] = {}
     reasons: dict[str, str] = {}
     for kind, number in numbers.items():
@@ -109,9 +109,8 @@ def compare_node(
 def count_devices(expected: int, devices: schema_columns.ShownDevices) -> DeviceCounts:
     """Compare the shown devices with a number.
 
-    Devices that may be there or not count as unknown up to the number in the inventory: only
-    devices that are certainly not there are missing, and only those that certainly exceed the
-    number are unexpected.
+    Devices of unknown presence count as unknown up to the number in the inventory: only devices that are
+    certainly absent are missing, and only those that certainly exceed the number are unexpected.
     """
     present = min(len(devices.present), expected)
     unknown = min(len(devices.unknown), expected - present)
@@ -129,14 +128,14 @@ class GoneGpu:
     node: str
     gpu: str
     seen_ns: int
-    """Its last sample."""
+    """Timestamp of its last sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryComparison:
     """The result as of one timestamp; no node comparisons without an inventory."""
 
-    instant_ns: int = 0
+    timestamp_ns: int = 0
     comparisons: tuple[NodeComparison, ...] | None = None
     gone: tuple[GoneGpu, ...] = ()
     retired: tuple[Retirement, ...] = ()
@@ -201,19 +200,19 @@ class InventoryWatch:
     def _find_gone_gpus(
         self, gpu: str, reported: Mapping[str, ReportedDevices], fresh_from_ns: int
     ) -> Iterator[GoneGpu]:
-        """Yield a GPU that no node shows, if its last node reports that it is not there."""
+        """Yield a GPU that no node shows, if its last node reports its absence."""
         seen = self._last_sample(gpu)
         node = reported.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
         if (
             seen
             and node
-            and node.reporting
+            and node.is_reporting
             and isinstance(node.devices[schema_columns.GPU], schema_columns.ShownDevices)
         ):
             yield GoneGpu(seen[1], gpu, seen[0])
 
     def _report_retired_gpu(self, retirement: Retirement, node: str) -> None:
-        """Record a trouble, once, for a retired GPU that still reports."""
+        """Report a problem, once, for a retired GPU that still reports."""
         facts = {"retired_ns": str(retirement.start_ns), "why": retirement.reason}
         self.core.evidence.problems.report(
             EvidenceProblem("retired_seen", retirement.gpu, node, retirement.start_ns, facts)
@@ -221,7 +220,7 @@ class InventoryWatch:
 
 
 def _add_devices(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
-    """Add the GPUs in a node by name; those that may be there get an empty node name."""
+    """Add the GPUs in a node by name; those of unknown presence get an empty node name."""
     devices = node.devices.get(schema_columns.GPU)
     if isinstance(devices, schema_columns.ShownDevices):
         for gpu in devices.unknown:
@@ -239,12 +238,14 @@ class _FreshDevices:
 
     def reported(self, node: FleetNode) -> ReportedDevices:
         """Return the current reports of a node."""
-        if node.instant_ns < self._from_ns:
-            reason = "the node is stale" if node.instant_ns else "no frame of the node was received"
-            return ReportedDevices(False, node.instant_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
+        if node.timestamp_ns < self._from_ns:
+            reason = (
+                "the node is stale" if node.timestamp_ns else "no frame of the node was received"
+            )
+            return ReportedDevices(False, node.timestamp_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
         agent = self._row(node, schema_columns.AGENT_STREAM)
         devices = {kind: self._devices(node, agent, schema_columns.STREAMS[kind]) for kind in KINDS}
-        return ReportedDevices(True, node.instant_ns, devices)  # noqa: FBT003 - it reports
+        return ReportedDevices(True, node.timestamp_ns, devices)  # noqa: FBT003 - it reports
 
     def _devices(
         self, node: FleetNode, agent: StreamRow | None, stream: str
@@ -303,7 +304,7 @@ def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]
                 for count_name, number in counts._asdict().items():
                     yield view_cells.ViewCell(_DEVICES[kind], (comparison.node, count_name), number)
     for gone in found.gone:
-        age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
+        age_seconds = (found.timestamp_ns - gone.seen_ns) / SECOND_NS
         yield view_cells.ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
     for gpu in dict.fromkeys(retirement.gpu for retirement in found.retired):
         node = found.reporting.get(gpu, "")
@@ -321,7 +322,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
     comparisons = found.comparisons
     return {
         "view": "inventory",
-        "instant_ns": found.instant_ns,
+        "timestamp_ns": found.timestamp_ns,
         "nodes": None
         if comparisons is None
         else [_node_document(comparison, names_of) for comparison in comparisons],
@@ -348,7 +349,7 @@ def _node_document(comparison: NodeComparison, names_of: NamesOf) -> dict[str, A
     answer: dict[str, Any] = {
         "node": comparison.node,
         "state": comparison.state.value,
-        "heard_ns": reported.instant_ns or None if reported else None,
+        "heard_ns": reported.timestamp_ns or None if reported else None,
     }
     for kind, name in _NAMES.items():
         shown = reported.devices.get(kind) if reported else None

@@ -16,6 +16,7 @@ import msgspec
 
 from collector.jobs import job_list
 from railscope.timestamps import FOREVER_NS, SECOND_NS
+from railscope.untrusted_text import DECODING_ERRORS
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
@@ -107,7 +108,7 @@ def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, obje
     if start.startswith(("[", "{")):
         try:
             whole = msgspec.json.decode(start)
-        except (msgspec.DecodeError, RecursionError):
+        except DECODING_ERRORS:
             whole = None  # one object per line, or several consecutive ones
     if isinstance(whole, dict) and isinstance(whole.get("jobs"), list):
         whole = whole["jobs"]
@@ -123,7 +124,7 @@ def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, obje
                 continue
             try:
                 yield number, "line", msgspec.json.decode(line)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except DECODING_ERRORS as error:
                 bad.add(
                     job_list.JobListError(
                         number, "", f"invalid JSON: {error}: {_display_value(line)}"

@@ -117,9 +117,13 @@ class NewList(NamedTuple):
     def content_hash(self) -> str:
         """SHA-256 over the content that determines the ledger."""
         content = (
-            self.source, self.period.start_ns, self.period.end_ns, self.as_observed,
-            sorted(self.jobs), list(self.rejected),
-        )  # fmt: skip
+            self.source,
+            self.period.start_ns,
+            self.period.end_ns,
+            self.as_observed,
+            sorted(self.jobs),
+            list(self.rejected),
+        )
         return sha256(msgspec.json.encode(content)).hexdigest()
 
 
@@ -240,15 +244,13 @@ def uncovered_days(lists: Sequence[ImportedList], days: range) -> list[tuple[str
 
 def _imported_list(row: sa.Row[Any]) -> ImportedList:
     rejected = msgspec.json.decode(row.rejected)
-    return ImportedList(
-        row.list,
-        row.source,
-        Period(row.period_start_ns, row.period_end_ns),
-        row.as_of_ns,
-        bool(row.as_observed),
-        row.content_hash,
-        tuple(rejected["lines"]),
-        rejected["count"],
+    return schema.from_row(
+        ImportedList,
+        row,
+        number=row.list,
+        as_observed=bool(row.as_observed),
+        rejected=tuple(rejected["lines"]),
+        rejected_count=rejected["count"],
     )
 
 

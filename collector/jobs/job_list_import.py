@@ -52,7 +52,7 @@ class ImportCounts(NamedTuple):
     unchanged: int
 
 
-class StandInGpus(NamedTuple):
+class PlaceholderGpus(NamedTuple):
     """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
 
     jobs: list[job_list.ListedJob]
@@ -60,16 +60,16 @@ class StandInGpus(NamedTuple):
     """Model of each numbered GPU, empty if unknown."""
 
 
-def number_stand_ins(
+def number_placeholders(
     jobs: Iterable[job_list.ListedJob], source: str, models: job_list.GpuModels
-) -> StandInGpus:
-    """Number the GPUs that jobs of a source only count, by node and model, as stand-ins.
+) -> PlaceholderGpus:
+    """Number the GPUs that jobs of a source only count, by node and model, as placeholders.
 
     There are as many as were held at once. The time per tenant does not depend on the assignment of
-    stand-ins to jobs.
+    placeholders to jobs.
     """
-    pools: dict[tuple[str, str], _StandInPool] = defaultdict(_StandInPool)
-    stand_ins = StandInGpus([], {})
+    pools: dict[tuple[str, str], _PlaceholderPool] = defaultdict(_PlaceholderPool)
+    placeholders = PlaceholderGpus([], {})
     for job in sorted(jobs):
         gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
         rest: list[job_list.UnnamedGpus] = []
@@ -82,10 +82,10 @@ def number_stand_ins(
             name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
             for number, part in pools[node, model].take(request, job.start_ns, job.end_ns):
                 gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
-                stand_ins.models[gpu] = model
+                placeholders.models[gpu] = model
         gpus.sort()
         parts = tuple(part for _, part in gpus)
-        stand_ins.jobs.append(
+        placeholders.jobs.append(
             msgspec.structs.replace(
                 job,
                 gpus=tuple(gpu for gpu, _ in gpus),
@@ -93,15 +93,15 @@ def number_stand_ins(
                 unplaced=tuple(rest),
             )
         )
-    return stand_ins
+    return placeholders
 
 
-def is_stand_in(gpu: str) -> bool:
-    """True for a numbered stand-in; all other GPUs of lists are named by PCI address, `...:00.0`."""
+def is_placeholder(gpu: str) -> bool:
+    """True for a numbered placeholder; all other GPUs of lists are named by PCI address, `...:00.0`."""
     return _NUMBERED.search(gpu) is not None
 
 
-class _StandInPool:
+class _PlaceholderPool:
     """Stand-ins of one node and model, and the parts of each that are held."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _StandInPool:
     ) -> list[tuple[int, job_list.ListedGpuPart]]:
         """Assign GPUs with enough free capacity from a start on, each with the assigned part.
 
-        Parts are placed on GPUs that are partly held and have enough room; lowest numbers first.
+        Parts are placed on partly held GPUs with enough free capacity; lowest numbers first.
         """
         while self._ends and self._ends[0][0] <= start_ns:
             _, number, part = heappop(self._ends)
@@ -139,7 +139,7 @@ class _StandInPool:
         return taken
 
     def _gaps(self, request: job_list.UnnamedGpus) -> dict[int, Fraction]:
-        """GPUs that are partly held and have enough room, with the start of the gap."""
+        """Partly held GPUs with enough free capacity, with the start of the gap."""
         gaps: dict[int, Fraction] = {}
         for number in sorted(self._held):
             if len(gaps) == request.gpus:
@@ -181,7 +181,7 @@ def place_jobs(
 ) -> list[imported_lists.PlacedJob]:
     """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
 
-    `numbered` contains the models of stand-ins.
+    `numbered` contains the models of placeholders.
     """
     unfinished = {job.claim for job in jobs.unended}
     placed = dict(numbered or {})
@@ -237,7 +237,7 @@ def import_list(
     """Record a list and write the days that it changes, all or nothing.
 
     Every GPU that a list of this source and period has ever named is computed again, from the
-    newest lists of all sources. Raises JobLedgerError, LedgerError.
+    newest lists of all sources. Raises JobLedgerError, UnusableLedgerError.
     """
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
@@ -353,7 +353,7 @@ def _evidence(
         for job in jobs
         if job.start_ns < end_ns and start_ns < job.end_ns
     ]
-    counted = is_stand_in(gpu)
+    counted = is_placeholder(gpu)
     claims = [
         evidence.MeteredClaim(
             ClaimAuthority.SCHEDULER_LIST,

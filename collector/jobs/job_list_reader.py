@@ -82,12 +82,12 @@ def read_sacct(
 def _sacct_job(
     job: SlurmJob, unplaced: tuple[job_list.UnnamedGpus, ...], bad: job_list.BadLines
 ) -> job_list.ListedJob:
-    start_ns = _instant_ns("Start", job.start_seconds, bad)
+    start_ns = _timestamp_ns("Start", job.start_seconds, bad)
     end_ns = FOREVER_NS
     if job.end_seconds is None and job.state not in _UNFINISHED:
         job_list.reject("End", f"unknown: expected a time, as State is {job.state}")
     if job.end_seconds is not None:
-        end_ns = _instant_ns("End", job.end_seconds, bad)
+        end_ns = _timestamp_ns("End", job.end_seconds, bad)
     if end_ns < start_ns:
         job_list.reject("End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}")
     for field, value in (("Account", job.account), ("User", job.user)):
@@ -99,7 +99,7 @@ def _sacct_job(
     )
 
 
-def _instant_ns(field: str, seconds: int | None, bad: job_list.BadLines) -> int:
+def _timestamp_ns(field: str, seconds: int | None, bad: job_list.BadLines) -> int:
     if seconds is None or not 0 <= seconds < job_list.LATEST_SECONDS:
         job_list.reject(field, f"{seconds}: expected a time from 1970 to 2105")
     bad.check_past(field, seconds * SECOND_NS)

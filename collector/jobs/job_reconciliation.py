@@ -69,7 +69,7 @@ class JobRun:
         return len(job.gpus) + sum(part.gpus for part in job.unplaced) if job else 0
 
     @property
-    def in_parts(self) -> bool:
+    def is_in_parts(self) -> bool:
         """True if it had parts of GPUs whose size the records do not state."""
         return self.job is not None and any(not part.gpus for part in self.job.unplaced)
 
@@ -270,12 +270,12 @@ def compare_jobs(
     paired = pair_runs(entries, records, window, set(unended))
     compared = [(run, *_kinds(run, tolerance_ns)) for run in paired]
     return JobComparison(
-        tenants=_tenants([run for run in paired if not run.in_parts], tolerance_ns),
+        tenants=_tenants([run for run in paired if not run.is_in_parts], tolerance_ns),
         differences=tuple(
             JobDifference(run, tuple(kinds), *off) for run, kinds, off in compared if kinds
         ),
         jobs=sum(run.job is not None for run in paired),
-        in_parts=tuple(sorted({run.id for run in paired if run.in_parts})),
+        in_parts=tuple(sorted({run.id for run in paired if run.is_in_parts})),
         unended=tuple(sorted(set(unended))),
     )
 
@@ -286,7 +286,7 @@ def compare_jobs(
 def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[int, int]]:
     """Kinds of differences, and the largest offsets of start and end."""
     if not run.held:
-        had_some = run.gpus or run.in_parts
+        had_some = run.gpus or run.is_in_parts
         missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
         return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
@@ -297,14 +297,14 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
     if {claim_time.tenant for claim_time in run.held} != {run.job.tenant}:
         kinds.append(DifferenceKind.TENANT)
     may_move = _may_move(run, spans, tolerance_ns)
-    if not run.in_parts and not _same_gpus(run, set(spans), may_move=may_move):
+    if not run.is_in_parts and not _same_gpus(run, set(spans), may_move=may_move):
         kinds.append(DifferenceKind.GPUS)
     starts = [start - run.start_ns for start, _, _ in spans.values()]
     ends = [end - run.end_ns for _, end, _ in spans.values()]
     off = (min(starts), max(ends)) if may_move else (max(starts, key=abs), max(ends, key=abs))
     if max(map(abs, off)) > tolerance_ns:
         kinds.append(DifferenceKind.TIMES)
-    if not run.in_parts and _is_held_otherwise(run, spans, tolerance_ns, may_move=may_move):
+    if not run.is_in_parts and _is_held_otherwise(run, spans, tolerance_ns, may_move=may_move):
         kinds.append(DifferenceKind.HELD)
     return kinds, off
 

@@ -159,26 +159,26 @@ def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
     has_ended = status.phase in ("Succeeded", "Failed")
     if not status.start_time or (has_ended and not statuses):
         return None  # it is pending, or the kubelet rejected it
-    start_ns = _instant_ns("status.startTime", status.start_time)
+    start_ns = _timestamp_ns("status.startTime", status.start_time)
     if not has_ended and not is_gone:
         return start_ns, timestamps.FOREVER_NS
     field = "status.containerStatuses.state.terminated.finishedAt"
     ends = [
-        _instant_ns(field, container.state.terminated.finished_at)
+        _timestamp_ns(field, container.state.terminated.finished_at)
         for container in statuses
         if container.state and container.state.terminated and container.state.terminated.finished_at
     ]
     deleted = pod.metadata.deletion_timestamp
     if is_gone and len(ends) < len(statuses) and deleted:
         # Deleted by force: until then its containers may have run.
-        ends.append(_instant_ns("metadata.deletionTimestamp", deleted))
+        ends.append(_timestamp_ns("metadata.deletionTimestamp", deleted))
     if not ends:
         state = "deleted" if is_gone else status.phase
         job_list.reject("status", f"{state}: expected a time at which its containers ended")
     return start_ns, max(start_ns, *ends)
 
 
-def _instant_ns(field: str, text: str) -> int:
+def _timestamp_ns(field: str, text: str) -> int:
     try:
         seconds = timestamps.parse_timestamp(text) // timestamps.SECOND_NS
     except timestamps.TimestampError:

@@ -67,7 +67,7 @@ class SchedulerRecords:
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
     ) -> JobComparison:
-        """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
+        """Compare the ledger with these schedulers' jobs in a period. Raises UnusableLedgerError."""
         entries = (
             # With tenants as named in the scheduler records.
             msgspec.structs.replace(entry, tenant=account_name(entry.tenant))

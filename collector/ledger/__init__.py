@@ -4,8 +4,14 @@
 reads them. `schema` has the tables, the triggers that keep them append-only, and the migration;
 `head_chain` the hash chain over the rows; `audit_outbox` the records for the audit log, written with
 the change. All calls block; the caller makes them in a separate thread.
-
-`LedgerError` is the base for a database that is unavailable, altered or not a ledger. `TilingError` and
-`OutboxError` (rejected data) and `StoppedError` (the ledger is read-only) are separate: callers must not
-treat them as an unavailable database, which is retried.
 """
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Base of the errors of the ledger.
+
+    Callers retry after an `UnusableLedgerError` (unavailable, altered, or not a ledger). They must not
+    retry rejected data (`TilingError`, `OutboxError`) or a ledger that is read-only (`OlderLedgerError`).
+    """

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from collector.ledger import LedgerError
 from collector.ledger.schema import insert_new, make_append_only, metadata, texts
 from railscope.audit import record
 from railscope.audit.record import RecordSource, encode_audit_record as encode_record
@@ -203,7 +204,7 @@ _HASHED = (
 )  # fmt: skip
 
 
-class OutboxError(ValueError):
+class OutboxError(LedgerError, ValueError):
     """A draft that cannot be put into the outbox; the message states the reason."""
 
 

@@ -23,21 +23,21 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from collector.config import LedgerSettings
-from collector.ledger import head_chain, schema
+from collector.ledger import LedgerError, head_chain, schema
 from railscope.server_connections import MAX_PORT
-from railscope.settings import SettingsError
+from railscope.settings import SettingsError, read_named_file
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
 _SECRETS = ("password", "sslpassword")
 
 
-class LedgerError(Exception):
+class UnusableLedgerError(LedgerError):
     """The ledger cannot be used; the message names it, the reason and the remedy."""
 
 
 def check_url(url: str) -> None:
-    """Raise LedgerError unless the URL names a database that this installation can open."""
+    """Raise UnusableLedgerError unless the URL names a database that this installation can open."""
     parsed = _parse_url(url)
     try:
         parsed.get_dialect().import_dbapi()
@@ -46,15 +46,15 @@ def check_url(url: str) -> None:
             f"cannot load psycopg, which the ledger {_without_secrets(parsed)} requires: "
             f"{error}; fix: install railscope[postgresql]"
         )
-        raise LedgerError(message) from error
+        raise UnusableLedgerError(message) from error
 
 
-class NoLedgerError(LedgerError):
-    """There is no ledger in the database."""
+class NoLedgerError(UnusableLedgerError):
+    """The database contains no ledger."""
 
 
 class Database:
-    """A database with the tables of the ledger. Raises LedgerError from every method.
+    """A database with the tables of the ledger. Raises UnusableLedgerError from every method.
 
     `tables` are all tables of the product (`collector.tables.metadata`). They are created in an empty
     database, unless `make` is false.
@@ -82,13 +82,13 @@ class Database:
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._missing_ledger())
         self.before_writing: Callable[[sa.Connection], None] | None = None
-        """Called at the beginning of each transaction that writes; StoppedError aborts it."""
+        """Called at the beginning of each transaction that writes; OlderLedgerError aborts it."""
         self.engine = self._engine()
         try:
             with self.transaction(writes=True) as connection:
                 self._prepare(connection)
             self.follow_file()
-        except LedgerError:
+        except UnusableLedgerError:
             self.close()
             raise
 
@@ -121,12 +121,12 @@ class Database:
                     if writes and self.before_writing is not None:
                         self.before_writing(connection)
                     yield connection
-        except head_chain.StoppedError as error:
+        except head_chain.OlderLedgerError as error:
             message = f"the ledger {self.name} is an older copy: {error}"
-            raise LedgerError(message) from error
+            raise UnusableLedgerError(message) from error
         except DBAPIError as error:
             message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
-            raise LedgerError(message) from error
+            raise UnusableLedgerError(message) from error
 
     def _engine(self) -> sa.Engine:
         if self._url.get_backend_name() == "sqlite":
@@ -151,7 +151,7 @@ class Database:
                     f"cannot use the database {self.name}: foreign tables: {', '.join(strangers)}: expected an empty"
                     " database or a ledger; fix: use a database of its own for the ledger"
                 )
-                raise LedgerError(message)
+                raise UnusableLedgerError(message)
             if not self._make:
                 raise NoLedgerError(self._missing_ledger())
             self._tables.create_all(connection, checkfirst=False)
@@ -166,7 +166,7 @@ class Database:
                 f"the ledger {self.name} has schema version {version}: expected {schema.VERSION}; fix:"
                 " run the version of Railscope that wrote it, or use another database"
             )
-            raise LedgerError(message)
+            raise UnusableLedgerError(message)
         for table in self._tables.sorted_tables:
             if table.name not in present:  # created by an earlier release
                 table.create(connection)
@@ -189,10 +189,10 @@ def _parse_url(url: str) -> URL:
             " postgresql://USER:PASSWORD@HOST/DATABASE"
         )
         # The URL may contain a password, and so may the error.
-        raise LedgerError(message) from error
+        raise UnusableLedgerError(message) from error
     if "\0" in url or (parsed.port is not None and not 0 < parsed.port <= MAX_PORT):
         message = f"invalid ledger URL: expected no NUL, and a port from 1 to {MAX_PORT}"
-        raise LedgerError(message)
+        raise UnusableLedgerError(message)
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
@@ -200,7 +200,7 @@ def _parse_url(url: str) -> URL:
             f"invalid ledger URL {_without_secrets(parsed)}: expected sqlite:////PATH or "
             "postgresql://USER:PASSWORD@HOST/DATABASE"
         )
-        raise LedgerError(message)
+        raise UnusableLedgerError(message)
     return parsed
 
 
@@ -237,7 +237,7 @@ class SharedDatabase:
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> Database:
-        """Return the database, with its tables. Blocking; raises LedgerError."""
+        """Return the database, with its tables. Blocking; raises UnusableLedgerError."""
         with self._opening:
             if self._database is None:
                 self._database = Database(self.url, self.tables)
@@ -264,14 +264,10 @@ def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
     url, setting = ledger.url or f"sqlite:///{directory.absolute() / FILE}", "ledger.url"
     if ledger.url_file:
         setting = f"ledger.url_file {ledger.url_file}"
-        try:
-            url = Path(ledger.url_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"cannot read {setting}: {error}"
-            raise SettingsError(message) from error
+        url = read_named_file("ledger.url_file", ledger.url_file)
     try:
         check_url(url)
-    except LedgerError as error:
+    except UnusableLedgerError as error:
         message = f"cannot use {setting}: {error}"
         raise SettingsError(message) from error
     parsed = make_url(url)
@@ -317,7 +313,7 @@ _probe_table = sa.Table(
 
 
 def commit_probe(database: Database) -> None:
-    """Commit one write. Blocking; raises LedgerError.
+    """Commit one write. Blocking; raises UnusableLedgerError.
 
     Only a commit detects a full disk, a read-only file system, a missing privilege or a standby server;
     opening the database and reading from it succeed with all of these.
@@ -363,7 +359,7 @@ class LedgerProbe:
     def _write(self) -> str:
         try:
             commit_probe(self.open())
-        except LedgerError as error:
+        except UnusableLedgerError as error:
             return str(error)
         return ""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from collector.ledger import LedgerError
 from collector.metering import measures
 from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.overlaps import Overlap
@@ -30,7 +31,7 @@ _ROOT_NAME_OF_UNCLAIMED = "rogue"
 """Name of `SlotState.UNCLAIMED` in content roots."""
 
 
-class TilingError(ValueError):
+class TilingError(LedgerError, ValueError):
     """The entries do not cover the day of a GPU completely and exactly once."""
 
 

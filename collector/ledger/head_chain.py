@@ -21,7 +21,7 @@ from unicodedata import normalize
 
 from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, select, tuple_
 
-from collector.ledger import audit_outbox, schema
+from collector.ledger import LedgerError, audit_outbox, schema
 from railscope.audit.record import RecordActor, RecordData
 
 REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
@@ -62,7 +62,7 @@ for _table in (databases, heads, stops):
     schema.make_append_only(_table)
 
 
-class StoppedError(RuntimeError):
+class OlderLedgerError(LedgerError, RuntimeError):
     """The database is an older copy; the message states why, and the remedy."""
 
 
@@ -105,7 +105,7 @@ def append_head(
 ) -> ChainHead | None:
     """Commit to rows that this transaction has added; call it last in the transaction.
 
-    None if there are no items. Raises StoppedError if the database is an older copy.
+    None if there are no items. Raises OlderLedgerError if the database is an older copy.
     """
     if not items:
         return None
@@ -165,9 +165,12 @@ def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns:
     identity, n = secrets.token_hex(16), last.n if last else 0
     _identify(connection, identity, now_ns, before, n, reason)
     data: RecordData = {
-        "database": identity, "continues": before, "head": n,
-        "outbox": audit_outbox.newest_number(connection), "reason": reason,
-    }  # fmt: skip
+        "database": identity,
+        "continues": before,
+        "head": n,
+        "outbox": audit_outbox.newest_number(connection),
+        "reason": reason,
+    }
     draft = audit_outbox.RecordDraft(audit_outbox.RESTORE, actor, now_ns, "done", data=data)
     audit_outbox.put_record(connection, f"{audit_outbox.RESTORE}/{identity}", draft)
     return identity
@@ -200,12 +203,12 @@ def mark_older_copy(connection: Connection, problem: str, now_ns: int) -> None:
 
 
 def check_not_older_copy(connection: Connection, database: str) -> None:
-    """Raise StoppedError if a collector has found the database to be an older copy."""
+    """Raise OlderLedgerError if a collector has found the database to be an older copy."""
     query = select(stops.c.problem).where(stops.c.database_id == database)
     problem = connection.execute(query).scalar_one_or_none()
     if problem is not None:
         message = f"the ledger is read-only: {problem}; {REMEDY}"
-        raise StoppedError(message)
+        raise OlderLedgerError(message)
 
 
 def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:

@@ -14,8 +14,11 @@ from collector.metering.units import Tiling, Units, exact
 from railscope.timestamps import DAY_NS
 
 PARTS: dict[str, Table] = {
-    "entries": entries, "shares": shares, "claims": claims, "overlaps": overlaps,
-}  # fmt: skip
+    "entries": entries,
+    "shares": shares,
+    "claims": claims,
+    "overlaps": overlaps,
+}
 _ORDER = {
     "entries": entries.c.entry,
     "shares": shares.c.share,

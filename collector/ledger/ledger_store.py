@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, MetaData, Row, select
 
 from collector.ledger import head_chain, ledger_queries, row_conversion
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.day_tiling import (
     DayTiling,
     check_tiling,
@@ -47,7 +47,7 @@ class TimeTotalKey(NamedTuple):
 
 
 class Ledger:
-    """A ledger in a database. All methods block, and raise LedgerError."""
+    """A ledger in a database. All methods block, and raise UnusableLedgerError."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -104,7 +104,7 @@ class Ledger:
     def revisions(self, numbers: Mapping[row_conversion.GpuDay, int]) -> Iterator[Revision]:
         """Yield the revisions with these numbers, by day and GPU.
 
-        Raises LedgerError for one that is missing or altered.
+        Raises UnusableLedgerError for one that is missing or altered.
         """
         for day, gpus in ledger_queries.by_day(numbers):
             with self.database.transaction() as connection:
@@ -118,7 +118,7 @@ class Ledger:
                         f"the ledger {self.database.name} lacks revision {numbers[row_conversion.GpuDay(gpu, day)]} of "
                         f"{gpu} on day {day}; fix: restore it from a backup"
                     )
-                    raise LedgerError(message)
+                    raise UnusableLedgerError(message)
                 yield self._revision(rows[gpu])
 
     def select_counted(
@@ -138,7 +138,7 @@ class Ledger:
         try:
             return {key: row_conversion.parse_clock_suspect(mark) for key, mark in marks.items()}
         except ValueError as error:
-            raise LedgerError(self._unreadable("a clock mark", error)) from error
+            raise UnusableLedgerError(self._unreadable("a clock mark", error)) from error
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[TilingEntry]:
         """Return the newest revisions of a window, of all GPUs or of one; entries are clipped to it.
@@ -157,7 +157,7 @@ class Ledger:
                 entry = row_conversion.parse_entry(row, row.capacity_units)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
-                raise LedgerError(self._unreadable(which, error)) from error
+                raise UnusableLedgerError(self._unreadable(which, error)) from error
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
             window_entries.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return window_entries
@@ -179,13 +179,13 @@ class Ledger:
         try:
             tiling = row_conversion.parse_tiling(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise LedgerError(self._unreadable(which, error)) from error
+            raise UnusableLedgerError(self._unreadable(which, error)) from error
         if content_root(tiling) != head.content_root:
             message = (
                 f"the ledger {self.database.name} was altered: {which} does not match what was"
                 " written; fix: restore it from a backup"
             )
-            raise LedgerError(message)
+            raise UnusableLedgerError(message)
         return Revision(tiling, head.revision, head.supersedes, head.content_root)
 
     def _unreadable(self, which: str, error: Exception) -> str:

@@ -21,6 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
+from collector.metering.units import Period
+
 VERSION = 6
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
@@ -62,10 +64,14 @@ def insert_new(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | po
 
 
 def from_row(kind: type[RecordT], row: sa.Row[Any], /, **attributes: object) -> RecordT:
-    """Return the value of a row: the given attributes, and its columns in all others."""
+    """Return the value of a row: the given attributes, its period, and its columns in all others."""
     for name in cast("Any", kind).__match_args__:  # the fields of dataclasses and structs
         if name not in attributes:
-            attributes[name] = getattr(row, _COLUMNS.get(name, name))
+            attributes[name] = (
+                Period(row.period_start_ns, row.period_end_ns)
+                if name == "period"
+                else getattr(row, _COLUMNS.get(name, name))
+            )
     return kind(**attributes)
 
 

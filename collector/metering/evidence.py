@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from collector.metering import timeline, units
 from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 
 SCHEDULERS = ("slurm", "kubernetes")
 
@@ -71,9 +71,9 @@ class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     assumed: bool = False
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
     from_ns: int = -FOREVER_NS
-    """In force only from then on, if that is later than its start, which decides its precedence."""
+    """Time from which it is in force, if that is later than its start, which decides its precedence."""
     until_ns: int = FOREVER_NS
-    """In force on this GPU only until then, if that is earlier than its end."""
+    """Time until which it is in force on this GPU, if that is earlier than its end."""
     counted: bool = False
     """True if the provider reported a number of GPUs; it may be on different GPUs over time."""
 
@@ -250,19 +250,19 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 GAP_NS = 30_000_000_000
-QUARANTINE_NS = 60_000_000_000
+QUARANTINE_NS = 60 * SECOND_NS
 
 
 def join_samples(
     boot: str, timestamps_ns: NDArray[np.int64], uncertainty_ns: int = 0
 ) -> list[SampleStretch]:
     """Return the stretches of the samples of one boot, which may be in any order."""
-    instants = np.sort(timestamps_ns, kind="stable")  # np.unique hashes, 100 times as expensive
-    if not len(instants):
+    ordered_ns = np.sort(timestamps_ns, kind="stable")  # np.unique hashes, 100 times as expensive
+    if not len(ordered_ns):
         return []
-    breaks = np.flatnonzero(np.diff(instants) > GAP_NS)
-    firsts = instants[np.concatenate(([0], breaks + 1))].tolist()
-    lasts = instants[np.concatenate((breaks, [len(instants) - 1]))].tolist()
+    breaks = np.flatnonzero(np.diff(ordered_ns) > GAP_NS)
+    firsts = ordered_ns[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = ordered_ns[np.concatenate((breaks, [len(ordered_ns) - 1]))].tolist()
     return [
         SampleStretch(boot, first, last, uncertainty_ns)
         for first, last in zip(firsts, lasts, strict=True)

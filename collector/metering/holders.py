@@ -1,9 +1,9 @@
 """Holders of each slot over time.
 
 A claim is in force from its start to its own end; no other claim ends it. Holders at a time depend
-only on the claims in force then, in descending precedence: higher rank, later start, larger id,
+only on the claims in force then, in descending precedence: higher authority, later start, larger id,
 larger source. An exclusive claim takes the remainder of its device (a GPU or a MIG instance).
-Neighbouring shared claims of one rank on one device are a group: each gets its share of the device
+Neighbouring shared claims of one authority on one device are a group: each gets its share of the device
 or, if the shares exceed the remainder, its part of that; claims without a share divide the rest
 equally.
 """
@@ -132,7 +132,7 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[Hel
     free = [units.WHOLE]
     allocated: list[HeldSlots] = []
     waiting: deque[MeteredClaim] = deque()
-    """Claims of the current rank that are not in the group."""
+    """Claims of the current authority that are not in the group."""
     position = 0
     while free and (waiting or position < len(in_force)):
         if not waiting:
@@ -154,7 +154,7 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[Hel
 def _group(
     first: MeteredClaim, following: Iterable[MeteredClaim], tiling: units.Tiling
 ) -> tuple[list[MeteredClaim], deque[MeteredClaim]]:
-    """Return the group of a shared claim among those of its rank, and the other claims.
+    """Return the group of a shared claim among those of its authority, and the other claims.
 
     An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
     """
@@ -223,7 +223,7 @@ def total_size(slots: Iterable[units.CapacityRange]) -> units.Units:
 def _take_slots(
     free: Sequence[units.CapacityRange], requested_slots: units.CapacityRange
 ) -> tuple[list[units.CapacityRange], list[units.CapacityRange]]:
-    """Return the free slots within those wanted, and the free slots that remain."""
+    """Return the free slots within the requested ones, and the free slots that remain."""
     taken: list[units.CapacityRange] = []
     rest: list[units.CapacityRange] = []
     for slots in free:

@@ -30,7 +30,7 @@ class CountedQuantity(StrEnum):
     """A quantity that a counter of a GPU counts, with the unit of its amounts."""
 
     ENERGY = "energy"
-    """Millijoules."""
+    """Energy in millijoules."""
     USED = "used"
     """Nanoseconds in which the GPU computed."""
     MEMORY = "memory"
@@ -128,23 +128,23 @@ def compute_increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     if not columns:
         nothing = np.zeros(0, np.int64)
         return CounterIncrements(nothing, nothing, nothing, np.zeros(0, np.bool_))
-    instants = np.concatenate([column[0] for column in columns])
+    timestamps_ns = np.concatenate([column[0] for column in columns])
     counters = np.concatenate([column[1] for column in columns])
-    same = np.ones(len(instants), np.bool_)
+    same = np.ones(len(timestamps_ns), np.bool_)
     same[np.cumsum([len(column[0]) for column in columns])[:-1]] = False
     risen = np.diff(counters)
     same = same[1:] & (risen >= 0)
-    ends = instants[1:]
-    starts = np.minimum(instants[:-1], ends)
+    ends = timestamps_ns[1:]
+    starts = np.minimum(timestamps_ns[:-1], ends)
     return CounterIncrements(starts, ends, np.where(same, risen, counters[1:]), same)
 
 
 def _sort_readings(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
     """Return the readings of one epoch by time, each once."""
-    instants = np.concatenate([run.timestamps_ns for run in epoch])
+    timestamps_ns = np.concatenate([run.timestamps_ns for run in epoch])
     counters = np.concatenate([run.counters for run in epoch])
-    order = np.lexsort((counters, instants))
-    return instants[order], counters[order]
+    order = np.lexsort((counters, timestamps_ns))
+    return timestamps_ns[order], counters[order]
 
 
 class OwnedSlots(NamedTuple):

@@ -21,9 +21,9 @@ class OverlapKind(StrEnum):
     """Reason for which a claim holds less than it requests."""
 
     CONFLICT = "conflict"
-    """A claim of the same rank holds it."""
+    """A claim of the same authority holds it."""
     OVERRIDE = "override"
-    """A claim of a higher rank holds it."""
+    """A claim of a higher authority holds it."""
     OVERSUBSCRIBED = "oversubscribed"
     """The shares of the group exceed the device."""
 

@@ -3,9 +3,9 @@
 Each claim is assigned to assumed devices at each time. After the placed claims of a time, whole
 GPUs take GPUs without a placed claim of the same or a higher authority: first those that another
 provider names for the same workload, then free ones, of these first the one held just before.
-Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of
-the GPUs gives positions. Claims that do not fit are excess. The time of each tenant is the same for
-every placement that fits.
+Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of the GPUs
+determines positions. Claims that do not fit are excess. The time of each tenant is the same for every
+placement that fits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     review: str = ""
     """Reason for its pending review; its authority is then REVIEW, except for a late end."""
     from_ns: int = -FOREVER_NS
-    """In force only from then on, if that is later than its start, which decides its precedence."""
+    """Time from which it is in force, if that is later than its start, which decides its precedence."""
     reported_id: str = ""
     """The id of the claim that it is a part of, which decides its precedence; empty for `id`."""
 
@@ -83,7 +83,7 @@ class _PlacedHolder(NamedTuple):
 
     authority: ClaimAuthority
     workload: str
-    """In the form that job lists are compared by."""
+    """Workload in the form that job lists are compared by."""
     source: str
     size: Fraction
     """The part of the GPU that it requests."""

@@ -108,7 +108,7 @@ class _TilingDivision(NamedTuple):
 
     held: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
     reserved: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]]
-    """By the slots that reservations name, which may overlap."""
+    """Reservations by the slots that they name, which may overlap."""
     stranded: dict[evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
 
 
@@ -124,8 +124,10 @@ class GpuTimeline:
     _divided: dict[units.Tiling, _TilingDivision]
 
     @classmethod
-    def compute(cls, facts: evidence.Evidence) -> GpuTimeline:
-        """Compute the timeline of a GPU from its evidence."""
+    def compute(
+        cls, facts: evidence.Evidence, tilings: Iterable[units.Tiling] = units.Tiling
+    ) -> GpuTimeline:
+        """Compute the timeline of a GPU from its evidence, in some tilings."""
         claims = holders.claims_in_force(facts)
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
@@ -141,11 +143,11 @@ class GpuTimeline:
             ),
             evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
-        divided = {tiling: _divide_slots(facts, claims, tiling) for tiling in units.Tiling}
+        divided = {tiling: _divide_slots(facts, claims, tiling) for tiling in tilings}
         return cls(facts.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
-        """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
+        """Return all entries of a window, in order: all tilings, complete while the GPU was in a node."""
         scenes = [
             timeline.TimePiece(start, end, scene)
             for start, end, values in timeline.align_timelines(self._whole, start_ns, end_ns)
@@ -155,6 +157,16 @@ class GpuTimeline:
         for tiling, divided in self._divided.items():
             all_entries += _entries(self.gpu, tiling, _contents(divided, scenes))
         return all_entries
+
+
+def clip_entries(
+    entries: Iterable[TilingEntry], start_ns: int, end_ns: int
+) -> Iterator[TilingEntry]:
+    """Yield the parts of entries in a window."""
+    for entry in entries:
+        low_ns, high_ns = max(start_ns, entry.t0_ns), min(end_ns, entry.t1_ns)
+        if low_ns < high_ns:
+            yield msgspec.structs.replace(entry, t0_ns=low_ns, t1_ns=high_ns)
 
 
 def _divide_slots(

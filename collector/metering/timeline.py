@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
-class Ordered(Protocol):
+class SupportsOrdering(Protocol):
     """Value that can be compared with values of its type."""
 
     def __lt__(self, other: Any, /) -> bool:
@@ -17,7 +17,7 @@ class Ordered(Protocol):
 
 
 T = TypeVar("T")
-Ranked = TypeVar("Ranked", bound=Ordered)
+Ranked = TypeVar("Ranked", bound=SupportsOrdering)
 
 
 class TimePiece(NamedTuple, Generic[T]):

@@ -20,11 +20,11 @@ from fractions import Fraction
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import from_datetime, to_datetime
+from railscope.timestamps import HOUR_NS, from_datetime, parse_date, to_datetime
 
 COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
-GPU_HOUR = GPU_CAPACITY * 3600 * 1_000_000_000
+GPU_HOUR = GPU_CAPACITY * HOUR_NS
 
 Name = TypeVar("Name", bound=str)
 Units: TypeAlias = int | Fraction
@@ -119,9 +119,7 @@ def parse_period(text: str) -> Period:
             start = datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
             return _period(start, _next_month(start))
         if match := _DAYS.fullmatch(text):
-            start, last = (
-                datetime.fromisoformat(day).replace(tzinfo=UTC) for day in match.groups()
-            )
+            start, last = map(parse_date, match.groups())
             return _period(start, last + timedelta(days=1))
     except (ValueError, OverflowError) as error:
         message = f"invalid period {text!r}: {error}"

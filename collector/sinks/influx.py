@@ -14,7 +14,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,7 +22,7 @@ from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
 from collector.view_refresh import CollectorViews
 from railscope.http_responses import bound_responses
-from railscope.settings import SettingsError
+from railscope.settings import SettingsError, read_named_file
 
 log = structlog.get_logger(__name__)
 
@@ -40,16 +39,18 @@ def format_lines(view: View) -> list[str]:
 
     The protocol cannot represent a number that is not finite.
     """
-    return [_format_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
+    return [
+        _format_line(cell, view.timestamp_ns) for cell in view.cells if math.isfinite(cell.value)
+    ]
 
 
-def _format_line(cell: ViewCell, instant_ns: int) -> str:
+def _format_line(cell: ViewCell, timestamp_ns: int) -> str:
     tags = "".join(
         f",{label}={_escape_tag(value)}"
         for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
         if value
     )
-    return f"{cell.metric.name}{tags} value={float(cell.value)!r} {instant_ns}"
+    return f"{cell.metric.name}{tags} value={float(cell.value)!r} {timestamp_ns}"
 
 
 def _escape_tag(value: str) -> str:
@@ -141,13 +142,8 @@ class InfluxSink:
 
 def read_token(settings: InfluxSettings) -> str:
     """Return the token for writing. Raises SettingsError if its file cannot be read."""
-    if not settings.token_file:
-        return ""
-    try:
-        return Path(settings.token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read influx.token_file {settings.token_file}: {error}"
-        raise SettingsError(message) from error
+    file = settings.token_file
+    return read_named_file("influx.token_file", file, "ascii") if file else ""
 
 
 def probe(settings: InfluxSettings) -> str:
@@ -184,12 +180,12 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
 
     def bounded(pool: Any, connection: Any) -> Any:
-        class Bounded(connection):  # type: ignore[misc]  # a class that is imported late
+        class BoundedConnection(connection):  # type: ignore[misc]  # a class that is imported late
             def getresponse(self) -> Any:
                 bound_responses(self, MAX_RESPONSE_BYTES, timeout_seconds)
                 return super().getresponse()
 
-        return type("BoundedPool", (pool,), {"ConnectionCls": Bounded})
+        return type("BoundedPool", (pool,), {"ConnectionCls": BoundedConnection})
 
     client.api_client.rest_client.pool_manager.pool_classes_by_scheme = {
         "http": bounded(HTTPConnectionPool, HTTPConnection),

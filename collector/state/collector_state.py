@@ -71,7 +71,7 @@ class CollectorState:
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
     evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
-    """For each node, the UUID of the GPU on each rail."""
+    """UUID of the GPU on each rail, by node."""
     events: RecentEvents = field(default_factory=RecentEvents)
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
@@ -87,16 +87,8 @@ class CollectorState:
 
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
-        return sum(
-            last - first + 1
-            for batch in envelope.batches
-            for first, last in self._missing_ranges(envelope, batch)
-        )
-
-    def _missing_ranges(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
-        first = batch.first_sequence
-        span = first, first + batch.rows - 1
-        return self.received.missing_in(envelope.node, envelope.run, batch.stream, span)
+        streams = self.received.run_streams(envelope.node, envelope.run)
+        return sum([_count_new(streams, batch) for batch in envelope.batches])
 
     def find_sequence_problems(
         self, envelope: Envelope, max_gaps: int, factor: int = 1
@@ -164,17 +156,19 @@ class CollectorState:
             if schema is None:
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
-            self.schemas.record_use(envelope.node, batch.schema)
             known_batches.append((batch, schema))
+        self.schemas.record_uses(envelope.node, [batch.schema for batch, _ in known_batches])
+        for batch, schema in known_batches:
             # A checkpoint contains its sequence, but not its content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
         yield
-        fresh_batches = [pair for pair in known_batches if self._missing_ranges(envelope, pair[0])]
+        streams = self.received.run_streams(envelope.node, envelope.run)
+        fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
         yield from self.evidence.steps(record, envelope, fresh_batches)
         for batch, schema in known_batches:
-            missing = self._missing_ranges(envelope, batch)
-            new_frames = sum(last - first + 1 for first, last in missing)
-            self.counts.duplicates += batch.rows - new_frames
+            streams = self.received.run_streams(envelope.node, envelope.run)
+            new_frames, rows = _count_new(streams, batch), batch.rows
+            self.counts.duplicates += rows - new_frames
             if not new_frames:
                 continue
             self.counts.frames += new_frames
@@ -188,7 +182,7 @@ class CollectorState:
                 envelope.run,
                 batch.stream,
                 batch.first_sequence,
-                batch.first_sequence + batch.rows - 1,
+                batch.first_sequence + rows - 1,
                 record.received_wall_ns,
             )
         self.evidence.receive(record, envelope)
@@ -238,6 +232,12 @@ class CollectorState:
         return self.gpus_by_node.get(node, {})
 
 
+def _count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Batch) -> int:
+    """Return the number of frames of a batch that its run's streams do not contain."""
+    ranges = streams.get(batch.stream)
+    return ranges.count_new(batch.first_sequence, batch.rows) if ranges else batch.rows
+
+
 REPLAY_FACTOR = 4
 """Factor on the bounds at a restart: they may have been wider before."""
 _ROWS_PER_STRETCH = 32
@@ -255,7 +255,7 @@ class EnvelopeCost(NamedTuple):
     stretches: int = 0
     """Stretches of samples, times their GPUs and MIG layouts."""
     counter_bytes: int = 0
-    """Of the readings of counters that are stored."""
+    """Bytes of the stored readings of counters."""
     ends: int = 0
     """Streams for which the end of an earlier run is stated."""
 
@@ -311,7 +311,7 @@ def find_exceeded_bounds(
         (cost.batches, limits.batches_per_envelope, "batches"),
         (cost.frames, limits.frames_per_envelope, "frames"),
         (cost.events, limits.events_per_envelope, "events"),
-        (cost.stretches, limits.stretches_per_envelope, "stretches of samples of GPUs"),
+        (cost.stretches, limits.sample_spans_per_envelope, "spans of samples of GPUs"),
         (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counter readings"),
     ):
         if count > factor * limit:

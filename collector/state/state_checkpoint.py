@@ -20,7 +20,9 @@ import msgspec
 from collector.evidence import claim_events, evidence_memory, node_intervals
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.received_frames import ReceivedRun
+from collector.state import StateError
 from collector.state.collector_state import CollectorState
+from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import WireEvent
 
 MAGIC = b"railscope checkpoint 1\n"
@@ -31,8 +33,8 @@ _HEAD = struct.Struct("<II")
 """Length and CRC-32 of a part."""
 
 
-class StateCheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message gives the problem."""
+class StateCheckpointError(StateError, ValueError):
+    """A checkpoint that cannot be read; the message states the problem."""
 
 
 class NodeMemory(msgspec.Struct, array_like=True):
@@ -40,12 +42,12 @@ class NodeMemory(msgspec.Struct, array_like=True):
 
     agent_version: str
     clock_offset_ns: int
-    instant_ns: int
+    timestamp_ns: int
     gpus: dict[int, str]
-    stream_instants_ns: dict[str, int] = {}
+    stream_timestamps_ns: dict[str, int] = {}
 
 
-class Beginning(msgspec.Struct, array_like=True, tag=True):
+class CheckpointHeader(msgspec.Struct, array_like=True, tag="Beginning"):
     """The first segment that the checkpoint does not completely contain."""
 
     first_segment: int
@@ -88,12 +90,18 @@ class EventsPart(msgspec.Struct, array_like=True, tag=True):
     events: list[tuple[str, str, WireEvent]]
 
 
-class Ending(msgspec.Struct, array_like=True, tag=True):
+class CheckpointTrailer(msgspec.Struct, array_like=True, tag="Ending"):
     """Marks the end of a complete checkpoint."""
 
 
 CheckpointPart: TypeAlias = (
-    Beginning | NodePart | GpuPart | IntervalPart | FactsPart | EventsPart | Ending
+    CheckpointHeader
+    | NodePart
+    | GpuPart
+    | IntervalPart
+    | FactsPart
+    | EventsPart
+    | CheckpointTrailer
 )
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
@@ -103,7 +111,7 @@ _decoder: msgspec.msgpack.Decoder[CheckpointPart] = msgspec.msgpack.Decoder(Chec
 def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
     """Yield a checkpoint of a core that may change between two parts."""
     book = core.evidence
-    yield Beginning(first_segment)
+    yield CheckpointHeader(first_segment)
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
         runs = core.received.nodes.get(name, {})
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
@@ -120,7 +128,7 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
         )
     for events in _groups(list(core.events)):
         yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
-    yield Ending()
+    yield CheckpointTrailer()
 
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -135,9 +143,9 @@ def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
     return NodeMemory(
         node.agent_version,
         node.clock_offset_ns,
-        node.instant_ns,
+        node.timestamp_ns,
         dict(core.gpus_by_rail(name)),
-        dict(node.stream_instants_ns),
+        dict(node.stream_timestamps_ns),
     )
 
 
@@ -162,11 +170,15 @@ def decode_parts(content: bytes) -> list[CheckpointPart]:
                 message = f"damaged part at byte {position}: wrong checksum"
                 raise StateCheckpointError(message)
             parts.append(_decoder.decode(payload))
-        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (struct.error, *DECODING_ERRORS) as error:
             message = f"cannot decode the part at byte {position}: {error}"
             raise StateCheckpointError(message) from error
         position += _HEAD.size + length
-    if not (parts and isinstance(parts[0], Beginning) and isinstance(parts[-1], Ending)):
+    if not (
+        parts
+        and isinstance(parts[0], CheckpointHeader)
+        and isinstance(parts[-1], CheckpointTrailer)
+    ):
         message = "incomplete checkpoint: expected a beginning and an end"
         raise StateCheckpointError(message)
     return parts
@@ -180,7 +192,7 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
     facts: list[claim_events.ClaimFact] = []
     for part in parts:
         match part:
-            case Beginning():
+            case CheckpointHeader():
                 first_segment = part.first_segment
             case NodePart():
                 _restore_node(core, part)
@@ -193,7 +205,7 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
             case EventsPart():
                 for node, boot_id, event in part.events:
                     core.add_event(SeenEvent(node, boot_id, event))
-            case Ending():
+            case CheckpointTrailer():
                 core.evidence.restore(gpus, intervals, facts)
     return first_segment
 
@@ -205,6 +217,6 @@ def _restore_node(core: CollectorState, part: NodePart) -> None:
         node = core.fleet.get_or_add_node(part.name)
         node.agent_version = part.memory.agent_version
         node.clock_offset_ns = part.memory.clock_offset_ns
-        node.instant_ns = part.memory.instant_ns
-        node.stream_instants_ns = dict(part.memory.stream_instants_ns)
+        node.timestamp_ns = part.memory.timestamp_ns
+        node.stream_timestamps_ns = dict(part.memory.stream_timestamps_ns)
         core.gpus_by_node[part.name] = part.memory.gpus

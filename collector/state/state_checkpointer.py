@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from msgspec.structs import replace
 from collector.config import IngestLimits
 from collector.fleet.fleet import SeenEvent, events_of
 from collector.framelog import framelog, segment_files
-from collector.state import collector_state, state_checkpoint
-from collector.work_limits import TimeSlices, run_to_end
-from railscope.durable_files import PARTIAL, sync_directory, write_durably
+from collector.state import StateError, collector_state, state_checkpoint
+from collector.work_limits import TimeSlices, return_free_memory, run_to_end
+from railscope.durable_files import PARTIAL, publish_file, write_durably
 from railscope.envelopes import unpack
 from railscope.wire import Envelope, WireError
 
@@ -29,8 +28,8 @@ MIN_REPLAYED_BYTES = 64 << 20
 """Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
 
 
-class _RecordSkippedError(Exception):
-    """A record that a restart must skip; the message gives the reason."""
+class _RecordSkippedError(StateError):
+    """A record that a restart must skip; the message states the reason."""
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ class StateCheckpointer:
                     await run_to_end(asyncio.to_thread(self._drop_partial))
                     return False
                 await run_to_end(asyncio.to_thread(write_durably, path, content))
-            await run_to_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
+            await run_to_end(asyncio.to_thread(publish_file, self._partial, self._path))
         except OSError as error:
             log.error(
                 "checkpoint_failed",
@@ -226,13 +225,6 @@ class StateCheckpointer:
 def _append(path: Path, pieces: list[bytes]) -> None:
     with path.open("ab") as file:
         file.writelines(pieces)
-
-
-def _put_in_place(partial: Path, path: Path) -> None:
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync_directory(path.parent)
 
 
 _REST, _MAX_REST_NS = 25, 60_000_000_000
@@ -286,11 +278,12 @@ class CheckpointSchedule:
             )
             return
         nodes = self.checkpointer.core.fleet.nodes.values()
-        newest_ns = max((node.instant_ns for node in nodes), default=0)
+        newest_ns = max((node.timestamp_ns for node in nodes), default=0)
         if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
             core = self.checkpointer.core
             unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
+            await asyncio.to_thread(return_free_memory)
             try:
                 await run_to_end(asyncio.to_thread(core.schemas.delete, unused))
                 if self.files:

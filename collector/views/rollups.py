@@ -35,7 +35,7 @@ NO_TENANT = -1
 EVERYONE = ""
 
 TenantsOf = Callable[[str, int], list[int]]
-"""For a node and its number of rails: the tenant of each rail, and last that of the whole node."""
+"""Function of a node and its number of rails: the tenant of each rail, and last that of the whole node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _rail_amounts(
     rails = layout.cell_rails.tolist()
     amounts = list(zip(*(column.tolist() for column in sums.columns), strict=True))
     for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
-        if scope not in scopes_of(key[0].about):
+        if scope not in scopes_of(key[0]):
             continue
         for cell in range(start, end):
             if not amounts[cell][1] or (scope == "rail" and rails[cell] == NO_RAIL):

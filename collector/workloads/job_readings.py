@@ -250,7 +250,7 @@ def gpu_values(readings: GpuReadings, number: int | None, positions: int) -> Gpu
     return GpuValues(np.where(has_value, values, np.nan), reasons)
 
 
-OVER_SECONDS = 60.0
+DEFAULT_TIME_CONSTANT_SECONDS = 60.0
 """Default of `straggler_time_constant_seconds`."""
 
 
@@ -261,13 +261,13 @@ class MeasureAverage:
     sums: Floats = field(default_factory=lambda: np.zeros(0))
     weights: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def follow(
-        self, now: GpuValues, same: Numbers, seconds: float, over_seconds: float
+    def update(
+        self, now: GpuValues, same: Numbers, seconds: float, time_constant_seconds: float
     ) -> GpuValues:
         """Return the means including `now`; `same` are the positions of the same job as before."""
         kept = np.zeros((2, len(now.values)))
         kept[:, same] = self.sums[same], self.weights[same]
-        kept *= math.exp(-seconds / over_seconds)
+        kept *= math.exp(-seconds / time_constant_seconds)
         has_value = ~np.isnan(now.values)
         self.sums = np.where(has_value, kept[0] + now.values * seconds, 0.0)
         self.weights = np.where(has_value, kept[1] + seconds, 0.0)
@@ -280,14 +280,14 @@ class MeasureAverage:
 class MeasureAverages:
     """All measures, across refreshes."""
 
-    over_seconds: float = OVER_SECONDS
+    time_constant_seconds: float = DEFAULT_TIME_CONSTANT_SECONDS
     _averages: dict[str, MeasureAverage] = field(
         default_factory=lambda: {name: MeasureAverage() for name in STRAGGLER_MEASURES}
     )
     _jobs: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
     _at_ns: int = 0
 
-    def follow(
+    def update(
         self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
     ) -> dict[str, GpuValues]:
         """Return the means by measure, including the current readings."""
@@ -301,5 +301,7 @@ class MeasureAverages:
         for name, measure in STRAGGLER_MEASURES.items():
             number = gathered.keys.get((measure.metric, measure.part))
             now = gpu_values(read, number, len(job_of_position))
-            averages[name] = self._averages[name].follow(now, same, seconds, self.over_seconds)
+            averages[name] = self._averages[name].update(
+                now, same, seconds, self.time_constant_seconds
+            )
         return averages

@@ -150,7 +150,7 @@ class JobGpu(NamedTuple):
     gpu: str
     position: int
     holding: JobHolding
-    alone: bool
+    is_alone: bool
     """True if no other job holds a part of the GPU."""
 
 

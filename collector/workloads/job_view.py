@@ -64,7 +64,7 @@ class MeasureComparison:
     def _absence_reason(self, job: job_roster.RunningJob) -> str:
         """Return the most frequent reason of the GPUs without a value."""
         reasons = [
-            SHARED if not p.alone else self.means.absence_reason(p.position) for p in job.places
+            SHARED if not p.is_alone else self.means.absence_reason(p.position) for p in job.places
         ]
         known = [reason for reason in reasons if reason]
         return max(sorted(set(known)), key=known.count)
@@ -99,9 +99,9 @@ def _no_reading() -> job_roster.Numbers:
 class RunningJobs:
     """The reported jobs, and the readings of their GPUs."""
 
-    instant_ns: int = 0
+    timestamp_ns: int = 0
     jobs: tuple[job_roster.RunningJob, ...] = ()
-    left_out: int = 0
+    suppressed: int = 0
     """Number of further jobs."""
     gathered: job_readings.GatheredReadings = field(default_factory=job_readings.GatheredReadings)
     job_of_position: job_roster.Numbers = field(default_factory=_no_reading)
@@ -155,7 +155,7 @@ class RunningJobs:
         yield catalog.JOB_NODES, len(nodes)
         stale = sum(place.holding.node not in self.fresh_nodes for place in places)
         yield catalog.JOB_STALE_GPUS, stale
-        yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
+        yield catalog.JOB_SHARED_GPUS, sum(not place.is_alone for place in places)
         yield catalog.JOB_START, job.start_ns / SECOND_NS
 
     def _rollups(
@@ -249,7 +249,7 @@ def _node_and_gpu(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[
 def _reading(
     job: job_roster.RunningJob, place: job_roster.JobGpu, name: str, compared: MeasureComparison
 ) -> dict[str, Any]:
-    if not place.alone:
+    if not place.is_alone:
         return {"absent": SHARED}
     if why := compared.means.absence_reason(place.position):
         return {"absent": why}

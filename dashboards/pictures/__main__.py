@@ -137,7 +137,7 @@ def _dashboards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _choice(text: str, dashboards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return a variable's name, which at least one dashboard has, and its wanted value."""
+    """Return a variable's name, which at least one dashboard has, and its requested value."""
     name, equals, value = text.partition("=")
     if not equals:
         message = f"invalid choice {text!r}: expected VARIABLE=VALUE"

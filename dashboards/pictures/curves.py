@@ -283,7 +283,7 @@ def draw_bands(
         place = (field.left - 8, middle)
         scene.canvas.text(place, name, size=SMALL, side="right", max_width=left - 10)
         for start, end, value in runs(times, values):
-            begin, finish = (float(across(instant)) for instant in (start, end))
+            begin, finish = (float(across(timestamp)) for timestamp in (start, end))
             band = Box(begin, middle - thick / 2, max(finish - begin, 1.0), thick)
             _draw_band(scene.canvas, band, form.text(value), form.colour(value))
     across.draw_marks(scene.canvas, scene.marks)

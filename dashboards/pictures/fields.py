@@ -172,7 +172,7 @@ class FieldFormat:
     nothing: str = ""
     """Text in place of a missing value."""
     decimals: int | None = None
-    linked: bool = False
+    is_linked: bool = False
     minimum: float | None = None
     fixed: str = ""
     """The colour of a curve, if it differs from the colour of its position."""
@@ -273,7 +273,7 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "thresholds": ("steps", _steps),
     "mappings": ("mapped", _mapped_values),
     "color": ("fixed", _fixed_colour),
-    "links": ("linked", bool),
+    "links": ("is_linked", bool),
     "custom": ("drawn", dict),
     "custom.cellOptions": ("cell", lambda cell: _check_known(cell["type"], _CELLS, "kind of cell")),
 }

@@ -45,9 +45,9 @@ class TimeAxis:
     window: QueryWindow
     box: Box
 
-    def __call__(self, instant: Numbers | float) -> Numbers:
+    def __call__(self, timestamp: Numbers | float) -> Numbers:
         """Return the position of a timestamp, or of many."""
-        share = (np.asarray(instant) - self.window.start) / (self.window.end - self.window.start)
+        share = (np.asarray(timestamp) - self.window.start) / (self.window.end - self.window.start)
         return np.asarray(self.box.left + share * self.box.width)
 
     def ticks(self) -> list[tuple[float, str]]:
@@ -58,8 +58,8 @@ class TimeAxis:
         form = "%H:%M:%S" if step < 60 else "%H:%M"  # noqa: PLR2004 - a minute
         first = np.ceil(self.window.start / step) * step
         return [
-            (float(self(instant)), datetime.fromtimestamp(instant, UTC).strftime(form))
-            for instant in np.arange(first, self.window.end, step)
+            (float(self(timestamp)), datetime.fromtimestamp(timestamp, UTC).strftime(form))
+            for timestamp in np.arange(first, self.window.end, step)
         ]
 
     def draw(self, canvas: Canvas) -> None:
@@ -78,7 +78,7 @@ class TimeAxis:
     def draw_marks(self, canvas: Canvas, marks: Sequence[MarkedPeriod]) -> None:
         """Draw annotations in the time range: dashed lines, and a tint from the first to the last."""
         for mark in marks:
-            start, end = (float(self(instant)) for instant in (mark.start, mark.end))
+            start, end = (float(self(timestamp)) for timestamp in (mark.start, mark.end))
             for place in dict.fromkeys((start, end)):
                 ends = [(place, self.box.top), (place, self.box.bottom)]
                 canvas.line(ends, mark.colour, dashed=True, solid=0.8)

@@ -251,7 +251,7 @@ def cell_text(cell: TableCell, form: FieldFormat) -> str:
 
 
 def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, form: FieldFormat, size: float) -> None:
-    ink = drawing.LINK if form.linked else drawing.TEXT
+    ink = drawing.LINK if form.is_linked else drawing.TEXT
     numeric = isinstance(cell, float)
     if isinstance(cell, float) and form.cell != "auto":
         ink = form.colour(cell)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 Hash = bytes
-"""32 bytes."""
+"""SHA-256 hash of 32 bytes."""
 Nodes = Callable[[int, int], Hash]
 """Hash of a complete subtree, by its level (0 is a leaf) and its index from the left."""
 
@@ -110,7 +110,7 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
 def _hashes_beside(
     nodes: Nodes, index: int, size: int, is_last: Callable[[int, int], bool]
 ) -> tuple[list[Hash], int]:
-    """Return the hashes beside the path from the root to a leaf, down to the last subtree; and its start."""
+    """Return the sibling hashes of the path from the root to a leaf, down to the last subtree; and its start."""
     start, end = 0, size
     hashes = []
     while not is_last(start, end):

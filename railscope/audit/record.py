@@ -14,6 +14,8 @@ from typing import Annotated
 
 import msgspec
 
+from railscope.audit import AuditFormatError
+
 VERSION = 1
 MAX_RECORD_BYTES = 32 << 10
 _LARGEST = (1 << 53) - 1
@@ -40,7 +42,7 @@ Scalar = bool | Whole | str | None
 RecordData = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 
 
-class RecordError(ValueError):
+class RecordError(AuditFormatError):
     """Invalid audit record; the message states the reason."""
 
 

@@ -24,6 +24,7 @@ from urllib.parse import quote
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from railscope.audit import AuditFormatError
 from railscope.audit.merkle import HASH_BYTES, TreeHead
 
 ED25519 = b"\x01"
@@ -36,7 +37,7 @@ _NAME = re.compile(r"[^\s+]+")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
 
-class NoteError(ValueError):
+class NoteError(AuditFormatError):
     """A note or key that is not well formed; the message states the defect."""
 
 

@@ -33,7 +33,7 @@ from railscope.catalog import (
     tenancy,
 )
 from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind, MetricUnit, Rollup
-from railscope.catalog.rollup import Derived, derive, derive_by_job
+from railscope.catalog.rollup import DerivedMetric, derive, derive_by_job
 
 SUBJECTS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
@@ -74,7 +74,7 @@ ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)
 
 
 @cache
-def rollups() -> dict[str, Derived]:
+def rollups() -> dict[str, DerivedMetric]:
     """Return every roll-up of the declared metrics, by name."""
     return derive(METRICS.values()) | derive_by_job(account.BY_JOB)
 
@@ -87,7 +87,7 @@ __all__ = [
     "ORDER",
     "SUBJECTS",
     "SUBJECT_OF",
-    "Derived",
+    "DerivedMetric",
     "EntityKind",
     "EventClass",
     "Metric",

@@ -23,7 +23,7 @@ RUN_ENDS_IGNORED = _COLLECTOR.counter("railscope_collector_ignored_run_ends_tota
 VALUES = _COLLECTOR.counter("railscope_collector_received_values_total", "Values in the accepted frames.", "collector")
 RECEIVED_BYTES = _COLLECTOR.counter("railscope_collector_received_bytes_total", "Bytes of the accepted envelopes as received.", "collector")
 REJECTED = _COLLECTOR.counter("railscope_collector_rejected_envelopes_total", "Envelopes rejected, by reason.", "collector", about=entities.REJECTION)
-NODE_TWINS = _NODE.gauge("railscope_node_identity_conflict", "1 if two senders used the name and token of this node within the last hour.", "collector, interleaved boots or runs")
+NODE_IDENTITY_CONFLICT = _NODE.gauge("railscope_node_identity_conflict", "1 if two senders used the name and token of this node within the last hour.", "collector, interleaved boots or runs")
 UNPLACED_GPUS = _NODE.gauge("railscope_node_unplaced_gpus", "GPUs that claims without devices request now and that the node does not have left; claims under review are not counted.", "collector, placement of claims")
 QUARANTINED = _COLLECTOR.gauge("railscope_collector_quarantined_records", "Records of the frame log that a restart skipped and stored in `quarantine`.", "collector")
 SCHEMAS = _COLLECTOR.gauge("railscope_collector_schemas", "Known frame schemas; unreferenced ones are released.", "collector")

@@ -94,7 +94,7 @@ class EntityKind:
     part_of: EntityKind | None = None
 
     def __post_init__(self) -> None:
-        """Reject a kind without the labels of the kind that it is part of at the start of its own."""
+        """Reject a kind whose labels do not begin with those of the kind that it is part of."""
         parent = self.part_of
         if parent and self.labels[: len(parent.labels)] != parent.labels:
             message = f"entity kind {self.name}: labels must begin with {parent.labels}"

@@ -32,6 +32,8 @@ GPU_REASON = EntityKind("gpu_reason", ("gpu", "reason"), part_of=GPU)
 GPU_WINDOW = EntityKind("gpu_window", ("gpu", "le"), part_of=GPU)
 GPU_PROCESS = EntityKind("gpu_process", ("gpu", "pid"), ("process_name", "context", "gpu_instance", "compute_instance"), part_of=GPU)
 
+GPU_SETTINGS = EntityKind("gpu_settings", ("gpu",), ("persistence", "compute_mode", "accounting", "ecc", "ecc_pending", "mig", "mig_pending", "gsp_firmware", "hash"), part_of=GPU)
+
 NVLINK = EntityKind("nvlink", ("gpu", "link"), ("version", "remote_type", "remote_pci_address"), part_of=GPU)
 NVLINK_ERROR = EntityKind("nvlink_error", ("gpu", "link", "error"), part_of=GPU)
 NVLINK_RECOVERY = EntityKind("nvlink_recovery", ("gpu", "link", "outcome"), part_of=GPU)
@@ -67,6 +69,7 @@ RDMA_COUNTER = EntityKind("rdma_counter", ("device", "port", "counter"), part_of
 PCIE = EntityKind("pcie", ("pci_address",), ("role", "vendor", "device", "driver", "numa_node"))
 PCIE_AER = EntityKind("pcie_aer", ("pci_address", "severity", "error"), part_of=PCIE)
 PCIE_ERROR = EntityKind("pcie_error", ("pci_address", "severity"), part_of=PCIE)
+PCIE_SEVERITY = EntityKind("pcie_severity", ("severity",), part_of=NODE)
 PCIE_ROOT_ERROR = EntityKind("pcie_root_error", ("pci_address", "severity"), part_of=PCIE)
 
 ENERGY_DOMAIN = EntityKind("energy_domain", ("domain",), part_of=NODE)

@@ -1,15 +1,15 @@
 """Users of a shared GPU: MIG instances, virtual GPUs, processes."""
 
 # fmt: off
-from railscope.catalog.declare import BASIC, CENTI, FULL, KIBI, MetricTable, Rollup
+from railscope.catalog.declare import BASIC, CENTI, FULL, KIBI, MetricTable
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU
 
 AGENT_START = "Counts from the start of the agent; reset at each agent start."
 _GPU = MetricTable(GPU, resets=AGENT_START)
 _MIG = MetricTable(MIG, resets=AGENT_START)
 
-GPU_MIG_MODE = _GPU.gauge("railscope_gpu_mig_enabled", "1 if the GPU is in MIG mode, 0 otherwise.", "nvmlDeviceGetMigMode current", since="Ampere", dcgm="DCGM_FI_DEV_MIG_MODE")
-GPU_MIG_PENDING = _GPU.gauge("railscope_gpu_mig_pending", "1 if the GPU will be in MIG mode after the next reset, 0 otherwise.", "nvmlDeviceGetMigMode pending", since="Ampere")
+GPU_MIG_MODE = _GPU.gauge("railscope_gpu_mig_enabled", "1 if the GPU is in MIG mode, 0 otherwise.", "nvmlDeviceGetMigMode current", since="Ampere", dcgm="DCGM_FI_DEV_MIG_MODE", detail=FULL)
+GPU_MIG_PENDING = _GPU.gauge("railscope_gpu_mig_pending", "1 if the GPU will be in MIG mode after the next reset, 0 otherwise.", "nvmlDeviceGetMigMode pending", since="Ampere", detail=FULL)
 GPU_MIG_DEVICES = _GPU.gauge("railscope_gpu_mig_devices", "MIG devices on the GPU: compute instances.", "nvmlDeviceGetMigDeviceHandleByIndex", since="Ampere")
 GPU_SHARING = _GPU.state("railscope_gpu_sharing", "Sharing of the GPU at present, derived from its mode and its processes.", "nvmlDeviceGetMigMode, nvmlDeviceGetActiveVgpus, nvmlDeviceGetMPSComputeRunningProcesses, nvmlDeviceGetComputeRunningProcesses", states={0: "unused", 1: "exclusive", 2: "time_slicing", 3: "mps", 4: "mig", 5: "vgpu"})
 MIG_INFO = _MIG.info("railscope_mig_info", "Identity of this MIG device: profile, GPU instance, compute instance.", "nvmlDeviceGetName, nvmlDeviceGetAttributes_v2, nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId")
@@ -25,7 +25,7 @@ MIG_GPU_SLICES = _MIG.gauge("railscope_mig_gpu_instance_slices", "Slices of the 
 MIG_COMPUTE_SLICES = _MIG.gauge("railscope_mig_compute_instance_slices", "Slices of the GPU instance that the compute instance takes.", "nvmlDeviceGetAttributes_v2 computeInstanceSliceCount")
 MIG_ECC_ERRORS = _MIG.counter("railscope_mig_ecc_uncorrected_errors_total", "Uncorrected errors of on-chip memory of the MIG device.", "nvmlDeviceGetTotalEccErrors uncorrected, volatile, of the MIG device", resets="Counts from the making of the instance.")
 MIG_PROCESSES = _MIG.gauge("railscope_mig_processes", "Processes on the MIG device.", "nvmlDeviceGetComputeRunningProcesses of the MIG device")
-GPU_PROCESSES = _GPU.gauge("railscope_gpu_processes", "Processes on the GPU, reported individually or not.", "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses", rollups=(Rollup.SUM,), detail=BASIC)
+GPU_PROCESSES = _GPU.gauge("railscope_gpu_processes", "Processes on the GPU, reported individually or not.", "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses", detail=BASIC)
 GPU_SUPPRESSED_PROCESSES = _GPU.gauge("railscope_gpu_suppressed_processes", "Processes on the GPU that are not reported individually: too many, or too short-lived.", "those beyond the bound, by memory")
 PROCESS_INFO = _GPU.info("railscope_gpu_process_info", "Identity of this process: name, kind of context, MIG instance.", "nvmlDeviceGetComputeRunningProcesses, /proc/PID/comm", about=GPU_PROCESS)
 PROCESS_MEMORY = _GPU.gauge("railscope_gpu_process_memory_used_bytes", "GPU memory that the process uses.", "nvmlDeviceGetComputeRunningProcesses usedGpuMemory (bytes)", about=GPU_PROCESS, detail=BASIC)

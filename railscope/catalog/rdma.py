@@ -115,7 +115,7 @@ _NARROW_DRIVERS = {"mlx5", "mlx4"}
 _WIDE = ("np_", "rp_", "cc_", "rdma_", "rx_icrc_")
 
 
-def bytes_a_step(driver: str, file: str) -> int:
+def bytes_per_step(driver: str, file: str) -> int:
     """Return the size of one step of a file in the unit of its metric.
 
     Port management counts words of four octets (Documentation/ABI/stable/sysfs-class-infiniband); hfi1

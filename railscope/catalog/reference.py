@@ -172,7 +172,11 @@ def _events_page() -> str:
 
 
 def _rollups_page() -> str:
-    about = "Metrics that the collector derives from the readings of all nodes. A counter enters as its rate."
+    about = (
+        "Metrics that the collector derives from the readings of all nodes. A counter enters as its rate. A roll-up"
+        " answers a question about the cluster, a rail or a tenant as a whole: amount and use (sum), usual share"
+        " (mean), worst one (max, min), faults (sum). GPUs are rolled up by rail in load, power and temperature."
+    )
     rows = (
         (
             f"`{name}`",
@@ -196,8 +200,14 @@ def _markdown_row(metric: Metric) -> tuple[str, ...]:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
     return (
-        f"`{metric.name}`", str(metric.kind), str(metric.detail), str(metric.unit),
+        f"`{metric.name}`",
+        str(metric.kind),
+        str(metric.detail),
+        str(metric.unit),
         ", ".join(metric.about.labels),
-        metric.help, metric.origin, metric.since, ", ".join(map(str, metric.rollups)),
+        metric.help,
+        metric.origin,
+        metric.since,
+        ", ".join(map(str, metric.rollups)),
         " ".join(notes),
-    )  # fmt: skip
+    )

@@ -2,6 +2,10 @@
 
 `railscope_<scope>_<rollup>_<what>_<unit>`: a gauge keeps its unit; a counter becomes its rate, in
 `bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts joules.
+
+A roll-up answers a question about the scope as a whole: how much there is and how much is used (sum), the
+usual value (mean of shares), the worst one (max, min), whether there are faults and how many (sum). There is
+none that repeats another one: frames and seconds of pause, state of a port by two sources.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, 
 
 SCOPES: Mapping[str, EntityKind] = {"cluster": CLUSTER, "rail": RAIL, "tenant": TENANT, "job": JOB}
 ON_A_RAIL = (GPU, NIC, RDMA_PORT)
+_UNITS_BY_PLACE = (MetricUnit.RATIO, MetricUnit.WATTS, MetricUnit.CELSIUS)
 _WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
 _RATE_UNITS = {
     MetricUnit.SECONDS: MetricUnit.RATIO,
@@ -23,7 +28,7 @@ _RATE_UNITS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Derived:
+class DerivedMetric:
     """A roll-up of a declared metric over a scope; `metric` is the declaration of the result."""
 
     metric: Metric
@@ -37,9 +42,18 @@ def part_labels(kind: EntityKind) -> tuple[str, ...]:
     return kind.labels[len(kind.outermost.labels) :]
 
 
-def scopes_of(kind: EntityKind) -> tuple[str, ...]:
-    """Return the scopes of an entity kind's declared roll-ups; jobs have only a few."""
-    return ("cluster", "rail", "tenant") if kind.outermost in ON_A_RAIL else ("cluster",)
+def scopes_of(metric: Metric) -> tuple[str, ...]:
+    """Return the scopes of a metric's declared roll-ups; jobs have only a few.
+
+    GPUs of one rail have the same place in their nodes: what differs by place is load, power and temperature.
+    """
+    kind = metric.about
+    if kind.outermost not in ON_A_RAIL:
+        return ("cluster",)
+    is_by_place = kind is GPU and metric.unit in _UNITS_BY_PLACE
+    if kind.outermost is GPU and not is_by_place:
+        return "cluster", "tenant"
+    return "cluster", "rail", "tenant"
 
 
 def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
@@ -54,21 +68,21 @@ def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
     return f"railscope_{scope}_{rollup}_{source.stem}_{suffix}"
 
 
-def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
+def derive(metrics: Iterable[Metric]) -> dict[str, DerivedMetric]:
     """Return all roll-ups of the given metrics, by name."""
     rollups = {}
     for source in metrics:
         for rollup in source.rollups:
-            for scope in scopes_of(source.about):
-                derived = Derived(_declare(source, scope, rollup), source, scope, rollup)
+            for scope in scopes_of(source):
+                derived = DerivedMetric(_declare(source, scope, rollup), source, scope, rollup)
                 rollups[derived.metric.name] = derived
     return rollups
 
 
-def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derived]:
+def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, DerivedMetric]:
     """Return the roll-ups over jobs, by name."""
     families = (
-        Derived(_declare(source, "job", rollup), source, "job", rollup)
+        DerivedMetric(_declare(source, "job", rollup), source, "job", rollup)
         for source, rollups in chosen.items()
         for rollup in rollups
     )

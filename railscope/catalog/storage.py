@@ -55,8 +55,8 @@ NFS_BYTES = (
     _NFS.counter("railscope_nfs_read_pages_total", "Pages read into the page cache.", "bytes, 7th", node_exporter="node_mountstats_nfs_read_pages_total"),
     _NFS.counter("railscope_nfs_write_pages_total", "Pages written from the page cache.", "bytes, 8th", node_exporter="node_mountstats_nfs_write_pages_total"),
 )
-"""In the order of the eight numbers of the line."""
-NFS_EVENTS = _NFS.counter("railscope_nfs_events_total", "Events of the mount, such as a server that asked to retry later (jukebox_delay).", "events", about=entities.NFS_EVENT)
+"""Metrics in the order of the eight numbers of the line."""
+NFS_EVENTS = _NFS.counter("railscope_nfs_events_total", "Events of the mount, such as a server that requested a later retry (jukebox_delay).", "events", about=entities.NFS_EVENT)
 NFS_OPERATIONS = {
     "operations": _NFS_OPERATION.counter("railscope_nfs_operations_total", "Requests made.", "per-op, 1st", node_exporter="node_mountstats_nfs_operations_requests_total"),
     "transmissions": _NFS_OPERATION.counter("railscope_nfs_transmissions_total", "Requests sent, each repetition counted.", "per-op, 2nd", node_exporter="node_mountstats_nfs_operations_transmissions_total"),
@@ -68,7 +68,7 @@ NFS_OPERATIONS = {
     "execution": _NFS_OPERATION.counter("railscope_nfs_execution_seconds_total", "Time from making a request to its end.", "per-op, 8th (ms)", scale=declare.MILLI, node_exporter="node_mountstats_nfs_operations_request_time_seconds_total"),
     "errors": _NFS_OPERATION.counter("railscope_nfs_operation_errors_total", "Requests that ended with an error.", "per-op, 9th (Linux 5.3)"),
 }
-"""In the order of the numbers of a line."""
+"""Metrics in the order of the numbers of a line."""
 NFS_TRANSPORT = {
     "connects": _NFS.counter("railscope_nfs_transport_connects_total", "Connections made to the server.", "xprt connect_count"),
     "sends": _NFS.counter("railscope_nfs_transport_requests_total", "Requests sent by the transport.", "xprt sends"),

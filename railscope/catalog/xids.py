@@ -104,7 +104,7 @@ RECOVERY_ACTIONS: Mapping[int, RecoveryAction] = MappingProxyType(
         7: RecoveryAction("system_reboot", "System Reboot", ("reboot",)),
     }
 )
-"""By value of NVML's field 230 (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which Xid 154 prints too."""
+"""Actions by value of NVML's field 230 (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which Xid 154 prints too."""
 
 _RECOVERY_NAMES = {
     action.nvidia.lower().removesuffix(" required"): action for action in RECOVERY_ACTIONS.values()
@@ -179,12 +179,12 @@ def _contained(general: Judgement, message: str) -> Judgement:
     match = _RESET.search(message)
     if not match:
         return general
-    wanted = set(general.actions)
+    required = set(general.actions)
     if "Yes" in (match["reset"], match["drain"]):
-        wanted.add("reset_gpu")
+        required.add("reset_gpu")
     if match["drain"] == "Yes":
-        wanted.add("drain")
-    actions = tuple(action for action in ACTION_ORDER if action in wanted)
+        required.add("drain")
+    actions = tuple(action for action in ACTION_ORDER if action in required)
     return replace(general, actions=actions, nvidia=f"{general.nvidia} ({match[0]})")
 
 

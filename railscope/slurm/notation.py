@@ -20,7 +20,8 @@ from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
 from typing import Any
 
-from railscope.slurm import FormatError
+from railscope.slurm import SlurmFormatError
+from railscope.timestamps import SECOND_NS, from_datetime, parse_local_time, to_datetime
 
 MAX_NODES = 65_536
 """Maximum number of names in a list; Slurm's own bound of one range (MAX_RANGE)."""
@@ -32,7 +33,7 @@ _NO_NODES = {"", "(null)", "None assigned"}
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """Return the nodes of a list, in its order; none for `(null)`. Raises FormatError."""
+    """Return the nodes of a list, in its order; none for `(null)`. Raises SlurmFormatError."""
     if text in _NO_NODES:
         return ()
     parts = _PART.findall(text)
@@ -45,7 +46,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 
 def expand_numbers(text: str, most: int = MAX_NODES) -> tuple[int, ...]:
-    """Return the numbers of `0,2-3`. Raises FormatError."""
+    """Return the numbers of `0,2-3`. Raises SlurmFormatError."""
     return tuple(number for number, _ in _numbers(text, most))
 
 
@@ -80,8 +81,8 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def _invalid_list(text: str, expected: str = "a list in Slurm's notation") -> FormatError:
-    return FormatError(f"invalid list {text[:200]!r}: expected {expected}")
+def _invalid_list(text: str, expected: str = "a list in Slurm's notation") -> SlurmFormatError:
+    return SlurmFormatError(f"invalid list {text[:200]!r}: expected {expected}")
 
 
 MAX_INDICES = 1024
@@ -119,7 +120,7 @@ _NO_RESOURCES = {"", "(null)", "N/A"}
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Parse the resources of one node: entries with commas between and within them. Raises FormatError."""
+    """Parse the resources of one node: entries with commas between and within them. Raises SlurmFormatError."""
     if text in _NO_RESOURCES:
         return ()
     return tuple(_entry(entry) for entry in _SEPARATOR.split(text))
@@ -129,7 +130,7 @@ def parse_tres(text: str) -> dict[str, int]:
     """Return generic resources by name from a list such as `cpu=24,gres/gpu=2,gres/gpu:h100=2`.
 
     The name is the text after `gres/`; an entry with a type repeats the same devices. Values in bytes
-    stay in bytes. Raises FormatError.
+    stay in bytes. Raises SlurmFormatError.
     """
     counts: dict[str, int] = {}
     for entry in [] if text in _NO_RESOURCES else text.split(","):
@@ -139,7 +140,7 @@ def parse_tres(text: str) -> dict[str, int]:
         if name.startswith("gres/"):
             if name in counts:
                 message = f"duplicate {name}: expected it once"
-                raise FormatError(message)
+                raise SlurmFormatError(message)
             counts[name] = _quantity(amount)
     return {name.removeprefix("gres/"): count for name, count in counts.items()}
 
@@ -174,8 +175,8 @@ def _quantity(text: str) -> int:
     return int(Fraction(match[1]) * _POWERS[match[2]])
 
 
-def _invalid_resource(text: str) -> FormatError:
-    return FormatError(f"invalid generic resource {text[:200]!r}: expected Slurm's notation")
+def _invalid_resource(text: str) -> SlurmFormatError:
+    return SlurmFormatError(f"invalid generic resource {text[:200]!r}: expected Slurm's notation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +233,16 @@ def times(state: str, start: int | None, end: int | None) -> tuple[int | None, i
 def seconds(text: str, zone: tzinfo) -> int | None:
     """Parse a printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
 
-    A local time that occurs twice at the end of summer time means the first. Raises FormatError.
+    A local time that occurs twice at the end of summer time means the first. Raises SlurmFormatError.
     """
     printed = _parse_time(text)
-    return None if printed is None else int(_in_zone(printed, zone).timestamp())
+    return None if printed is None else _in_seconds(printed, zone)
 
 
 def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
     """Parse a printed time for billing: ambiguous and nonexistent local times are rejected.
 
-    Local time without a zone is rejected, too. Raises FormatError.
+    Local time without a zone is rejected, too. Raises SlurmFormatError.
     """
     printed = _parse_time(text)
     if printed is None:
@@ -249,16 +250,16 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
     if printed.tzinfo is None:
         if zone is None:
             message = f"invalid time {text}: expected a time zone"
-            raise FormatError(message)
+            raise SlurmFormatError(message)
         first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
         if first.utcoffset() != second.utcoffset():
             message = f"ambiguous or nonexistent time {text}: expected a time with an offset"
-            raise FormatError(message)
-    return int(_in_zone(printed, zone or UTC).timestamp())
+            raise SlurmFormatError(message)
+    return _in_seconds(printed, zone or UTC)
 
 
-def _in_zone(printed: datetime, zone: tzinfo) -> datetime:
-    return printed if printed.tzinfo else printed.replace(tzinfo=zone)
+def _in_seconds(printed: datetime, zone: tzinfo) -> int:
+    return from_datetime(printed if printed.tzinfo else printed.replace(tzinfo=zone)) // SECOND_NS
 
 
 def _parse_time(text: str) -> datetime | None:
@@ -267,13 +268,13 @@ def _parse_time(text: str) -> datetime | None:
         return None
     try:
         if _UNIX.fullmatch(text):
-            return datetime.fromtimestamp(int(text), UTC)
+            return to_datetime(int(text) * SECOND_NS)
         if _TIME.fullmatch(text):
-            return datetime.fromisoformat(text)
+            return parse_local_time(text)
     except (ValueError, OverflowError):
         pass  # digits out of range, such as hour 25: an error like any other text
     message = f"invalid time {text[:200]!r}: expected Slurm's format"
-    raise FormatError(message)
+    raise SlurmFormatError(message)
 
 
 def value_or_empty(text: str) -> str:
@@ -282,10 +283,10 @@ def value_or_empty(text: str) -> str:
 
 
 def job_number(text: str) -> int:
-    """Parse a job's id. Raises FormatError."""
+    """Parse a job's id. Raises SlurmFormatError."""
     if not re.fullmatch("[0-9]{1,10}", text):
         message = f"invalid job ID {text[:200]!r}: expected 1 to 10 digits"
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     return int(text)
 
 

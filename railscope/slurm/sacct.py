@@ -19,14 +19,14 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from railscope.slurm import FormatError, notation
+from railscope.slurm import SlurmFormatError, notation
 from railscope.untrusted_text import ShapeError, convert_json
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
 """Required columns. `JobID` may replace `JobIDRaw`, but does not distinguish arrays."""
 
 
-class AccountingError(FormatError):
+class AccountingError(SlurmFormatError):
     """A line, or a job of the JSON, both counted from 1, that is not in the format of sacct."""
 
     def __init__(self, place: int, field: str, reason: str) -> None:
@@ -128,7 +128,7 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
         counts = notation.parse_tres(row["AllocTRES"])
     except AccountingError:
         raise
-    except FormatError as error:
+    except SlurmFormatError as error:
         raise AccountingError(row.place, column, str(error)) from error
     job = notation.SlurmJob(
         id=number,
@@ -198,7 +198,7 @@ def parse_sacct_json(
     """Return the jobs of `sacct --json`; `rejected` as above. Raises AccountingError for other text."""
     try:
         listed = convert_json(json.loads(text), _SacctJobs).jobs
-    except (ShapeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         reason = f"invalid JSON of sacct: {error}"
         raise AccountingError(1, "", reason) from error
     jobs: list[AccountedJob] = []
@@ -216,7 +216,7 @@ def _record_of(place: int, listed: Any) -> AccountedJob:
         return AccountedJob(place, _job_of(job), job.nodes or "")
     except ShapeError as error:
         raise AccountingError(place, error.field, error.reason) from error
-    except FormatError as error:
+    except SlurmFormatError as error:
         raise AccountingError(place, "", str(error)) from error
 
 
@@ -224,7 +224,7 @@ def _job_of(job: _SacctJob) -> notation.SlurmJob:
     number = _value(job.job_id)
     if number is None:
         message = "missing job ID: expected an integer"
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     states = job.state.current
     start, end = _value(job.time.start) or None, _value(job.time.end) or None
     return notation.SlurmJob(
@@ -254,6 +254,6 @@ def _counts(allocated: Iterable[_SacctResource]) -> dict[str, int]:
         name, count = resource.name or "", _value(resource.count)
         if count is None or count < 0 or name in counts:
             message = f"invalid count of {name!r}: expected one number, at least 0"
-            raise FormatError(message)
+            raise SlurmFormatError(message)
         counts[name] = count
     return counts

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import tzinfo
 from typing import Any
 
-from railscope.slurm import FormatError, notation
+from railscope.slurm import SlurmFormatError, notation
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
@@ -34,12 +34,12 @@ _NO_JOBS = ("No jobs in the system",)
 def parse_text(text: str, zone: tzinfo) -> tuple[notation.SlurmJob, ...]:
     """Parse the jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
 
-    Allocations are printed only with -d, and only for jobs with nodes. Raises FormatError.
+    Allocations are printed only with -d, and only for jobs with nodes. Raises SlurmFormatError.
     """
     before, *records = _RECORD.split(text)
     if before.strip() not in {"", *_NO_JOBS}:
         message = f"invalid job list: {before.strip()[:200]!r}: expected the beginning of a job"
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
 
@@ -53,7 +53,7 @@ def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
         state, account = fields["JobState"], fields["Account"]
     except KeyError as error:
         message = f"incomplete job {head['JobId'][:20]!r}: expected {error.args[0]}"
-        raise FormatError(message) from error
+        raise SlurmFormatError(message) from error
     start, end = notation.times(state, start, end)
     return notation.SlurmJob(
         id=notation.job_number(head["JobId"]),
@@ -69,19 +69,19 @@ def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
 
 
 def _fields(lines: list[str]) -> dict[str, str]:
-    """Return the fields to read. Raises FormatError for a repeated key: job names may contain newlines."""
+    """Return the fields to read. Raises SlurmFormatError for a repeated key: job names may contain newlines."""
     fields: dict[str, str] = {}
     for line in lines:
         pairs: list[tuple[str, str]] = _PAIR.findall(line)
         if not pairs or not line.lstrip().startswith(f"{pairs[0][0]}="):
             continue
-        wanted = _WANTED.get(pairs[0][0], "").split()
+        keys = _WANTED.get(pairs[0][0], "").split()
         for key, value in pairs:
-            if key not in wanted:
+            if key not in keys:
                 continue
             if key in fields:
                 message = f"duplicate field: {key}: expected it once; fix: read this job as JSON"
-                raise FormatError(message)
+                raise SlurmFormatError(message)
             fields[key] = value
     return fields
 
@@ -100,7 +100,7 @@ def _allocations(lines: list[str]) -> tuple[notation.NodeAllocation, ...] | None
 
 
 def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:
-    """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
+    """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises SlurmFormatError.
 
     Slurm 22.05 to 23.02 wrote plain numbers and one state; later versions write numbers with a `set`
     flag, and lists of states of which the first is the base state.
@@ -108,11 +108,11 @@ def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:
     try:
         jobs = json.loads(text)["jobs"]
         return tuple(map(_job_of, jobs))
-    except FormatError:
+    except SlurmFormatError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = f"invalid JSON of Slurm: {type(error).__name__} {error}"
-        raise FormatError(message) from error
+        raise SlurmFormatError(message) from error
 
 
 def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
@@ -124,7 +124,7 @@ def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
     number = notation.json_number(job["job_id"])
     if number is None:
         message = "missing job ID: expected an integer"
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     return notation.SlurmJob(
         id=number,
         user=notation.json_text(job.get("user_name")),
@@ -151,7 +151,7 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[notation.NodeAllocation, ..
             f"incomplete resources of job {job['job_id']}: {len(details)} lists: expected {len(names)},"
             " one per node"
         )
-        raise FormatError(message)
+        raise SlurmFormatError(message)
     return tuple(
         notation.NodeAllocation(node, notation.parse_gres(notation.json_text(detail)))
         for node, detail in zip(names, details, strict=True)

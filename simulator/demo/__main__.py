@@ -128,8 +128,8 @@ class DemoRun:
             f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
         async with cluster:
-            await asyncio.to_thread(watchers.point_at, cluster.collector, cluster.pages)
-            where = f"{cluster.addresses()}\n\n{watchers.how_to_start()}"
+            await asyncio.to_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
+            where = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
             screen.print(where)
             await self._show(where)
             shipped = await cluster.stop_agents()
@@ -138,7 +138,7 @@ class DemoRun:
             screen.print(f"\n{report}\n\nAUDIT LOG")
             good = await cluster.check_audit_log() and good
         screen.print(
-            f"\n{watchers.how_to_start()}\nThey show the demo whenever it runs: `make demo`."
+            f"\n{watchers.start_commands()}\nThey show the demo whenever it runs: `make demo`."
         )
         return good
 
@@ -169,8 +169,8 @@ class DemoRun:
     async def _follow_faults(self, record: FaultRecord) -> None:
         """Announce and record each fault when it begins and when it ends."""
         for change in changes():
-            while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
-                await asyncio.sleep(left)
+            while (remaining_seconds := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
+                await asyncio.sleep(remaining_seconds)
             struck = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
             await asyncio.to_thread(record.add, change, struck)
             self._screen.announce(_fault_message(change, struck))

@@ -56,7 +56,7 @@ class DemoCluster:
     any_ports: bool = False
     """True if the system chooses all ports, so that demos that start together do not collide."""
     nodes: dict[str, LiveNode] = field(default_factory=dict)
-    pages: dict[str, str] = field(default_factory=dict)
+    metrics_endpoints: dict[str, str] = field(default_factory=dict)
     """Metrics endpoint of each agent as `host:port`, by node."""
     collector: str = ""
     """Address of the collector, as `host:port`."""
@@ -171,7 +171,7 @@ class DemoCluster:
 
     async def _wait_for_agent(self, name: str) -> None:
         match = await self._agents[name].find_logged(r"agent_started .*address=(\S+:\d+)")
-        self.pages[name] = match[1]
+        self.metrics_endpoints[name] = match[1]
 
     async def __aexit__(self, *_: object) -> None:
         """Stop all processes."""
@@ -192,7 +192,7 @@ class DemoCluster:
 
     async def restart_agent(self, name: str) -> None:
         """Start the agent of a node again, at its old address."""
-        address = _address(int(self.pages[name].rpartition(":")[2]))
+        address = _address(int(self.metrics_endpoints[name].rpartition(":")[2]))
         await self._start_agent(name, address)
         await self._wait_for_agent(name)
 
@@ -209,11 +209,11 @@ class DemoCluster:
 
     async def stable_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""
-        requested_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
+        requested_ns = (await self._get("/api/v1/cluster"))["timestamp_ns"]
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
                 views = await self.views()
-                if views["cluster"]["instant_ns"] > requested_ns:
+                if views["cluster"]["timestamp_ns"] > requested_ns:
                     views["own"] = await self._own_counts()
                     return views
                 await asyncio.sleep(0.2)
@@ -241,11 +241,12 @@ class DemoCluster:
 
     def addresses(self) -> str:
         """List the addresses to open during the demo, and those that are not the usual ones."""
-        pages = "\n".join(
-            f"  {f'http://{address}/metrics':40} {name}" for name, address in self.pages.items()
+        lines = "\n".join(
+            f"  {f'http://{address}/metrics':40} {name}"
+            for name, address in self.metrics_endpoints.items()
         )
         usual = {} if self.any_ports else self._usual_ports()
-        actual = {_COLLECTOR: self.collector, **self.pages}
+        actual = {_COLLECTOR: self.collector, **self.metrics_endpoints}
         moved = "\n".join(
             f"  port {port} is taken: {name} listens on {actual[name]}"
             for name, port in usual.items()
@@ -254,7 +255,7 @@ class DemoCluster:
         return (
             f"Open in a browser\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events\n"
-            f"{pages}{moved and chr(10) + moved}\nStop with Ctrl-C."
+            f"{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
         )
 
 

@@ -1,4 +1,4 @@
-"""Faults of the demo: begin and end of each, the alerts that it raises, and the fault record.
+"""Faults of the demo: start and end of each, the alerts that it raises, and the fault record.
 
 They strike one after the other in rounds of 19 minutes; strengths and devices differ in each round. Every
 fault lasts long enough for its alerts and leaves time for them to resolve: the last two minutes of a
@@ -11,13 +11,13 @@ sample from before the fault.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from railscope.timestamps import format_timestamp
 from simulator import data, live, node_hardware
 from simulator.spec import NS_PER_SECOND
 
@@ -28,7 +28,7 @@ ROUND_SECONDS = 1140.0
 class DemoFault:
     """Fault of each round; without a scenario, the agent of the node is stopped.
 
-    `within_seconds` is the time from its begin until all of its alerts fire: the rules' own minutes, and
+    `within_seconds` is the time from its start until all of its alerts fire: the rules' own minutes, and
     one more for scrapes, evaluations and the first counts. `resolved_within_seconds` is the time from its
     end until none of them fires: the range of the rules, and a minute.
     """
@@ -53,7 +53,7 @@ FAULTS = data.read_table("demo_faults", dict[str, tuple[DemoFault, ...]])["fault
 
 
 class FaultChange(NamedTuple):
-    """Begin or end of a fault, in seconds since the demo began."""
+    """Start or end of a fault, in seconds since the start of the demo."""
 
     seconds: float
     begins: bool
@@ -140,8 +140,9 @@ class FaultRecord:
 
     def time_of(self, seconds: float) -> str:
         """Format a time since the demo began as RFC 3339."""
-        wall = self._started_wall_ns / NS_PER_SECOND + seconds
-        return dt.datetime.fromtimestamp(wall, dt.UTC).isoformat(timespec="milliseconds")
+        return format_timestamp(
+            self._started_wall_ns + round(seconds * NS_PER_SECOND), "milliseconds"
+        )
 
     def _write(self, change: FaultChange, struck: FaultTarget, end: str | None) -> None:
         fault = change.fault

@@ -86,7 +86,7 @@ class Program:
             raise ProgramError(message) from None
 
     def find(self, pattern: str) -> re.Match[str] | None:
-        """Return the first line of the log so far that matches."""
+        """Return the first match in the log so far."""
         return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
 
     def check_alive(self) -> None:
@@ -108,17 +108,13 @@ class Program:
         """Kill the process at once, without a clean stop."""
         self.signal(signal.SIGKILL)
 
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status of the process; None while it runs."""
-        return self._process.returncode if self._process else None
-
-    async def wait_for_end(self) -> None:
-        """Wait for the end of the process and of its log."""
+    async def wait_for_end(self) -> int | None:
+        """Wait for the end of the process and of its log; return its exit status."""
         if self._process is not None:
             await self._process.wait()
         if self._reading is not None:
             await self._reading
+        return self._process.returncode if self._process else None
 
     async def stop(self) -> None:
         """Request the process to stop; kill it after a timeout."""

@@ -105,14 +105,14 @@ class Watchers:
         text = text.replace("https://railscope.example/d/", f"{grafana}/d/")
         return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
 
-    def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
+    def point_at(self, collector: str, metrics_endpoints: Mapping[str, str]) -> None:
         """Write the programs' addresses, as `host:port`; metrics endpoints by node. Blocking.
 
         Raises WatchersError if the directory cannot be written any more.
         """
         try:
             self._targets("collectors", {"": collector})
-            self._targets("agents", pages)
+            self._targets("agents", metrics_endpoints)
         except OSError as error:
             message = f"writing the demo's addresses failed: {self.directory}: {error}"
             raise WatchersError(message) from error
@@ -129,7 +129,7 @@ class Watchers:
             for program in PROGRAMS
         }
 
-    def how_to_start(self) -> str:
+    def start_commands(self) -> str:
         """Return the commands, ready to copy."""
         lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.directory}:"]
         lines += [

@@ -76,6 +76,6 @@ def _as_it_answers(gpu: GpuState, answers: dict[str, Json]) -> dict[str, Json]:
     if gpu.stuck:
         return dict.fromkeys(answers, PENDING)
     if gpu.denied:
-        refused = [call for call in answers if call.startswith(_DENIED)]
-        return answers | dict.fromkeys(refused, results.NO_PERMISSION)
+        denied_calls = [call for call in answers if call.startswith(_DENIED)]
+        return answers | dict.fromkeys(denied_calls, results.NO_PERMISSION)
     return answers

@@ -72,8 +72,14 @@ def add_health(gpu: GpuState, into: NvmlResults) -> None:
 
 def _banks(gpu: GpuState) -> Json:
     """Return banks by their number of remaining spare rows: a bad row has used one of its bank."""
-    touched = int(gpu.errors.pending)
-    return {"max": gpu.model.banks - touched, "high": touched, "partial": 0, "low": 0, "none": 0}
+    used_banks = int(gpu.errors.pending)
+    return {
+        "max": gpu.model.banks - used_banks,
+        "high": used_banks,
+        "partial": 0,
+        "low": 0,
+        "none": 0,
+    }
 
 
 def _sram() -> Json:

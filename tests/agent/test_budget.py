@@ -14,7 +14,7 @@ from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metering import MIB
-from support.pages import sample
+from support.metric_samples import sample
 from support.reading import ORIGIN
 from support.sampling import run_sampler
 
@@ -46,7 +46,7 @@ def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
     return [(entry["before_seconds"], entry["after_seconds"], entry["reason"]) for entry in changes]
 
 
-async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often() -> None:
+async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_often() -> None:
     machine = CostedDevices()
     with capture_logs() as logs:
         async with run_budgeted(machine) as one:
@@ -67,7 +67,7 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
                 assert POWER_ON_PAGE in one.page, "what is read less often is not stale between"
             assert (rdma.reads - rdma_reads, rdma.missed_ticks) == (48, 0)
             assert (gpu.reads - gpu_reads, gpu.missed_ticks) == (6, 0)
-            instants = [frame.instant.boot_ns for frame in one.run.of("gpu")[frames:]]
+            instants = [frame.timestamp.boot_ns for frame in one.run.of("gpu")[frames:]]
             assert {instant % (8 * NS) for instant in instants} == {0}, (
                 "on the grid: no new wake-up"
             )
@@ -190,7 +190,7 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
         async def two_second_call() -> None:
             entered = slow.entered
             await run.until(lambda: slow.entered > entered)
-            assert (gpu.state, gpu.overdue) == (FAILED, True)
+            assert (gpu.state, gpu.is_overdue) == (FAILED, True)
             await run.step()
             slow.permits.release()
 

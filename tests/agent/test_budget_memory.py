@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from support.budgeted import CostedDevices, period_factor_by_source, run_budgeted, state_of
 from support.machine import FakeHost
 from support.metering import MIB, FakeMeter
-from support.pages import sample
+from support.metric_samples import sample
 from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 

@@ -210,9 +210,9 @@ def test_every_line_of_a_dump_is_typed_or_left_out_for_a_reason(
     assert {name for name in table if untyped.fullmatch(name)} == set(), "one or the other"
 
 
-def test_a_dump_without_known_statistics_is_no_reading_and_no_failure() -> None:
+def test_a_dump_without_known_statistics_is_neither_a_reading_nor_a_failure() -> None:
     outcome = read_once(NicSource(), host_with_nic("virtio_net", dump("virtio_net")))
-    assert (outcome.frame, outcome.problem, outcome.broken) == (None, "", 0)
+    assert (outcome.frame, outcome.problem, outcome.missing_count) == (None, "", 0)
     (finding,) = outcome.findings
     assert finding.verdict is ProbeVerdict.ABSENT
     assert "virtio_net" in finding.detail

@@ -1,7 +1,7 @@
 """The verdict on the PCIe link of every captured server: right, or none; never a wrong one.
 
-No GPU of these captures has lost a lane. Those of guests show a slot that the hypervisor made up: the
-Tesla T4 has eight lanes of sixteen because its server wires no more.
+No GPU of these captures has lost a lane. In guests the slot is emulated by the hypervisor; the
+Tesla T4 has eight lanes of sixteen because its server wires only eight.
 """
 
 from __future__ import annotations

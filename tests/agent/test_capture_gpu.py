@@ -107,7 +107,7 @@ def test_every_process_agrees(case: ExporterMoment) -> None:
 OUR_OWN = {"nvmlDeviceGetMigDevices", "nvmlEventSetWait"}
 
 
-def test_every_function_we_ask_for_is_in_the_library_of_a_driver() -> None:
+def test_every_called_function_is_in_the_library_of_a_driver() -> None:
     case = read_moment(H100, "load")
     exported = set(csv.section(case.capture, "capabilities :: nvml-symbols").split())
     asked = {key.removeprefix("nvml.").partition("(")[0] for key in case.host.asked}

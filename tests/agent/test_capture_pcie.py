@@ -23,7 +23,8 @@ LINKS = {
 }
 AER = "railscope_pcie_aer_errors_total"
 ALL = "railscope_pcie_device_errors_total"
-PRESENT = "railscope_pcie_device_present"
+OF_NODE = "railscope_pcie_all_devices_errors_total"
+GONE = "railscope_pcie_device_gone"
 LIMIT, NOW, STATE = (
     f"railscope_pcie_path_{what}"
     for what in ("limit_bytes_per_second", "bandwidth_bytes_per_second", "state")
@@ -71,7 +72,7 @@ def errors(device: Path) -> dict[Label, float]:
 def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
     expected: dict[Label, float] = {}
     for device in wanted(root):
-        expected |= errors(device) | {(PRESENT, (device.name,)): 1.0}
+        expected |= errors(device) | {(GONE, (device.name,)): 0.0}
         for file, metric in LINKS.items():
             if value := text(device / file):
                 scale = 10**9 if "speed" in file else 1
@@ -85,6 +86,9 @@ def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
     expected[NOW, (alone.name,)] = 8 * 16e9 / 8 * 128 / 130
     assert len(wanted(root)) == 4
     assert any(expected[key] for key in expected if key[0] == AER), "some errors were counted"
+    for severity in ("correctable", "nonfatal", "fatal"):
+        of_devices = [expected[key] for key in expected if key[0] == ALL and key[1][1] == severity]
+        expected[OF_NODE, (severity,)] = sum(of_devices)
     found = numbers(read_once(PcieSource(), LiveHost(root)).frame)
     assert found == pytest.approx(expected)
     assert (
@@ -113,7 +117,7 @@ def test_names_of_errors_with_spaces() -> None:
     assert parse_aer(old) == kinds | {ALL_ERRORS: 15}
 
 
-def test_an_unknown_speed_is_no_speed(tmp_path: Path) -> None:
+def test_an_unknown_speed_is_not_a_speed(tmp_path: Path) -> None:
     device = tmp_path / DEVICES / "0000:01:00.0"
     device.mkdir(parents=True)
     for name, content in {

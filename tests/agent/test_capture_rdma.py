@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.pages import Sample, sample, samples
+from support.metric_samples import Sample, sample, samples
 from support.shared import capture_path
 
 from agent.cli import agent
@@ -17,7 +17,7 @@ from railscope.reading import Absent, parse_integer
 
 ROOT = "sysfs/procfs/tree"
 NO_COUNTERS = {"lifespan"}
-BYTES_A_STEP = {"mlx5_0": 4, "mlx4_0": 4, "hfi1_0": 8}  # 32-bit units; flits for Omni-Path
+BYTES_PER_STEP = {"mlx5_0": 4, "mlx4_0": 4, "hfi1_0": 8}  # 32-bit units; flits for Omni-Path
 VENDOR = METRICS["railscope_rdma_vendor_total"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
@@ -57,7 +57,7 @@ def expected(file: Path) -> tuple[Sample, float | None]:
     if not text.isdecimal():
         return name, None
     data = re.fullmatch(r"port_(xmit|rcv)_data(_64)?", file.name)
-    factor = BYTES_A_STEP[about["device"]] if data else 1
+    factor = BYTES_PER_STEP[about["device"]] if data else 1
     return name, float(int(text) * factor)
 
 

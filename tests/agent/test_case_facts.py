@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cases import CASES, capture_of, expected_metrics, page, read_case
-from support.pages import sample, samples
+from support.metric_samples import sample, samples
 
 from railscope.capture import SECTIONS, Capture, CaptureMoment
 

@@ -143,6 +143,6 @@ def test_a_file_cut_short_makes_nothing_up(whole: str, share: float) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_nonsense_is_no_fault(content: bytes) -> None:
+def test_an_invalid_message_is_not_a_fault(content: bytes) -> None:
     for parse in (parse_metrics, parse_osdc, parse_mdsc):
         parse(content)

@@ -50,7 +50,7 @@ async def run_check(host: FakeHost, **settings: object) -> tuple[bool, list[str]
 
 
 def line(lines: list[str], start: str) -> str:
-    """Return the only line with this start, with its remedy if it has one."""
+    """Return the only line that starts with a text, with its remedy if it has one."""
     (place,) = [number for number, text in enumerate(lines) if text.startswith(start)]
     following = lines[place + 1 : place + 2]
     return " ".join([lines[place], *[f for f in following if f.lstrip().startswith("->")]])
@@ -88,7 +88,7 @@ async def test_an_empty_server_lacks_things_and_is_well() -> None:
     assert "/proc does not exist" in line(lines, "absent  host")
 
 
-async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
+async def test_readings_that_no_gpu_supports_are_not_a_problem() -> None:
     host = healthy_host()
     _, before = await run_check(host)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)

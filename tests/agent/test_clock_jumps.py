@@ -23,9 +23,9 @@ async def test_steps_of_the_wall_clock_change_no_order_and_miss_no_tick() -> Non
             await run.step()
         status = run.sampler.statuses["rdma"]
         assert (status.state, status.reads, status.missed_ticks) == (OK, 5, 0)
-        boot = [frame.instant.boot_ns for frame in run.frames]
+        boot = [frame.timestamp.boot_ns for frame in run.frames]
         assert [later - START.boot_ns for later in boot] == [n * NS for n in range(5)]
-        wall = [frame.instant.wall_ns for frame in run.frames]
+        wall = [frame.timestamp.wall_ns for frame in run.frames]
         assert wall != sorted(wall)
         assert wall[2] - wall[1] == (1 - HOUR) * NS
 
@@ -40,7 +40,7 @@ async def test_a_suspended_machine_misses_ticks_and_reads_once() -> None:
         assert status.reads == 2
         await run.step()
         assert status.reads == 3
-        assert [f.instant.boot_ns - START.boot_ns for f in run.frames] == [
+        assert [f.timestamp.boot_ns - START.boot_ns for f in run.frames] == [
             0,
             HOUR * NS,
             (HOUR + 1) * NS,
@@ -55,7 +55,7 @@ async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:
     async with run_sampler(host, [RdmaSource(period_seconds=1.0)]) as run:
         await run.step(0.7)
         await run.step(1.0)
-        assert [f.instant.boot_ns % NS for f in run.frames] == [3 * NS // 10, 0, 0]
+        assert [f.timestamp.boot_ns % NS for f in run.frames] == [3 * NS // 10, 0, 0]
 
 
 async def test_the_real_clocks_run_and_can_be_waited_for() -> None:

@@ -40,7 +40,7 @@ def https(collector: ScriptedCollector, **changes: object) -> CollectorLink:
 
 
 @pytest.mark.parametrize("url", ["", "collector:9470", "ftp://collector", "//x"])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+def test_an_address_that_is_none_is_rejected_at_once(url: str) -> None:
     with pytest.raises(
         CollectorLinkError, match=r"invalid collector\.url .*: expected http:// or https://"
     ):
@@ -50,7 +50,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://", "http://:80", "http://collector:99999", "http://collector:x", "http://[::1"]
 )
-def test_an_impossible_host_or_port_is_refused_at_once(url: str) -> None:
+def test_an_impossible_host_or_port_is_rejected_at_once(url: str) -> None:
     with pytest.raises(CollectorLinkError, match=r"invalid collector\.url .*: "):
         CollectorClient(CollectorLink(url=url))
 
@@ -69,7 +69,7 @@ async def test_a_token_from_a_file_goes_before_one_in_the_settings(tmp_path: Pat
         assert collector.requests[0].headers["Authorization"] == "Bearer from-the-file"
 
 
-async def test_an_agent_without_a_token_asks_without_one() -> None:
+async def test_an_agent_without_a_token_sends_none() -> None:
     async with ScriptedCollector().serving() as collector:
         assert (await greet(link_to(collector, token=""))).verdict is EnvelopeDecision.ACKNOWLEDGED
         assert "Authorization" not in collector.requests[0].headers
@@ -83,7 +83,7 @@ async def test_a_machine_without_a_boot_id_can_ship() -> None:
 
 
 @pytest.mark.parametrize("token", ["se\ncret", "gehe\u0131m", "a\0b"])
-def test_a_token_no_header_can_carry_is_refused_at_once(token: str) -> None:
+def test_a_token_no_header_can_carry_is_rejected_at_once(token: str) -> None:
     with pytest.raises(CollectorLinkError, match=r"invalid collector\.token: expected printable"):
         CollectorClient(CollectorLink(url="http://collector", token=token))
 

@@ -54,7 +54,7 @@ def test_a_file_kept_open_is_read_again_each_time(file: Path) -> None:
 def test_a_file_that_goes_away_is_gone_and_comes_back(file: Path) -> None:
     files = OpenFiles([str(file)])
     assert contents(files, 1) == [41]
-    file.write_text("")  # a kept descriptor of a removed device answers no more
+    file.write_text("")  # reads of an open descriptor fail after the device was removed
     file.unlink()
     assert contents(files, 1) == [Absent.GONE]
     assert contents(files, 1) == [Absent.GONE]
@@ -148,10 +148,10 @@ def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
     (directory / "port_xmit_packets").write_text("9" * 40)
     (directory / "port_rcv_packets").write_text("18446744073709551615")
     reader = SourceReader(RdmaSource(), LiveHost(tmp_path), ORIGIN)
-    for _ in range(2):  # a file is opened at the first read and kept at the second
+    for _ in range(2):  # a file is opened at the first read and stays open for the second
         outcome = reader.run()
         found = readings(outcome.frame)
-        assert outcome.broken == list(found.values()).count(Absent.GONE) + 1
+        assert outcome.missing_count == list(found.values()).count(Absent.GONE) + 1
         assert found[SENT] is Absent.ERROR
         assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 2**64 - 1
 
@@ -185,12 +185,12 @@ async def test_a_sampler_that_ends_leaves_no_file_open(tmp_path: Path) -> None:
             await run.step()
             assert open_files() > before
     await Sampler(host, ORIGIN, machine_sources(AgentSettings()), lambda _: None).once()
-    for thread in set(threading.enumerate()) - others:  # each closes what its family opened
+    for thread in set(threading.enumerate()) - others:  # each closes its family's files
         thread.join(PATIENCE_SECONDS)
     assert open_files() <= before
 
 
-def test_present_values_of_a_driver_are_no_counters() -> None:
+def test_present_values_of_a_driver_are_not_counters() -> None:
     host = FakeHost()
     files = ["active_qps", "watermark_qps", "db_fifo_register", "resize_cq_cnt"]
     host.files = {f"{PORT}/hw_counters/{file}": "7" for file in files}

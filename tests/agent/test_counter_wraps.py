@@ -55,7 +55,7 @@ def remembering(host: FakeHost, path: Path, boot_id: str = "boot-1") -> SourceRe
     return SourceReader(source, host, ORIGIN)
 
 
-def test_a_wrap_is_no_reset_on_the_page(host: FakeHost) -> None:
+def test_a_wrap_is_not_a_reset_on_the_endpoint(host: FakeHost) -> None:
     reader = SourceReader(RdmaSource(), host, ORIGIN)
     assert value(reader) == END - 10
     show(host, rx_write_requests=20)

@@ -8,7 +8,7 @@ import subprocess
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support import pages
+from support import metric_samples
 from support.gpus import GIBIBYTE, add_gpus
 from support.h100 import LINKS, MEBIBYTE, add_answers, fields, gpm, h100
 from support.machine import DENIED, FakeHost
@@ -64,9 +64,9 @@ def page(host: FakeHost, text_format: TextFormat = TextFormat.PROMETHEUS) -> str
     return DcgmExposition("node-1").render(frames(host), text_format)
 
 
-def samples(text: str) -> dict[pages.Sample, float]:
+def samples(text: str) -> dict[metric_samples.Sample, float]:
     """Return the samples of a text; the parser appends _total to every counter, as in OpenMetrics."""
-    found = pages.samples(text).items()
+    found = metric_samples.samples(text).items()
     return {(name.removesuffix("_total"), labels): value for (name, labels), value in found}
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from support.cases import CASES
 from support.clock import ManualClock
-from support.pages import Sample, samples
+from support.metric_samples import Sample, samples
 from support.reading import ORIGIN
 from support.tree import TreeHost, make_tree
 

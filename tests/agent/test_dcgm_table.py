@@ -147,7 +147,7 @@ OF_SLICE = columns(
 )
 
 
-def page_of(found: list[Column], stored: list[int]) -> str:
+def exposition_of(found: list[Column], stored: list[int]) -> str:
     """Return the metrics text of columns with these integers, as the sources store them."""
     order = Schema.ordered(found)
     schema = Schema("test", tuple(found[position] for position in order), (GPU_ENTITY,))
@@ -169,7 +169,7 @@ FORMS = {
 def test_types_and_labels_have_the_form_of_a_real_page():
     """Except one type: a rate is not a counter, and dcgm-exporter has changed that since."""
     real = {f.name: f for f in text_string_to_metric_families(capture_path(CAPTURE).read_text())}
-    text = page_of(OF_GPU, list(range(1, len(OF_GPU) + 1)))
+    text = exposition_of(OF_GPU, list(range(1, len(OF_GPU) + 1)))
     ours = {f.name: f for f in text_string_to_metric_families(text)}
     not_served = {"DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_FI_DEV_COUNT"}
     assert real.keys() - ours.keys() == not_served
@@ -213,7 +213,7 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
         (metric, entity.key): from_stored(value, counter=metric.kind is MetricKind.COUNTER)
         for (metric, entity), value in zip(found, stored, strict=True)
     }
-    text = page_of(found, stored)
+    text = exposition_of(found, stored)
     values = dict(re.findall(r"^(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
     for row in DCGM_METRICS:
         formula = row.gpu[0] if owner is GPU_ENTITY else row.mig

@@ -22,7 +22,7 @@ from agent.service import Agent
 from simulator import NodeSpec, simulate
 
 SECONDS = 80
-"""Longer than the period of probes, and than the governor needs to learn the cost of a source."""
+"""Longer than the period of probes, and than the governor needs to estimate the cost of a source."""
 ANSWER_NS = 20_000
 MAX_ANSWERS_PER_SECOND = 1_300
 

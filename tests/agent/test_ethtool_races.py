@@ -143,7 +143,7 @@ def test_an_idle_nic_costs_two_calls_and_no_decoding() -> None:
     assert second["names"] is first["names"]
 
 
-def test_an_answer_of_nothing_is_asked_for_again() -> None:
+def test_an_empty_answer_is_requested_again() -> None:
     """Fixed kernels answer with no statistics where the length was wrong."""
     driver = RacingDriver(
         [statistic_names[:3], statistic_names[:5], statistic_names[:6]], fixed=True

@@ -106,7 +106,7 @@ def test_without_a_slot_to_be_seen_only_a_whole_link_is_known(
     assert expected(nvml, {GPU: f"32x{nvml[1]} of 32x16"}) == found
 
 
-def test_an_upstream_port_without_link_data_is_no_slot() -> None:
+def test_an_upstream_port_without_link_data_is_not_a_slot() -> None:
     unknown = {PORT: "32x8 of 32x0", GPU: "32x8 of 32x16"}
     assert expected((5, 8), unknown)[0] is UNKNOWN
 

@@ -122,7 +122,7 @@ def test_a_smaller_allowance_lengthens_no_period_less(
     """Relaxing a period relies on this: a stable point exists between both bounds."""
     loads = []
     for number, cost in enumerate(costs):
-        load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
+        load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), min_values=1)
         load.record_cost(ReadCost(ThreadCost(round(cost))), 0)
         loads.append(load)
     full = PeriodFactorFitter(loads, GovernedLoad.cpu_share).fit(allowance)
@@ -145,11 +145,13 @@ def test_sources_within_the_budget_are_unchanged() -> None:
     run = GovernedSources(four(), BUDGET)
     run.run(STABLE_AFTER_SECONDS)
     assert (run.changes, run.governor.state) == ([], WITHIN)
-    assert run.governor.projected == pytest.approx(0.004)
+    assert run.governor.expected_use == pytest.approx(0.004)
     assert run.governor.use == pytest.approx(0.004, rel=0.02)
 
 
-def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_few_reads() -> None:
+def test_a_source_that_becomes_a_hundred_times_as_expensive_pays_alone_and_within_a_few_reads() -> (
+    None
+):
     sources = four()
     run = GovernedSources(sources, BUDGET)
     run.run(120)
@@ -181,7 +183,7 @@ def test_a_source_that_only_makes_its_thread_wait_is_lengthened_too() -> None:
     run.run(30)
     assert run.lengthened_periods == {"rdma": 4}
     assert run.governor.loads["rdma"].why == "blocks its thread"
-    assert run.governor.projected < BUDGET
+    assert run.governor.expected_use < BUDGET
     rdma.wall_ms = None
     run.run(900)
     assert run.lengthened_periods == {}
@@ -200,7 +202,7 @@ def test_a_lone_outlier_changes_nothing(what: str) -> None:
     assert run.changes == []
 
 
-def test_an_expensive_start_is_no_cause_for_alarm() -> None:
+def test_an_expensive_start_changes_no_period() -> None:
     """The first probe and the first read load libraries and open files."""
     sources = four()
     for source in sources:
@@ -257,7 +259,7 @@ def test_the_most_expensive_period_is_lengthened_first_and_restored_last() -> No
     assert run.shares <= BUDGET
 
 
-def test_one_that_bears_no_longer_period_costs_the_cheap_ones_nothing() -> None:
+def test_a_source_at_its_longest_period_does_not_slow_cheap_ones() -> None:
     sources = four()
     sources[0].cpu_ms, sources[0].longest_seconds = 200.0, 5.0
     run = GovernedSources(sources, BUDGET)
@@ -270,7 +272,7 @@ def test_a_page_that_is_scraped_without_pause_does_not_blind_the_sources() -> No
     run = GovernedSources(four(), BUDGET, rest_ratio=0.05)
     run.run(STABLE_AFTER_SECONDS)
     assert run.governor.state == AT_LIMIT
-    assert run.governor.rest == pytest.approx(0.05, rel=0.02)
+    assert run.governor.other_use == pytest.approx(0.05, rel=0.02)
     assert run.lengthened_periods == {"gpu": 4}
     run.rest_ratio = 0.0
     run.run(STABLE_AFTER_SECONDS)
@@ -301,7 +303,7 @@ def test_a_source_that_is_not_here_takes_nothing() -> None:
     governor.record_absence("gpu")
     governor.decide(0, 300 * NS)
     assert governor.loads["gpu"].period_factor == 1
-    assert governor.projected == 0
+    assert governor.expected_use == 0
 
 
 def test_without_a_budget_no_period_is_lengthened_and_use_is_measured() -> None:
@@ -315,7 +317,7 @@ def test_without_a_budget_no_period_is_lengthened_and_use_is_measured() -> None:
     ("period", "longest", "most"),
     [(1, 120, 64), (1, 5, 4), (10, 120, 8), (60, 60, 1), (0.02, 10, 64)],
 )
-def test_no_period_grows_beyond_the_longest_a_source_bears(
+def test_no_period_exceeds_the_longest_of_its_source(
     period: float, longest: float, most: int
 ) -> None:
     assert GovernedSource("s", "f", round(period * NS), longest * NS).max_period_factor == most

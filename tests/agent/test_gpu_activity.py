@@ -39,18 +39,18 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
 
 
 def test_a_driver_without_the_newest_metrics_reports_the_others() -> None:
-    """It may refuse a whole request that names one of them."""
+    """It may reject a whole request that contains one of them."""
     host = host_with_gpus()
     recent = [f"nvml.nvmlGpmMetricsGet(0,{n})" for n in (*range(160, 170), *range(248, 261))]
     host.calls |= dict.fromkeys(recent, NvmlError(2, "Invalid Argument"))
     outcome = read_once(GpuActivitySource(), host)
     found = readings(outcome.frame)
     assert found[SM] == 200_000
-    assert outcome.broken == 0
+    assert outcome.missing_count == 0
     assert not [name for name, _ in found if "cycles" in name or "cache" in name]
 
 
-def test_before_hopper_there_is_none_and_it_is_not_asked_again() -> None:
+def test_before_hopper_there_is_none_and_it_is_not_called_again() -> None:
     host = host_with_gpus()
     asked = gpm(host)
     host.calls |= dict.fromkeys(asked, NvmlError(3, "Not Supported"))

@@ -48,7 +48,7 @@ class SampledGpu:
         return [values[metric.name, (UUID, part)] for part in metric.buckets]
 
 
-def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
+def test_a_sample_covers_the_time_since_the_previous_one() -> None:
     gpu = SampledGpu()
     gpu.set_samples([[0, 50], [167, 100], [333, 0], [500, 25]])
     # 1, 0.67, 0, 0.1675 and 0.25 of the five windows

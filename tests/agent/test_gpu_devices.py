@@ -75,7 +75,7 @@ def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     assert [(f.subject, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 
 
-def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -> None:
+def test_a_gpu_of_a_virtual_machine_is_not_a_problem_and_a_missing_one_is() -> None:
     host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 0)
     plug(host, "0000:02:00.0", "vfio-pci")

@@ -139,7 +139,7 @@ async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again()
         assert {status.state for status in run.sampler.statuses.values()} == {OK}
 
 
-async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_source() -> None:
+async def test_a_driver_that_rejects_is_tried_once_a_tick_and_not_by_every_source() -> None:
     host = host_with_gpus(1)
     host.calls[COUNT] = NvmlError(9, "Driver Not Loaded")
     async with run_sampler(host, sources()) as run:

@@ -54,7 +54,7 @@ def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
         (999, ProbeVerdict.BROKEN, "nvidia-smi"),
     ],
 )
-def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
+def test_a_driver_that_rejects_is_a_problem_with_a_remedy(
     code: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = host_with_gpus(2)
@@ -140,7 +140,7 @@ def test_an_answer_costs_its_own_column_only(answer: object, reason: Absent) -> 
     assert {key for key in found if found[key] != healthy[key]} == {(POWER, ("GPU-0",))}
 
 
-def test_a_lost_gpu_is_asked_no_more_than_once_a_tick() -> None:
+def test_a_lost_gpu_is_called_at_most_once_per_tick() -> None:
     host = host_with_gpus(2)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
@@ -151,7 +151,8 @@ def test_a_lost_gpu_is_asked_no_more_than_once_a_tick() -> None:
     assert sum(n for key, n in host.asked.items() if "(1" in key) == 1
 
 
-# What is learned ----------------------------------------------------------------------------------
+# Changes of support
+# ----------------------------------------------------------------------------------
 
 
 def asked(host: FakeHost, function: str) -> int:
@@ -172,7 +173,7 @@ def test_unsupported_calls_are_made_once() -> None:
         assert host.asked[key.format(0, 185)] >= 10
 
 
-def test_a_field_the_gpu_does_not_have_is_asked_by_its_call() -> None:
+def test_a_field_that_the_gpu_lacks_is_read_by_its_call() -> None:
     host = host_with_gpus(1)
     host.calls[FIELD.format(0, 83)] = [3, 0]
     host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] = 77
@@ -202,7 +203,7 @@ def test_failed_calls_are_repeated() -> None:
     assert power(reader.run().frame) == [500_000]
 
 
-def test_an_older_driver_is_asked_by_the_older_name() -> None:
+def test_an_older_driver_is_called_by_the_older_name() -> None:
     host = host_with_gpus(1)
     new, old = "nvml.nvmlDeviceGetTemperatureV(0,0)", "nvml.nvmlDeviceGetTemperature(0,0)"
     host.calls[new], host.calls[old] = NvmlError(13, "Function Not Found"), 58
@@ -227,7 +228,7 @@ async def test_changed_gpus_are_probed_again() -> None:
         assert found[POWER, ("GPU-0",)] == 77
 
 
-def test_a_tick_asks_each_gpu_each_thing_once() -> None:
+def test_a_tick_calls_each_function_of_each_gpu_once() -> None:
     host = host_with_gpus(8)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
@@ -238,11 +239,11 @@ def test_a_tick_asks_each_gpu_each_thing_once() -> None:
     assert 8 * len(load_table(FakeHost(), 0).calls) <= host.asked.total() <= len(requested)
 
 
-# Values that are none -----------------------------------------------------------------------------
+# Invalid values -----------------------------------------------------------------------------
 
 
 def test_memory_of_the_older_call_has_no_used() -> None:
-    """Version 1 counts what the driver reserves as used: another quantity."""
+    """Version 1 counts memory reserved by the driver as used: another quantity."""
     host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = {"total": 80, "used": 21, "free": 59}
     found = readings(read_once(GpuSource.load(), host).frame)
@@ -261,7 +262,7 @@ def test_memory_of_the_older_call_has_no_used() -> None:
         ([3, 0], Absent.UNSUPPORTED),
     ],
 )
-def test_a_memory_temperature_must_be_believable(field: list[int], reading: Reading) -> None:
+def test_a_memory_temperature_must_be_plausible(field: list[int], reading: Reading) -> None:
     host = host_with_gpus(1)
     host.calls[FIELD.format(0, 82)] = field
     found = readings(read_once(GpuSource.load(), host).frame)
@@ -329,5 +330,5 @@ def test_a_frame_is_of_the_moment_after_a_slow_probe() -> None:
     before = host.clock.now().boot_ns
     outcome = read_once(GpuSource.load(), host)
     assert outcome.frame is not None
-    assert outcome.frame.instant.boot_ns == before + 4 * NS
-    assert outcome.spent.total.wall_ns == 4 * NS
+    assert outcome.frame.timestamp.boot_ns == before + 4 * NS
+    assert outcome.cost.total.wall_ns == 4 * NS

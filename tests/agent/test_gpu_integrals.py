@@ -64,7 +64,7 @@ def test_a_counter_starts_with_the_agent() -> None:
     assert first[MEMORY] == 0
 
 
-def test_a_sample_speaks_of_the_time_since_the_one_before() -> None:
+def test_a_sample_covers_the_time_since_the_previous_one() -> None:
     gpu = IntegratedGpu()
     gpu.after(0)
     gpu.use(100)
@@ -100,7 +100,7 @@ def test_unreadable_samples_are_neither_reported_nor_counted() -> None:
     assert failed[BUSY] is Absent.ERROR
     assert failed[MEMORY] == KIBIBYTES
     gpu.use(50)
-    # A sample speaks of all time since the last one there was.
+    # A sample covers all time since the previous sample.
     assert gpu.after(1)[BUSY] == NS
 
 
@@ -131,7 +131,7 @@ def test_counters_continue_after_a_new_probe() -> None:
     assert gpu.after(1)[BUSY] == 2 * NS * 40 // 100
 
 
-def test_a_source_that_is_asked_too_rarely_has_no_integrals() -> None:
+def test_a_source_that_is_read_too_rarely_has_no_integrals() -> None:
     assert BUSY in IntegratedGpu(GpuSource.load(30.0)).after(1)
     assert BUSY not in IntegratedGpu(GpuSource.load(30.1)).after(1)
 
@@ -175,7 +175,7 @@ def test_any_split_of_the_same_time_gives_the_same(
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST_SAMPLE_NS), PERCENT), max_size=30))
-def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]]) -> None:
+def test_time_without_a_sample_is_not_counted(steps: list[tuple[int, int]]) -> None:
     integral = Integral(LOAD_INTEGRALS[0])
     now = spoken = counted = 0
     integral.take(0, "boot", 0)
@@ -263,7 +263,7 @@ def test_an_integral_is_samples_times_time() -> None:
 @pytest.mark.parametrize(
     "wrong", [BridgingIntegral, BootBlindIntegral, RoundingIntegral, DelayedIntegral]
 )
-def test_a_wrong_integral_is_noticed(wrong: type[Integral]) -> None:
+def test_a_wrong_integral_is_detected(wrong: type[Integral]) -> None:
     search = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         search(holds(wrong))()

@@ -10,6 +10,8 @@ from support.reading import ORIGIN
 from agent.host import NvmlError
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nvidia.gpu_devices import GpuSource
+from railscope.catalog.entities import GPU_SETTINGS
+from railscope.catalog.gpu import GPU_SETTINGS_INFO
 
 ECC, COMPUTE, LIMIT = (
     f"nvml.nvmlDeviceGet{name}(0)" for name in ("EccMode", "ComputeMode", "PowerManagementLimit")
@@ -52,7 +54,7 @@ def test_a_changed_setting_is_reported_once(
     assert changes(reader) == []
 
 
-def test_an_unreadable_mode_is_no_change_and_is_compared_later() -> None:
+def test_an_unreadable_mode_is_not_a_change_and_is_compared_later() -> None:
     host = machine()
     reader = SourceReader(GpuSource.settings(1.0), host, ORIGIN)
     changes(reader)
@@ -60,3 +62,40 @@ def test_an_unreadable_mode_is_no_change_and_is_compared_later() -> None:
     assert changes(reader) == []
     host.calls[COMPUTE] = 2
     assert changes(reader) == [("compute_mode", "GPU-0", "default", "prohibited")]
+
+
+def facts(host: FakeHost) -> dict[str, dict[str, str]]:
+    described = GpuSource.settings(1.0).probe(host).columnless_entities
+    assert {entity.kind for entity in described} == {GPU_SETTINGS}
+    return {entity.key[0]: dict(entity.facts) for entity in described}
+
+
+def test_gpus_with_equal_modes_have_equal_hashes() -> None:
+    host = machine()
+    host.calls |= {ECC.replace("0", "1"): [1, 1], COMPUTE.replace("0", "1"): 0}
+    found = facts(host)
+    assert found["GPU-0"] == found["GPU-1"]
+    expected = {"ecc": "on", "ecc_pending": "on", "compute_mode": "default"}
+    assert found["GPU-0"].items() >= expected.items()
+    host.calls[ECC] = [1, 0]
+    changed = facts(host)
+    assert changed["GPU-0"]["ecc_pending"] == "off"
+    assert changed["GPU-0"]["hash"] != changed["GPU-1"]["hash"] == found["GPU-1"]["hash"]
+    assert GPU_SETTINGS_INFO.about is GPU_SETTINGS
+
+
+@pytest.mark.parametrize("answer", [LOST, NvmlError(999, "unknown"), {"mode": 1}, "on", [1, None]])
+def test_without_all_modes_there_is_no_hash(answer: object) -> None:
+    host = machine()
+    host.calls[ECC] = answer
+    found = facts(host)
+    assert "hash" not in found["GPU-0"]
+    assert found["GPU-0"]["compute_mode"] == "default"
+
+
+def test_a_mode_that_a_gpu_lacks_is_omitted() -> None:
+    host = machine()
+    host.calls[ECC] = NvmlError(3, "not supported")
+    found = facts(host)["GPU-0"]
+    assert "ecc" not in found
+    assert found["hash"]

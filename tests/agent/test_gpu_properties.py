@@ -89,7 +89,7 @@ def read_all(host: FakeHost, table: str) -> list[int | Absent]:
     about, questions = TABLES[table]
     plan, columns = CallPlan(0, about, questions), ColumnBuilder()
     plan.detect_support(host)
-    plan.place(columns)
+    plan.add_columns(columns)
     row = RowBuilder(len(columns.columns))
     plan.read(host, row)
     return [
@@ -111,7 +111,7 @@ def test_no_answer_harms_more_than_its_reading(
 
 
 @given(NEITHER_NUMBER_NOR_LIST, st.sampled_from([*TABLES]))
-def test_an_answer_without_a_number_is_no_number(answers: Json, table: str) -> None:
+def test_an_answer_without_a_number_is_not_a_number(answers: Json, table: str) -> None:
     found = set(read_all(ArbitraryDriver([answers], [0]), table))
     assert found <= {Absent.ERROR, Absent.UNSUPPORTED}  # unsupported: a structure without a member
     assert Absent.ERROR in found

@@ -43,7 +43,7 @@ def test_no_number_comes_out_as_another() -> None:
 @pytest.mark.parametrize(
     ("driver", "first"), [("575.57.08", 251), ("580.95.05", 251), ("590.48.01", 269), ("", 269)]
 )
-def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first: int) -> None:
+def test_slowdowns_are_read_under_the_numbers_of_the_driver(driver: str, first: int) -> None:
     host = host_with_gpus()
     for field in (*range(251, 254), *range(269, 272)):
         host.calls.pop(FIELD.format(field), None)
@@ -99,7 +99,7 @@ def test_power_limits_of_a_driver_without_fields_for_them() -> None:
     }  # fmt: skip
 
 
-def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
+def test_a_missing_power_of_the_memory_is_not_zero() -> None:
     host = host_with_gpus()
     host.calls[FIELD.format("185:2")] = [0, 0]
     reported = read_gpus(host)

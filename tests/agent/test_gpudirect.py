@@ -105,7 +105,7 @@ def test_without_statistics_requests_are_unsupported_with_a_remedy() -> None:
     assert {found[key] for key in SWITCHED} == {Absent.UNSUPPORTED}
     finding = storage(outcome.findings)
     assert "rw_stats_enabled" in finding.remedy
-    assert outcome.broken == 0
+    assert outcome.missing_count == 0
 
 
 def test_statistics_that_are_switched_on_meanwhile_come_out() -> None:
@@ -140,7 +140,7 @@ def test_no_module_and_no_right() -> None:
     assert storage(outcome.findings).verdict is ProbeVerdict.DENIED
 
 
-def test_modules_for_rdma_are_a_fact_and_none_is_no_fault() -> None:
+def test_modules_for_rdma_are_a_fact_and_a_missing_one_is_not_a_fault() -> None:
     host = FakeHost()
     host.files["/proc/driver/nvidia/gpus/0000:3d:00.0/information"] = "Model: NVIDIA H200\n"
     outcome = read_once(GpuDirectSource(), host)
@@ -175,5 +175,5 @@ def test_a_file_cut_short_makes_nothing_up(whole: str, share: float) -> None:
 @given(
     st.lists(st.sampled_from([*ON.splitlines(), "GPU x", "Reads: n= ok=-1", "=", ":", "New: a=1"]))
 )
-def test_lines_in_any_order_are_no_fault(lines: list[str]) -> None:
+def test_lines_in_any_order_are_not_a_fault(lines: list[str]) -> None:
     assert read_once(GpuDirectSource(), host_with("\n".join(lines) + "\n")).problem == ""

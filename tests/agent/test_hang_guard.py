@@ -1,4 +1,4 @@
-"""The device of a call, and the refusal of calls to a hung device."""
+"""The device of a call, and the rejection of calls to a hung device."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def guarded(device: str) -> tuple[FakeHost, GuardedHost]:
     return host, GuardedHost(host, hung, CallTime())
 
 
-def test_a_hung_device_is_not_asked_and_others_are() -> None:
+def test_a_hung_device_is_not_called_and_others_are() -> None:
     host, guard = guarded("nvml/0")
     host.calls |= {f"nvml.nvmlDeviceGetUUID({gpu})": f"GPU-{gpu}" for gpu in range(2)}
     with pytest.raises(NvmlError, match="a call has not returned for 12 s"):
@@ -77,7 +77,7 @@ def test_a_hung_device_is_not_asked_and_others_are() -> None:
     assert not guard.take_returned()
 
 
-def test_all_calls_about_a_nic_are_refused_together() -> None:
+def test_all_calls_about_a_nic_are_rejected_together() -> None:
     host, guard = guarded("net/eth0")
     host.files["/sys/class/net/eth0/speed"] = "1\n"
     for ask in (

@@ -125,7 +125,7 @@ def test_a_tree_without_proc_does_not_report_its_host(tmp_path: Path) -> None:
     assert (outcome.frame, outcome.problem) == (None, "")
 
 
-# What comes and goes ------------------------------------------------------------------------------
+# Changing devices ------------------------------------------------------------------------------
 
 
 def test_a_disk_that_vanished_is_gone() -> None:
@@ -166,7 +166,7 @@ DRIVES = [
 
 
 def test_every_byte_of_a_drive_is_counted_once() -> None:
-    """By name: partitions, volumes and paths of drives are no drives; xvda1 stands alone."""
+    """By name: partitions, volumes and paths of drives are not drives; xvda1 without xvda is one."""
     assert whole_drives(FakeHost(), DISKS) == DRIVES
 
 

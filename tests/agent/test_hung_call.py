@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
-from support.pages import Sample, sample, samples
+from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import add_nic
 from support.reading import ORIGIN, readings
 from support.sampling import RunningSampler, run_sampler
@@ -70,7 +70,7 @@ def host() -> FakeHost:
     return host
 
 
-def page_of(run: RunningSampler) -> dict[Sample, float]:
+def exposed_samples(run: RunningSampler) -> dict[Sample, float]:
     """Return the samples of a scrape now."""
     clock, statuses = run.clock, run.sampler.statuses
     page = MetricsEndpoint("node-1", statuses.values, lambda: clock.now().boot_ns, "")
@@ -103,10 +103,10 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
                 assert {latest[label] for label in columns} <= {Absent.TIMEOUT, Absent.UNSUPPORTED}
                 assert power_of(run, "GPU-0") is Absent.TIMEOUT
                 assert power_of(run, "GPU-1") == 500_001
-            assert (gpu.state, gpu.overdue, gpu.missed_ticks) == (PARTIAL, False, missed)
+            assert (gpu.state, gpu.is_overdue, gpu.missed_ticks) == (PARTIAL, False, missed)
             assert (gpu.reads - reads[0], rdma.reads - reads[1], stuck.callers) == (30, 30, 1)
             assert (rdma.state, rdma.missed_ticks) == (OK, 0)
-            page = page_of(run)
+            page = exposed_samples(run)
             assert sample("railscope_gpu_power_watts", gpu="GPU-1") in page
             assert sample("railscope_gpu_power_watts", gpu="GPU-0") not in page
 
@@ -157,14 +157,14 @@ async def test_no_more_threads_are_left_behind_than_the_bound(
             for place in range(MAX_HUNG_CALLS)
         }
         healthy, host.calls[POWER] = host.calls[POWER], stuck
-        await run.until(lambda: gpu.overdue)
+        await run.until(lambda: gpu.is_overdue)
         missed = gpu.missed_ticks
         for _ in range(4):
             await run.step()
         assert len(run.sampler.hung.by_device) == MAX_HUNG_CALLS
         assert (gpu.state, gpu.problem) == (FAILED, f"timeout: no response within {SHORT} s")
-        assert (gpu.overdue, gpu.missed_ticks - missed, stuck.callers) == (True, 4, 1)
-        assert not any(name.startswith("railscope_gpu_") for name, _ in page_of(run))
+        assert (gpu.is_overdue, gpu.missed_ticks - missed, stuck.callers) == (True, 4, 1)
+        assert not any(name.startswith("railscope_gpu_") for name, _ in exposed_samples(run))
         assert rdma.state == OK
         host.calls[POWER] = healthy
         stuck.released.set()
@@ -245,7 +245,7 @@ async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
     assert not stuck.released.is_set(), "stopped while the call was still out"
 
 
-async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
+async def test_a_slow_answer_in_time_is_not_a_failure(host: FakeHost) -> None:
     """A read of half a period that crosses no tick."""
     power = host.calls[POWER]
     async with run_sampler(host, [GpuSource.load()]) as run:
@@ -276,18 +276,21 @@ async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: F
         status = run.sampler.statuses["gpu"]
         assert (status.reads, status.missed_ticks) == (2, 3)
         await run.step(0.5)
-        assert [frame.instant.boot_ns % NS for frame in run.frames] == [0, 0, 0], "on the grid"
+        assert [frame.timestamp.boot_ns % NS for frame in run.frames] == [0, 0, 0], "on the grid"
 
 
 class UnfinishedThread:
     """A thread whose work is done and whose completion is still pending."""
 
-    def submit(self, function: Callable[[], None]) -> asyncio.Future[None]:
+    def submit(
+        self, function: Callable[[], None], *, is_series: bool = False
+    ) -> asyncio.Future[None]:
+        assert not is_series
         function()
         return asyncio.get_running_loop().create_future()
 
 
-async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHost) -> None:
+async def test_a_read_that_ends_at_its_deadline_is_not_late(host: FakeHost) -> None:
     frames: list[Frame] = []
     sampler = Sampler(host, ORIGIN, [RdmaSource()], frames.append, ReadLimits(0, 0.01))
     status = sampler.statuses["rdma"]
@@ -295,7 +298,7 @@ async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHos
     guard = GuardedHost(host, HungCalls(), CallTime())
     family = _DeviceFamily(guard, cast("FamilyThread", UnfinishedThread()), [member])
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside
-    assert (len(frames), status.state, status.overdue) == (1, OK, False)
+    assert (len(frames), status.state, status.is_overdue) == (1, OK, False)
     assert family.pending
     family.pending[0].set_result(None)
     await sampler._tick(family, [member])  # noqa: SLF001

@@ -214,7 +214,7 @@ def test_every_file_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Non
             expected[ALARM, (*sensor, "any")] = value
         elif item == "input":
             expected[TEMPERATURE, sensor] = value / 1000
-        elif value not in (-273_150, 65_261_850):  # 0 K and 65535 K: the drive has no such limit
+        elif value not in (-273_150, 65_261_850):  # 0 K and 65535 K: not a limit
             expected[TEMPERATURE_LIMIT, (*sensor, item)] = value / 1000
     assert len(expected) == 8, sorted(expected)
     assert numbers(read_once(HwmonSource(), LiveHost(Path(root))).frame) == expected

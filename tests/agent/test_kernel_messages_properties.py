@@ -149,9 +149,7 @@ def test_every_part_of_an_sxid_line_comes_out(line: LogLine) -> None:
 
 
 @given(number=st.integers(0, 99999), values=st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_lines_that_follow_an_sxid_are_no_error_of_their_own(
-    number: int, values: list[int]
-) -> None:
+def test_lines_that_follow_an_sxid_are_not_further_errors(number: int, values: list[int]) -> None:
     start = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {number:05}, "
     data = ", ".join(f"0x{value:08x}" for value in values)
     assert (
@@ -223,7 +221,7 @@ def test_any_text_is_understood_or_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
-def test_an_invalid_error_number_is_no_message(digits: str) -> None:
+def test_an_invalid_error_number_is_not_a_message(digits: str) -> None:
     assert parse_kernel_message(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
     assert (
         parse_kernel_message(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text")

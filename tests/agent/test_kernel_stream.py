@@ -218,7 +218,7 @@ def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> Non
 
 
 @pytest.mark.parametrize(("priority", "xids"), [(3, 1), (7, 1), (11, 0), (14, 0), (187, 0)])
-def test_only_the_kernel_speaks_for_the_kernel(priority: int, xids: int) -> None:
+def test_only_kernel_messages_count(priority: int, xids: int) -> None:
     """A process that writes to /dev/kmsg does so as another facility."""
     host = FakeHost()
     host.log.waiting = [f"{priority},1,1,-;{XID}"]

@@ -234,7 +234,7 @@ def test_a_neighbour_is_forgotten_when_its_time_has_run_out(wire: VirtualCable):
     assert wire.ports(0.000_000_001) == {}
 
 
-def test_a_neighbour_that_speaks_again_is_kept(wire: VirtualCable):
+def test_a_neighbour_that_sends_again_is_kept(wire: VirtualCable):
     for _ in range(10):
         wire.send(content(ttl=120))
         assert wire.ports(30) == {HERE: "Ethernet1/1"}
@@ -297,7 +297,7 @@ def test_the_nic_is_configured_to_pass_the_frames(wire: VirtualCable):
     ]
 
 
-def test_the_neighbour_that_is_known_for_longest_stands_for_an_interface(wire: VirtualCable):
+def test_the_neighbour_received_first_is_that_of_an_interface(wire: VirtualCable):
     for _ in range(2):
         wire.send(content(port=b"\x05one"), content(port=b"\x05other", ttl=200))
         assert wire.ports(1) == {HERE: "one"}
@@ -332,7 +332,7 @@ def test_an_interface_that_is_renamed_or_removed_takes_its_neighbour_along(wire:
     assert wire.neighbours(1) == {}, "another interface of the same name"
 
 
-def test_a_socket_that_is_refused_is_an_error():
+def test_a_socket_that_is_rejected_is_an_error():
     def refuse() -> socket.socket:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -356,7 +356,7 @@ def test_the_socket_never_waits():
         made.recv(1)
 
 
-def test_this_machine_is_asked_through_its_host():
+def test_this_machine_is_read_through_its_host():
     with network_namespace():
         host = LiveHost()
         try:

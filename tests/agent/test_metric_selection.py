@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer_examples
 from support.machine import FakeHost
-from support.pages import sample, samples
+from support.metric_samples import sample, samples
 
 from agent.cli import agent as agent_command
 from agent.commands.check import QUERY
@@ -25,6 +25,7 @@ from agent.service import Agent
 from railscope.capture import write_capture
 from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
 from railscope.catalog.declare import MetricDetail, MetricKind
+from railscope.catalog.entities import NODE
 from railscope.exposition import MetricSelection
 from railscope.reading import Absent
 from railscope.settings import SettingsError, load
@@ -105,7 +106,8 @@ def test_the_help_of_a_metric_without_zeros_names_one_that_is_always_present(nam
     total = METRICS[metric.total]
     assert not total.sparse
     assert metric.detail.includes(total.detail)
-    assert {*metric.about.outermost.labels} <= {*total.about.labels}
+    of_device = {*metric.about.outermost.labels} <= {*total.about.labels}
+    assert of_device or total.about.outermost is NODE
     assert "otherwise" not in metric.help
     appears = (
         "Absent at zero"
@@ -121,7 +123,9 @@ def test_a_metric_without_zeros_has_one_that_is_always_present(agent: Agent) -> 
     for frame in agent.endpoint.fresh_frames():
         for column, (metric, entity) in enumerate(frame.schema.columns):
             if metric.sparse and not isinstance(frame.reading(column), Absent):
-                device = {*zip(entity.kind.outermost.labels, entity.key, strict=False)}
+                labels = zip(entity.kind.labels, entity.key, strict=True)
+                of_total = METRICS[metric.total].about.labels
+                device = {(name, value) for name, value in labels if name in of_total}
                 assert any(name == metric.total and device <= labels for name, labels in shown), (
                     f"{metric.name} of {entity.key}"
                 )
@@ -224,13 +228,13 @@ def test_the_cache_keeps_the_configured_selection_and_two_others() -> None:
     kept = cache.exposition(cache.configured)
     others = [MetricSelection(excluded=frozenset({name})) for name in list(SUBJECTS)[:3]]
     cached = [cache.exposition(selection) for selection in others]
-    assert cache.selections == {cache.configured, *others[1:]}
+    assert set(cache.cached) == {cache.configured, *others[1:]}
     assert cache.exposition(others[2]) is cached[2]
     now_ns[0] += UNUSED_NS
     assert cache.exposition(others[1]) is cached[1]
     now_ns[0] += 1
     cache.drop_unused()
-    assert cache.selections == {cache.configured, others[1]}, "the last one is unused for too long"
+    assert set(cache.cached) == {cache.configured, others[1]}, "the last one is unused for too long"
     assert cache.exposition(cache.configured) is kept
 
 
@@ -239,10 +243,10 @@ def test_any_request_drops_selections_that_are_not_requested() -> None:
     endpoint = MetricsEndpoint("n1", list, lambda: now_ns[0], "")
     for query in ("", "detail=basic", "detail=standard"):
         endpoint.respond(AgentRequest("/metrics", {}, query=query))
-    assert len(endpoint.expositions.selections) == 3
+    assert len(endpoint.expositions.cached) == 3
     now_ns[0] += UNUSED_NS + 1
     endpoint.respond(AgentRequest("/-/healthy", {}))
-    assert endpoint.expositions.selections == {endpoint.expositions.configured}
+    assert set(endpoint.expositions.cached) == {endpoint.expositions.configured}
 
 
 def test_metrics_of_dcgm_have_no_parameters(agent: Agent) -> None:

@@ -154,7 +154,7 @@ def test_a_module_that_the_host_calibrates():
     }
 
 
-def test_a_module_that_would_have_to_move_its_address_is_not_asked():
+def test_a_module_that_would_have_to_move_its_address_is_not_read():
     eeprom = sfp28_sr().write(92, 0x6C)
     assert decode(eeprom.read)["lanes"] == []
     assert HalfPage(address=0x51) not in eeprom.asked
@@ -304,7 +304,7 @@ def test_sixteen_lanes_are_in_two_banks():
     ]
 
 
-# What goes wrong --------------------------------------------------------------------------------
+# Invalid modules --------------------------------------------------------------------------------
 
 
 def test_a_module_of_a_kind_without_a_map():

@@ -74,7 +74,7 @@ def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
         (KNOWN, ("eth2",)): Absent.UNSUPPORTED, (KNOWN, ("eth3",)): Absent.UNSUPPORTED,
     }  # fmt: skip
     assert set(facts(outcome, KIND)) == {"eth0"}
-    assert not outcome.broken
+    assert not outcome.missing_count
 
 
 def test_a_neighbour_not_received_yet_is_not_unknown() -> None:
@@ -112,7 +112,7 @@ def test_recabling_is_an_event() -> None:
     assert not neighbour_changes(reader.run())
 
 
-def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
+def test_a_neighbour_that_stopped_sending_has_not_changed() -> None:
     host = rails(1)
     reader = SourceReader(NeighbourSource(), host, ORIGIN)
     reader.run()

@@ -287,8 +287,8 @@ def test_why_a_link_is_down(answer: list[bytes], expected: dict[str, object]):
         assert netlink.call("link_state", "eth0") == {"up": False, **expected}
 
 
-def test_a_kernel_that_cannot_count_beside_a_question_is_asked_without():
-    """Before 6.2 the flag for statistics is refused for link states."""
+def test_a_kernel_without_statistics_of_a_request_is_queried_without_them():
+    """Before 6.2 the flag for statistics is rejected for link states."""
     counting = ethtool(6, u8(2, 1))
 
     def answer(request: NetlinkRequest) -> list[bytes]:
@@ -333,7 +333,7 @@ def test_invalid_interface_names_are_not_queried(function: str, name: str):
 
 
 class FakeRdmaKernel:
-    """Devices by name and index, as drivers/infiniband/core/nldev.c knows them."""
+    """Devices by name and index, as in drivers/infiniband/core/nldev.c."""
 
     def __init__(self) -> None:
         self.indexes = {"mlx5_0": 3, "mlx5_1": 4}

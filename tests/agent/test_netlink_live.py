@@ -160,7 +160,7 @@ def test_an_rdma_device_that_is_not_there(netlink: Netlink):
     assert raised.value.errno in {errno.EPROTONOSUPPORT, errno.ENODEV}
 
 
-def test_many_threads_ask_at_once(netlink: Netlink):
+def test_many_threads_send_at_once(netlink: Netlink):
     """Other threads stay in the namespace they were started in: they inherit this one."""
     failed: list[object] = []
 
@@ -215,7 +215,7 @@ def test_a_copied_tree_has_no_network(tmp_path: Path, question: tuple[Any, ...])
     host.close()
 
 
-def test_an_agent_that_never_asks_has_not_loaded_it():
+def test_an_agent_that_never_calls_it_has_not_loaded_it():
     program = (
         "import sys, agent.service;"
         "print(*(name for name in sys.modules if name.startswith('agent.host.netlink')))"

@@ -58,7 +58,7 @@ def test_integers_of_every_length(value: int, length: int):
     ],
 )
 @given(raw=st.binary(max_size=200))
-def test_random_bytes_are_read_or_refused(read: Callable[[bytes], object], raw: bytes):
+def test_random_bytes_are_read_or_rejected(read: Callable[[bytes], object], raw: bytes):
     try:
         read(raw)
     except OSError as error:
@@ -166,7 +166,7 @@ def test_messages_of_another_question_are_passed_over():
         assert names(netlink) == ["now"]
 
 
-def test_a_list_that_changed_meanwhile_is_asked_for_again():
+def test_a_list_that_changed_meanwhile_is_read_again():
     def answer(request: NetlinkRequest) -> list[bytes]:
         interrupted = 0x10 if len(kernel.requests) < 3 else 0
         body = link(f"try{len(kernel.requests)}")
@@ -248,7 +248,7 @@ def test_the_driver_message_is_in_the_error(capped: bool):  # noqa: FBT001
     assert kernel.opened == [ROUTE]
 
 
-def test_a_refusal_leaves_the_socket_open():
+def test_a_rejection_leaves_the_socket_open():
     with open_netlink(lambda request: [request.refused(errno.EOPNOTSUPP)]) as (netlink, kernel):
         for _ in range(3):
             with pytest.raises(OSError, match="Operation not supported"):
@@ -341,7 +341,7 @@ def test_sequence_numbers_start_over_without_zero():
     assert [connection._next() for _ in range(3)] == [0xFFFFFFFF, 1, 2]  # noqa: SLF001
 
 
-def test_closed_connections_open_again_when_asked():
+def test_closed_connections_open_again_on_request():
     def answer(request: NetlinkRequest) -> list[bytes]:
         return [request.message(16, link("eth0"), MULTI) + request.done()]
 

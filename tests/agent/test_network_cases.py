@@ -74,7 +74,7 @@ def test_the_whole_path_of_every_nic_and_gpu_is_in_the_tree(case: str) -> None:
         assert None not in device["link"].values() or device["names"] == ["eth0"]
 
 
-def test_an_incast_is_marked_and_notified_and_pauses_no_one() -> None:
+def test_an_incast_is_marked_and_notified_and_pauses_no_port() -> None:
     case = "hgx-h100-roce-incast"
     assert total_growth(case, RECEIVED, interface=STRUCK) > 0.5 * LINE_BYTES_PER_SECOND * (
         SECONDS - ONSET
@@ -114,7 +114,7 @@ def test_the_number_of_a_device_is_not_its_rail() -> None:
     assert {rail_of("index-is-not-rail", device) for device in ("mlx5_1", "mlx5_7")} == {""}
 
 
-def test_functions_that_manage_nvswitches_are_no_rails() -> None:
+def test_functions_that_manage_nvswitches_are_not_rails() -> None:
     case = "hgx-b200-bridges"
     bridges = [
         device
@@ -205,7 +205,7 @@ def test_a_lost_nic_was_present_and_is_missing() -> None:
         assert not series(end(case), name, **labels)
     assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
     assert NIC not in final_content(case, "names", "/sys/bus/pci/devices")
-    assert value(case, "railscope_pcie_device_present", pci_address=NIC) == 0
+    assert value(case, "railscope_pcie_device_gone", pci_address=NIC) == 1
     assert series(end(case), "railscope_pcie_info", pci_address=NIC, role="nic")
     directory = f"/sys/bus/pci/devices/{ABOVE}"
     assert "SDES 1\n" in final_content(case, "files", f"{directory}/aer_dev_fatal")

@@ -241,11 +241,12 @@ def test_nothing_but_the_two_files_is_touched() -> None:
     assert not host.asked
 
 
-# Whose mounts -------------------------------------------------------------------------------------
+# Mounts of other processes
+# -------------------------------------------------------------------------------------
 
 
 def test_the_mounts_of_the_first_process_are_those_of_the_machine() -> None:
-    host = host_with()  # nothing is left of /home for the agent itself
+    host = host_with()  # /home is hidden from the agent itself
     host.files[f"{FIRST_PROCESS}/mountstats"] = mount(place="/home")
     host.files[f"{FIRST_PROCESS}/mountinfo"] = mounted("/home")
     outcome = read_once(NfsSource(), host)
@@ -320,13 +321,13 @@ def test_a_file_cut_short_makes_nothing_up(share: float) -> None:
 @given(
     st.lists(st.sampled_from([*mount().splitlines(), "\txprt:", "\tevents:\tx 1", "\t: 1", "x"]))
 )
-def test_lines_in_any_order_are_no_fault(lines: list[str]) -> None:
+def test_lines_in_any_order_are_not_a_fault(lines: list[str]) -> None:
     host = host_with("\n".join(lines) + "\n")
     assert read_once(NfsSource(), host).problem == ""
 
 
 @given(st.binary(max_size=300))
-def test_nonsense_is_no_fault(content: bytes) -> None:
+def test_an_invalid_message_is_not_a_fault(content: bytes) -> None:
     parse_mountstats(content)
     parse_superblocks(content)
 

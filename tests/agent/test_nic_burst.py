@@ -25,7 +25,7 @@ from railscope.catalog import bursts as c
 from railscope.reading import Absent
 from simulator import NodeSpec, simulate
 
-LINE_BYTES_A_MS = 400_000 // 8 * 1000
+LINE_BYTES_PER_MS = 400_000 // 8 * 1000
 UNSEEN = "railscope_nic_burst_missed_windows_total"
 
 
@@ -54,7 +54,7 @@ def test_of_several_priorities_the_one_paused_longest_counts() -> None:
 def test_utilization_is_of_the_line_rate() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
-    nic.go_on(WINDOW_MS, rx_bytes_phy=LINE_BYTES_A_MS * 40, tx_bytes_phy=LINE_BYTES_A_MS * 100)
+    nic.go_on(WINDOW_MS, rx_bytes_phy=LINE_BYTES_PER_MS * 40, tx_bytes_phy=LINE_BYTES_PER_MS * 100)
     bursts.read()
     assert bursts.histogram(c.NIC_UTILIZATION, "receive") == [9, 9, 9, 9, 9, 10, 10, 10, 10]
     values = readings(bursts.frame)
@@ -92,7 +92,7 @@ def test_unreadable_windows_are_missed_and_not_invented() -> None:
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "+Inf")] == 1 + 9
 
 
-def test_an_answer_that_took_long_speaks_of_no_instant() -> None:
+def test_an_answer_that_took_long_is_of_no_instant() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
     nic.go_on(WINDOW_MS)
@@ -106,7 +106,7 @@ def test_an_answer_that_took_long_speaks_of_no_instant() -> None:
     nic.host.clock.advance(0.1)
     nic.host.calls["ethtool.statistics(ens1)"] = read_then_stuck
     bursts.read()
-    nic.go_on(50, rx_bytes_phy=LINE_BYTES_A_MS * 300, rx_prio3_pause_duration=300_000)
+    nic.go_on(50, rx_bytes_phy=LINE_BYTES_PER_MS * 300, rx_prio3_pause_duration=300_000)
     bursts.read()
     values = bursts.next_readings()
     assert values[UNSEEN, ("ens1",)] == 4
@@ -115,7 +115,7 @@ def test_an_answer_that_took_long_speaks_of_no_instant() -> None:
     assert values[c.NIC_UTILIZATION.name, ("ens1", "receive", "sum")] == 0
 
 
-def test_a_short_trouble_costs_no_window() -> None:
+def test_a_short_failure_costs_no_window() -> None:
     nic = CountingNic()
     bursts = BurstReader(nic)
     answer = nic.host.calls["ethtool.statistics(ens1)"]
@@ -184,7 +184,7 @@ def test_a_link_that_came_back_slower_has_another_line_rate(*, counts_downs: boo
         nic.grown["link_down_events_phy"] = 1
         nic.publish()
     bursts.next_readings()
-    nic.go_on(WINDOW_MS, rx_bytes_phy=LINE_BYTES_A_MS * 40)
+    nic.go_on(WINDOW_MS, rx_bytes_phy=LINE_BYTES_PER_MS * 40)
     bursts.read()
     values = bursts.next_readings()
     assert values[c.NIC_UTILIZATION.name, ("ens1", "receive", "sum")] == 800_000
@@ -221,7 +221,7 @@ def test_a_driver_that_fetches_once_a_second_has_windows_of_a_second(fetched_at_
     nic = SlowNic(fetched_at_ms)
     bursts = BurstReader(nic)
     for _ in range(200):
-        nic.go_on(WINDOW_MS, rx_bytes=LINE_BYTES_A_MS * 40)
+        nic.go_on(WINDOW_MS, rx_bytes=LINE_BYTES_PER_MS * 40)
         bursts.read()
     values = readings(bursts.frame)
     assert values["railscope_nic_burst_window_seconds", ("ens1",)] == 1000 * MS
@@ -289,7 +289,7 @@ def test_windows_are_where_plain_counting_puts_them(paused_us: list[int]) -> Non
 
 
 @pytest.mark.parametrize("window_seconds", [0.02, 0.07, 0.1, 1.0])
-def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seconds: float) -> None:
+def test_no_period_within_the_budget_misses_windows(window_seconds: float) -> None:
     governor = create_governor(BudgetSettings(cpu_ratio=0.001), [NicBurstSource(window_seconds)])
     period_factor = governor.loads["nic_burst"].max_period_factor
     assert period_factor > 1

@@ -120,7 +120,7 @@ def test_a_read_long_after_the_probe_reports_current_settings(
         host.clock.advance(2)
         table = RowBuilder(len(columns))
         source.read(host, table)
-        assert table.grown, "so that the next read has the columns of what is there now"
+        assert table.needs_probe, "so that the next read has the columns of what is there now"
         for position, (metric, entity) in enumerate(columns):
             nic = machine[entity.key[0]]
             if metric is c.MTU and nic is None:

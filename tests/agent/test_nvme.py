@@ -169,7 +169,7 @@ def test_the_drive_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None
     for fact, file in (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")):
         assert facts[fact] == (directory / file).read_text().strip()
     assert outcome.findings[0].verdict is ProbeVerdict.SUPPORTED
-    assert outcome.broken == 0
+    assert outcome.missing_count == 0
 
 
 # The log ------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_every_field_has_the_offset_of_the_specification(
 
 
 @given(st.binary(max_size=LOG_BYTES - 1))
-def test_a_log_cut_short_is_refused(log: bytes) -> None:
+def test_a_log_cut_short_is_rejected(log: bytes) -> None:
     with pytest.raises(OSError, match="too short") as caught:
         decode_health_log(log)
     assert caught.value.errno == errno.EIO
@@ -223,7 +223,7 @@ def test_a_file_that_is_not_a_drive_does_not_answer() -> None:
     ("status", "reason"),
     [(0x4002, Absent.UNSUPPORTED), (0x109, Absent.UNSUPPORTED), (0x4, Absent.ERROR)],
 )
-def test_a_drive_without_the_log_is_no_broken_one(status: int, reason: Absent) -> None:
+def test_a_drive_without_the_log_is_not_broken(status: int, reason: Absent) -> None:
     assert reason_of(command_error(status)) is reason
 
 

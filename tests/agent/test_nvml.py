@@ -133,7 +133,7 @@ def test_a_batch_can_fail_as_a_whole(standin: NvmlStandin) -> None:
 
 
 @scenario(hidden=["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"])
-def test_the_older_function_is_asked_where_the_newer_is_missing(standin: NvmlStandin) -> None:
+def test_the_older_function_is_called_if_the_newer_is_missing(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     calls["nvml.nvmlDeviceGetTemperature(0,0)"] = 61
     calls["nvml.nvmlDeviceGetCurrentClocksThrottleReasons(0)"] = 0x4
@@ -215,7 +215,7 @@ def test_missing_features_of_a_device_are_not_supported(standin: NvmlStandin) ->
 
 
 @scenario()
-def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: NvmlStandin) -> None:
+def test_structures_of_an_older_driver_are_requested_in_their_version(standin: NvmlStandin) -> None:
     calls = full_gpus(1)
     fabric = calls["nvml.nvmlDeviceGetGpuFabricInfoV(0)"]
     del fabric["healthSummary"]
@@ -233,7 +233,7 @@ def test_structures_of_an_older_driver_are_asked_for_in_their_version(standin: N
 
 
 @scenario()
-def test_a_wrong_version_of_a_structure_is_refused(standin: NvmlStandin) -> None:
+def test_a_wrong_version_of_a_structure_is_rejected(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1))
     Nvml().call("nvmlDeviceGetCount")
     import pynvml  # noqa: PLC0415 - it must not be loaded before the library is there

@@ -228,7 +228,7 @@ def test_events_are_numbered_and_reported_again(standin: NvmlStandin) -> None:
 
 
 @scenario()
-def test_changes_of_clock_and_performance_state_are_not_asked_for(standin: NvmlStandin) -> None:
+def test_changes_of_clock_and_performance_state_are_not_requested(standin: NvmlStandin) -> None:
     standin.load(full_gpus(1) | {"nvml.nvmlEventSetWait()": []})
     nvml = Nvml()
     nvml.call("nvmlEventSetWait")

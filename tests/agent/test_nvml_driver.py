@@ -37,7 +37,7 @@ ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
 
 def quiet_gpus(count: int) -> dict[str, Json]:
     """Return calls of GPUs with every feature and without events."""
-    use = {"gpu": 0, "memory": 0}  # so that what adds up over time stays as it is
+    use = {"gpu": 0, "memory": 0}  # so that sums over time do not change
     memory = {"total": 4 << 30, "reserved": 1 << 30, "free": 3 << 30, "used": 0}
     return (
         full_gpus(count)
@@ -64,7 +64,7 @@ def start_sources(standin: NvmlStandin, count: int = 2) -> NvmlReaders:
 
 
 @scenario()
-def test_handles_are_asked_for_once(standin: NvmlStandin) -> None:
+def test_handles_are_requested_once(standin: NvmlStandin) -> None:
     run = start_sources(standin)
     assert standin.count("handles") == 2
     run.tick()

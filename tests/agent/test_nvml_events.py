@@ -131,7 +131,7 @@ def test_a_mig_change_makes_all_sources_probe_again() -> None:
 
 
 def test_earlier_xids_are_left_to_the_log() -> None:
-    """After a reload of the settings the driver's last events are given again."""
+    """After a reload of the settings the driver's last events are returned again."""
     host, book = gpu(), XidMatcher()
     host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(40, 104)]
     reader = SourceReader(NvmlEventSource(book), host, ORIGIN)
@@ -164,7 +164,7 @@ def test_events_that_came_too_fast_are_counted() -> None:
     assert readings(reader.run().frame)[LOST, ()] == 10
 
 
-def test_a_driver_without_events_is_no_problem_and_a_lost_one_is() -> None:
+def test_a_driver_without_events_is_not_a_problem_and_a_lost_one_is() -> None:
     host = gpu()
     reader = SourceReader(NvmlEventSource(XidMatcher()), host, ORIGIN)
     host.calls[WAIT] = NvmlError(3, "Not Supported")

@@ -98,7 +98,7 @@ THRESHOLDS = {
     "thermal.slowdown_threshold_c": "slowdown",
     "thermal.max_operating_c": "gpu_maximum",
 }
-# Words of a profile that are numbers of ours.
+# Names in a profile for numbers in the fixture.
 MODES: dict[str, tuple[str, Part]] = {
     "ecc.mode_current": ("ecc_enabled", ()),
     "ecc.mode_pending": ("ecc_pending", ()),
@@ -147,7 +147,7 @@ THEIRS_ALONE = {
     "features.fp8_support": "a fact of the model",
     "features.confidential_compute": "what the model could do, not what it does",
 }
-# Ours that a profile answers as well, and what of.
+# Further metrics that a profile provides, and the field of each.
 OURS_ALSO = {
     "busy_seconds_total": "the agent sums it over time",
     "memory_used_byte_seconds_total": "the agent sums it over time",

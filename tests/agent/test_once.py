@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.cases import CASES
-from support.pages import Sample, sample, samples
+from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import INFINIBAND
 from support.tree import HOSTNAME, make_tree
 

@@ -53,7 +53,7 @@ async def answered(port: int, request: bytes) -> bytes:
     return answer
 
 
-async def test_a_negative_counter_is_no_value(port: int) -> None:
+async def test_a_negative_counter_is_not_a_value(port: int) -> None:
     answer = (await answered(port, GET % b"/metrics")).decode()
     assert "railscope_rdma_transmit_packets_total{" not in answer
     assert 'railscope_rdma_port_state{device="mlx5_0",' in answer

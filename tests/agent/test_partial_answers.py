@@ -155,7 +155,7 @@ def test_a_malformed_part_of_an_answer_affects_only_dependent_readings(
         host = failing_host(root, mode, nic)
         varies = question.key.startswith(("lldp.", "netlink.", "nvml.nvmlEvent"))
         asyncio.run(
-            is_changed_and_whole_again(
+            check_change_and_recovery(
                 name, host, question, lambda now: change_part(now, path, change), keeps=not varies
             )
         )
@@ -176,14 +176,12 @@ def test_garbage_in_a_file_affects_only_dependent_readings(
     @given(st.sampled_from(files), st.sampled_from(sorted(TEXT_CHANGES)))
     def holds(file: tuple[HostCall, bytes], kind: str) -> None:
         host = failing_host(root, mode, nic)
-        asyncio.run(
-            is_changed_and_whole_again(name, host, file[0], TEXT_CHANGES[kind], keeps=False)
-        )
+        asyncio.run(check_change_and_recovery(name, host, file[0], TEXT_CHANGES[kind], keeps=False))
 
     holds()
 
 
-async def is_changed_and_whole_again(
+async def check_change_and_recovery(
     name: str, host: FailingHost, question: HostCall, change: Change, *, keeps: bool
 ) -> None:
     """No fault, no other device without values, no device lost, and all values back in the end."""
@@ -221,7 +219,7 @@ async def test_a_wrong_bus_address_of_a_nic_takes_no_columns(
     drivers = [question for question in asked if question.key.startswith("ethtool.driver(")]
     assert drivers
     for question in drivers:
-        await is_changed_and_whole_again(
+        await check_change_and_recovery(
             "nic_burst", host, question, lambda now: now | {"bus": bus}, keeps=True
         )
 
@@ -289,6 +287,6 @@ async def test_gpus_that_the_driver_does_not_count_keep_their_values_while_they_
 
 
 def test_a_number_that_does_not_fit_can_be_reported() -> None:
-    """Python refuses to print an integer of more than 4300 digits."""
+    """Python raises ValueError for the text of an integer of more than 4300 digits."""
     with pytest.raises(OverflowError, match="number of 20001 bits: expected at most 64"):
         to_stored(1 << 20000)

@@ -14,7 +14,7 @@ from railscope.catalog.entities import PCIE
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import Absent
 
-PRESENT = "railscope_pcie_device_present"
+GONE = "railscope_pcie_device_gone"
 NIC_PATH = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"
 NIC, DOWN = "0000:18:00.0", "0000:17:00.0"
 
@@ -43,9 +43,9 @@ class PcieNodeRun:
         assert outcome.frame is not None
         return outcome.frame
 
-    def present(self) -> dict[str, object]:
+    def gone(self) -> dict[str, object]:
         event_facts = readings(self.read())
-        return {key[0]: value for (name, key), value in event_facts.items() if name == PRESENT}
+        return {key[0]: value for (name, key), value in event_facts.items() if name == GONE}
 
 
 def event_facts(event: Event) -> tuple[str, str, dict[str, str]]:
@@ -64,7 +64,7 @@ def test_nics_gpus_drives_and_switches_are_present() -> None:
         "0000:15:01.0",
         "0000:22:01.0",
     }
-    assert run.present() == dict.fromkeys(expected, 1)
+    assert run.gone() == dict.fromkeys(expected, 0)
     assert run.read().events == ()
 
 
@@ -75,14 +75,14 @@ def test_a_removed_nic_stays_visible_and_is_reported_once() -> None:
     frame = run.read()
     facts = {"role": "nic", "names": "mlx5_0 ens1", "model": "15b3:1021"}
     assert [event_facts(event) for event in frame.events] == [("pcie_device_gone", NIC, facts)]
-    assert readings(frame)[PRESENT, (NIC,)] == 0
+    assert readings(frame)[GONE, (NIC,)] == 1
     for _ in range(3):
         later = run.read()
         assert later.events == ()
-        assert readings(later)[PRESENT, (NIC,)] == 0
-        assert readings(later)[PRESENT, (run.gpu,)] == 1
+        assert readings(later)[GONE, (NIC,)] == 1
+        assert readings(later)[GONE, (run.gpu,)] == 0
     links = {name for name, key in readings(later) if key == (NIC,)}
-    assert links == {PRESENT}, "no other metric of a missing device is reported"
+    assert links == {GONE}, "no other metric of a missing device is reported"
     (entity,) = [e for e in later.schema.entities if e.key == (NIC,)]
     assert entity.facts["role"] == "nic", "it is described as it last was"
 
@@ -97,7 +97,7 @@ def test_a_nic_that_comes_back_is_reported_and_read_again() -> None:
     names = [event_facts(event)[0] for event in run.read().events]
     assert names == ["pcie_device_back"]
     again = readings(run.read())
-    assert again[PRESENT, (NIC,)] == 1
+    assert again[GONE, (NIC,)] == 0
     assert again["railscope_pcie_link_width_lanes", (NIC,)] == 16
 
 
@@ -132,7 +132,7 @@ def test_a_new_device_is_found_at_the_next_read() -> None:
     run.read()
     add_device(run.host, "pci0000:22/0000:22:02.0/0000:24:00.0", NVME)
     assert run.read().events == ()
-    assert run.present()["0000:24:00.0"] == 1
+    assert run.gone()["0000:24:00.0"] == 0
 
 
 def test_virtual_functions_come_and_go_unnoticed() -> None:
@@ -140,7 +140,7 @@ def test_virtual_functions_come_and_go_unnoticed() -> None:
     virtual = add_nic(run.host, NIC_PATH[:-1] + "1", "mlx5_9")
     place = run.host.links[f"{DEVICES}/{virtual}"]
     run.host.links[f"{place}/physfn"] = run.host.links[f"{DEVICES}/{NIC}"]
-    assert virtual not in run.present()
+    assert virtual not in run.gone()
     remove_device(run.host, virtual)
     assert run.read().events == ()
 
@@ -158,7 +158,7 @@ def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
     run.host.names = names  # type: ignore[method-assign]
     frame = run.read()
     assert frame.events == ()
-    assert readings(frame)[PRESENT, (NIC,)] is Absent.DENIED
+    assert readings(frame)[GONE, (NIC,)] is Absent.DENIED
 
 
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=8))
@@ -185,3 +185,28 @@ def test_the_number_of_followed_devices_is_bounded() -> None:
         more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MAX_DEVICES)}
         known = presence.add_devices(list(more), more, {})
     assert set(known) == {str(n) for n in range(MAX_DEVICES)}
+
+
+def test_the_total_of_the_errors_of_a_node_never_falls() -> None:
+    run = PcieNodeRun()
+    files = {
+        address: f"{run.host.links[f'{DEVICES}/{address}']}/aer_dev_fatal"
+        for address in (NIC, run.drive)
+    }
+
+    def total(**errors: int) -> object:
+        for address, name in ((NIC, "nic"), (run.drive, "drive")):
+            if name in errors:
+                run.host.files[files[address]] = (
+                    f"DLP {errors[name]}\nTOTAL_ERR_FATAL {errors[name]}\n"
+                )
+        return readings(run.read())["railscope_pcie_all_devices_errors_total", ("fatal",)]
+
+    assert total(nic=3, drive=5) == 8
+    assert total(nic=4) == 9
+    remove_device(run.host, NIC)
+    run.read()
+    assert total(drive=6) == 10, "a device that is gone keeps its part"
+    run.plug_in()
+    run.read()
+    assert total(nic=1, drive=6) == 11, "counts from when it was plugged in"

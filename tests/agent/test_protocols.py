@@ -71,7 +71,7 @@ def test_counts_of_this_machine_lie_between_two_reads() -> None:
             assert before[key] <= found[metric.name, ()] <= after[key], key
 
 
-# What comes and goes ------------------------------------------------------------------------------
+# Changing counters ------------------------------------------------------------------------------
 
 
 def server() -> FakeHost:
@@ -171,7 +171,7 @@ def test_pairs_of_lines_whole_or_cut_short(
 
 
 @given(st.binary(max_size=200))
-def test_nonsense_is_no_fault(content: bytes) -> None:
+def test_an_invalid_message_is_not_a_fault(content: bytes) -> None:
     for parse in (parse_pairs, parse_softnet, parse_conntrack):
         parse(content)
 

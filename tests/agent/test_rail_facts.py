@@ -43,7 +43,7 @@ def test_metrics_with_rail_rollups_have_rails(spec: NodeSpec) -> None:
         rails = rails_of_entities(wire)
         for group in wire.groups:
             metric = next(metric for metric, _ in schema.columns if metric.name == group.metric)
-            if not metric.rollups or "rail" not in scopes_of(metric.about):
+            if not metric.rollups or "rail" not in scopes_of(metric):
                 continue
             found = {rails[member] for member in group.entities} - {NO_RAIL}
             (with_rails if found == {0, 1} else without_rails).add((schema.stream, metric.name))

@@ -42,7 +42,7 @@ def test_each_gpu_has_a_nic_at_its_switch_and_storage_has_none() -> None:
     assert rails(found, *nics, storage) == [*range(8), None]
     assert found.rails == tuple(range(8))
     assert found.assigned[address(16)].reason == "PIX to GPU 1"
-    assert found.why_not[address(200)] == "NODE from the nearest GPU: rails reach up to PXB"
+    assert found.why_not[address(200)] == "distance NODE to the nearest GPU exceeds PXB"
 
 
 def test_a_missing_nic_moves_no_rail() -> None:
@@ -117,7 +117,7 @@ def test_several_nics_per_gpu_are_planes_of_one_rail() -> None:
     assert rails(fewer, *nics) == [None, 0, 0, 0, *(n for n in range(1, 4) for _ in range(4))]
 
 
-def test_a_nic_of_another_model_is_assigned_last_and_is_no_plane() -> None:
+def test_a_nic_of_another_model_is_assigned_last_and_is_not_a_plane() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 9) for n in range(3)]
     nics = [make_nic(at_switch(chr(97 + n), 16 * n + 1)) for n in range(3)]
     dpus = [make_nic(at_switch(chr(97 + n), 16 * n), STORAGE) for n in range(2)]
@@ -175,7 +175,7 @@ def test_below_one_host_bridge_only_a_switch_decides() -> None:
     nics = [make_nic(PciPlace("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
     found = assign_rails(gpus, nics)
     assert found.assigned == {}
-    assert found.why_not[address(8)] == "PHB from the nearest GPU: rails reach up to PXB"
+    assert found.why_not[address(8)] == "distance PHB to the nearest GPU exceeds PXB"
 
 
 def test_without_gpus_no_nic_is_assigned() -> None:

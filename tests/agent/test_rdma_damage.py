@@ -138,7 +138,7 @@ def test_kept_files_that_shrink_grow_and_vanish(
                 if file in contents:
                     path.write_text(contents[file])
                 elif path.exists():
-                    path.write_text("")  # a kept descriptor of a removed device answers no more
+                    path.write_text("")  # reads of a removed device fail
                     path.unlink()
             by_file = found(reader)
             assert set(by_file) == set(first)

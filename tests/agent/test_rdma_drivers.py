@@ -101,17 +101,17 @@ def test_names_with_spaces_are_kept_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "pci_driver", "bytes_a_step"),
+    ("device", "pci_driver", "bytes_per_step"),
     [("mlx5_0", "mlx5_core", 4), ("mlx4_0", "mlx4_core", 4), ("hfi1_0", "hfi1", 8),
      ("hfi1_0", "", 8), ("qib0", "ib_qib", 4), ("renamed0", "hfi1", 8)],
 )  # fmt: skip
 def test_port_data_is_counted_in_32_bit_units_or_flits(
-    device: str, pci_driver: str, bytes_a_step: int
+    device: str, pci_driver: str, bytes_per_step: int
 ) -> None:
     files = {"ports/1/counters/port_xmit_data": "1000", "ports/1/counters/port_rcv_data": "1"}
     found = reported(machine(device, files, pci_driver))
-    assert found["transmit_bytes_total", (device, "1")] == 1000 * bytes_a_step
-    assert found["receive_bytes_total", (device, "1")] == bytes_a_step
+    assert found["transmit_bytes_total", (device, "1")] == 1000 * bytes_per_step
+    assert found["receive_bytes_total", (device, "1")] == bytes_per_step
 
 
 def test_port_data_beyond_64_bits_of_bytes_starts_over() -> None:
@@ -275,7 +275,7 @@ def test_saturation_is_unknown_where_no_narrow_counter_can_be_read() -> None:
 
 
 def test_a_driver_s_counter_of_the_same_meaning_does_not_stick() -> None:
-    """bnxt_re counts errors in 64 bits: 65535 of them are no end."""
+    """bnxt_re counts errors in 64 bits: 65535 of them are not the maximum."""
     found = hw("bnxt_re0", {"rx_roce_errors": 65535}, "bnxt_en")
     assert found == {("receive_errors_total", ("bnxt_re0", "1")): 65535}
 
@@ -305,7 +305,7 @@ def test_optional_counters_come_by_netlink_in_one_call() -> None:
 
 
 @pytest.mark.parametrize("answer", [OSError(errno.EOPNOTSUPP, ""), PermissionError(1, ""), {}])
-def test_without_optional_counters_netlink_is_not_asked_again(answer: object) -> None:
+def test_without_optional_counters_netlink_is_not_queried_again(answer: object) -> None:
     host = machine("mlx5_0", {NP: "11"}, "mlx5_core")
     host.calls[ANSWER] = answer
     reader = SourceReader(RdmaSource(), host, ORIGIN)

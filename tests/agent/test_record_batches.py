@@ -60,7 +60,7 @@ def test_unrecorded_calls_are_not_supported(known: list[int], unknown: list[int]
     assert codes == [0] * len(known) + [0 if entry in known else 3 for entry in unknown]
 
 
-def test_a_batch_of_which_nothing_was_asked_is_not_in_the_capture() -> None:
+def test_a_batch_without_queries_is_not_in_the_capture() -> None:
     with pytest.raises(FileNotFoundError, match="not in the capture"):
         replay([]).call("nvml", FIELDS, 0, 82)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from support.clock import NS, ManualClock
 from support.gpus import of_gpu
 from support.machine import FakeHost
-from support.pages import samples
+from support.metric_samples import samples
 from support.pci_bus import add_nic
 from support.rdma_nics import INFINIBAND
 from support.reading import ORIGIN, read_once

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.clock import NS, ManualClock
-from support.pages import sample, samples
+from support.metric_samples import sample, samples
 
 from agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from agent.host.live_host import LiveHost
@@ -64,7 +64,7 @@ def test_an_answer_that_fails_is_charged_too() -> None:
     assert host.cost.cpu_ns() > 0
 
 
-def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
+def test_the_memory_of_a_capture_is_not_memory_of_the_agent() -> None:
     host = measure_memory(lambda: replayed({f"/{n}": f"{n}" * 2_000 for n in range(20_000)}))
     assert host.cost.resident_bytes >= 100 * MIB
     keeper = BudgetKeeper(BudgetSettings(), (), ReplayMeter(host))
@@ -72,7 +72,7 @@ def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
     assert own <= ProcessMeter().resident_bytes() - 99 * MIB
 
 
-def test_the_page_of_a_replay_shows_its_cost_apart() -> None:
+def test_the_metrics_of_a_replay_show_its_cost_apart() -> None:
     agent = Agent(
         AgentSettings(node="n1", metrics=STANDARD), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"})
     )

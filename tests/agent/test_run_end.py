@@ -14,6 +14,7 @@ from support.reading import ORIGIN
 from support.shipping import link_to, run_shipper
 
 from agent.shipping.shipper import RUN_END_FILE
+from railscope.durable_files import read_json
 from railscope.envelopes import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
 
@@ -50,6 +51,16 @@ async def test_the_next_run_states_once_how_far_the_last_one_came(tmp_path: Path
     await shipped(tmp_path, second, NEXT, 2)
     assert second.ended[0] == RunEnd(ORIGIN.run, {"gpu": 4})
     assert second.ended[-1] is None
+
+
+async def test_a_killed_run_has_stated_how_far_it_came(tmp_path: Path):
+    collector = RunEndCollector()
+    async with collector.serving(), run_shipper(tmp_path, link_to(collector), ORIGIN) as ship:
+        for count in (2, 4, 6):
+            await ship.flush(2)
+            await ship.shipped(count)
+            stated = read_json(tmp_path / RUN_END_FILE, RunEnd)
+            assert stated == RunEnd(ORIGIN.run, {"gpu": count})
 
 
 async def test_a_spool_that_lost_its_newest_envelope_shows_it(tmp_path: Path):

@@ -93,7 +93,7 @@ async def test_an_unusable_metrics_endpoint_is_reported(
     assert problem in detail
 
 
-async def test_no_agent_is_no_fault() -> None:
+async def test_a_missing_agent_is_not_a_fault() -> None:
     async with serving(PAGE) as listen:
         pass
     ((verdict, detail),) = await probe_endpoint(listen=listen)

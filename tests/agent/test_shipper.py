@@ -5,27 +5,21 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
-from support.collector import ScriptedCollector, Step, hang, take, take_and_vanish
+from support.collector import PATIENCE_SECONDS, ScriptedCollector, Step, hang, take, take_and_vanish
 from support.reading import ORIGIN
-from support.shipping import SCHEMA, link_to, run_shipper
+from support.shipping import SCHEMA, link_to, run_shipper, waiting
 
 from railscope.catalog import gpu
-from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, FrameOrigin, Schema
 from railscope.wire import SENT_HEADER, Envelope, SentAt, schema_identity
 
 OTHER = Schema("gpu", ((gpu.GPU_POWER, Entity(GPU, ("GPU-1",))),))
-
-
-def waiting(directory: Path) -> int:
-    return len(list((directory / "spool").glob("*.envelope")))
 
 
 async def test_frames_arrive_in_order_and_leave_the_spool(tmp_path: Path) -> None:
@@ -64,179 +58,74 @@ async def test_a_request_contains_node_time_and_content(tmp_path: Path) -> None:
         assert SentAt.from_header(headers[SENT_HEADER]) == clocks
 
 
-# Answers that mean: later -------------------------------------------------------------------------
+class HeldRequest:
+    """A request that is accepted once it is released."""
 
-JSON_ERROR = {"error": "because"}
+    def __init__(self) -> None:
+        self.arrived, self.release = asyncio.Event(), asyncio.Event()
 
-
-def error(status: int) -> Callable[[], web.Response]:
-    """Return an error answer of a collector."""
-    return lambda: web.json_response(JSON_ERROR, status=status)
-
-
-def other(body: bytes, status: int = 200) -> Callable[[], web.Response]:
-    """Return an answer of another kind of server."""
-    return lambda: web.Response(body=body, status=status)
-
-
-NOT_THE_COLLECTOR = "fix: check that collector.url is the base URL of a collector"
-LATER: dict[str, tuple[Callable[[], web.Response], str]] = {
-    "401": (error(401), "compare collector.token_file"),
-    "403": (error(403), "check node and collector.token_file"),
-    "404": (error(404), "check that collector.url"),
-    "405": (error(405), "check that collector.url"),
-    "426": (error(426), "update the older of agent and collector"),
-    "429": (error(429), "busy"),
-    "503": (error(503), "cannot store frames now"),
-    "500": (error(500), NOT_THE_COLLECTOR),
-    "409 without schemas": (error(409), "status 409 (because)"),
-    "409 with nonsense": (other(b'{"unknown_schemas":["zz"]}', 409), "status 409"),
-    "200 of a web page": (other(b"<html>"), NOT_THE_COLLECTOR),
-    "200 of another service": (other(b'{"status":"ok"}'), NOT_THE_COLLECTOR),
-    "200 that is no text": (other(b'{"error":"\xff"}'), NOT_THE_COLLECTOR),
-    "204": (other(b"", 204), NOT_THE_COLLECTOR),
-    "413 of a proxy": (other(b"<html>", 413), "status 413"),
-}
+    async def answer(
+        self, one: ScriptedCollector, request: web.Request, sent: Envelope
+    ) -> web.Response:
+        """Wait, then accept."""
+        self.arrived.set()
+        await self.release.wait()
+        answer: web.Response = await take(one, request, sent)
+        return answer
 
 
-@pytest.mark.parametrize("case", LATER)
-async def test_an_answer_that_means_later_loses_nothing(tmp_path: Path, case: str) -> None:
-    make, expected = LATER[case]
-    with capture_logs() as logs:
-        async with ScriptedCollector().serving() as collector:
-            collector.script.extend(make() for _ in range(3))
-            async with run_shipper(tmp_path, link_to(collector)) as run:
-                await run.flush(2)
-                for failures in (1, 2, 3):
-                    await run.failed()
-                    assert (run.stats.failures, waiting(tmp_path)) == (failures, 1)
-                    run.retry()
-                await run.shipped(2)
-            assert (collector.taken, collector.duplicates) == (run.sent, [])
-            assert sum(run.stats.dropped_frames.values()) == 0
-    problems = [entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"]
-    assert len(problems) == 1, "logged once, not at every try"
-    assert expected in problems[0]
-    assert f"127.0.0.1:{collector.port}" in problems[0]
-    assert [e["event"] for e in logs].count("collector_connected") == 1
+async def test_an_acknowledged_envelope_is_not_written_to_the_disk(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def count(one: ScriptedCollector, request: web.Request, sent: Envelope) -> web.Response:
+        seen.append(waiting(tmp_path))
+        return await take(one, request, sent)
+
+    async with ScriptedCollector().serving() as collector:
+        async with run_shipper(tmp_path, link_to(collector)) as run:
+            collector.script.extend([count] * 5)
+            for total in (1, 2, 3):
+                await run.flush()
+                await run.shipped(total)
+        assert seen == [1, 1, 1, 0, 0], "until the first acknowledgement, with its schema"
+        assert (collector.taken, collector.duplicates) == (run.sent, [])
 
 
-async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    """The token is for the collector, not for the target of a redirect."""
-    async with (
-        ScriptedCollector().serving() as elsewhere,
-        ScriptedCollector().serving() as collector,
-    ):
-        target = f"http://127.0.0.1:{elsewhere.port}/v1/frames"
-        collector.script.append(web.Response(status=307, headers={"Location": target}))
+async def test_an_envelope_that_waits_for_its_acknowledgement_is_spooled(tmp_path: Path) -> None:
+    held = HeldRequest()
+    async with ScriptedCollector().serving() as collector:
         async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
-            await run.failed()
-            run.retry()
             await run.shipped(1)
-        assert elsewhere.requests == []
+            collector.script.append(held.answer)
+            await run.flush(2)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while waiting(tmp_path) == 0:
+                    run.stats.changed.clear()
+                    await run.stats.changed.wait()
+            await run.flush(3)
+            assert waiting(tmp_path) == 2, "later ones follow it"
+            held.release.set()
+            await run.shipped(6)
+            assert waiting(tmp_path) == 0
+        assert (collector.taken, collector.duplicates) == (run.sent, [])
 
 
-async def test_retry_after_is_kept(tmp_path: Path) -> None:
+async def test_an_envelope_is_spooled_when_a_later_one_follows(tmp_path: Path) -> None:
+    """A run has no gap: no envelope is on the disk while an earlier one is only in memory."""
+    held = HeldRequest()
     async with ScriptedCollector().serving() as collector:
-        busy = web.json_response(JSON_ERROR, status=429, headers={"Retry-After": "20"})
-        collector.script.append(busy)
         async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush()
-            await run.failed()
-            run.clock.advance(15.9)
-            assert len(collector.requests) == 1, "at least 80 % of what was asked for"
-            run.clock.advance(8.2)
             await run.shipped(1)
-
-
-@pytest.mark.parametrize("asked", ["86400", "Fri, 31 Dec 2100 23:59:59 GMT", "-1", "soon"])
-async def test_retry_after_is_bounded_by_the_settings(tmp_path: Path, asked: str) -> None:
-    async with ScriptedCollector().serving() as collector:
-        headers = {"Retry-After": asked}
-        collector.script.append(web.json_response(JSON_ERROR, status=503, headers=headers))
-        async with run_shipper(tmp_path, link_to(collector, max_retry_seconds=10.0)) as run:
-            await run.flush()
-            await run.failed()
-            run.clock.advance(12.1)
-            await run.shipped(1)
-
-
-async def test_pauses_grow_and_stay_bounded(tmp_path: Path) -> None:
-    async with ScriptedCollector().serving() as collector:
-        collector.script.extend(web.json_response(JSON_ERROR, status=503) for _ in range(7))
-        async with run_shipper(tmp_path, link_to(collector, max_retry_seconds=4.0)) as run:
-            await run.flush()
-            for pause in (0.5, 1, 2, 4, 4, 4):
-                await run.failed()
-                tries = len(collector.requests)
-                run.clock.advance(pause * 0.79)
-                assert len(collector.requests) == tries
-                run.clock.advance(pause * 0.42)
-                await collector.asked(tries + 1)
-            await run.failed()
-            run.retry()
-            await run.shipped(1)
-
-
-# Answers that mean: never -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_a_permanently_rejected_batch_is_dropped_counted_and_reported(
-    tmp_path: Path, status: int
-) -> None:
-    with capture_logs() as logs:
-        async with ScriptedCollector().serving() as collector:
-            collector.script.append(web.json_response(JSON_ERROR, status=status))
-            async with run_shipper(tmp_path, link_to(collector)) as run:
-                await run.flush(3)
-                await collector.asked(1)
-                await run.flush(2)
-                await run.shipped(2)
-            assert collector.taken == run.sent[3:]
-            assert run.stats.dropped_frames["rejected"] == 3
-            assert run.stats.shipped_frames == 2
-            (event,) = run.events
-            assert (event.event_class, event.entity.key) == (GAP_EVENT, ("rejected",))
-            assert event.facts == {"frames": "3", "envelopes": "1"}
-    (refused,) = [entry for entry in logs if entry["event"] == "frames_rejected"]
-    assert refused["frames"] == 3
-    assert f": status {status}: because" in refused["problem"]
-
-
-DECISIONS_OF_A_STRANGER = {
-    "200": (200, {"accepted_frames": 2, "duplicate_frames": 0}),
-    "400": (400, {"error": "bad request"}),
-    "409": (409, {"unknown_schemas": ["00" * 16]}),
-    "413": (413, {"error": "too large"}),
-    "422": (422, {"error": "unprocessable"}),
-}
-
-
-@pytest.mark.parametrize("case", DECISIONS_OF_A_STRANGER)
-async def test_a_decision_without_the_mark_of_a_collector_changes_nothing(
-    tmp_path: Path, case: str
-) -> None:
-    status, content = DECISIONS_OF_A_STRANGER[case]
-    with capture_logs() as logs:
-        async with ScriptedCollector(marks=False).serving() as collector:
-            collector.script.extend(web.json_response(content, status=status) for _ in range(3))
-            async with run_shipper(tmp_path, link_to(collector)) as run:
-                await run.flush(2)
-                for failures in (1, 2, 3):
-                    await run.failed()
-                    assert (run.stats.failures, waiting(tmp_path)) == (failures, 1)
-                    run.retry()
-                collector.marks = True
-                await run.shipped(2)
-            assert (collector.taken, sum(run.stats.dropped_frames.values())) == (run.sent, 0)
-    problems = {entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"}
-    url = f"http://127.0.0.1:{collector.port}/v1/frames"
-    assert {text.partition(":")[0] for text in problems} >= {"unexpected response from http"}
-    assert any(
-        text.startswith(f"unexpected response from {url}: status {status}") for text in problems
-    )
+            collector.script.append(held.answer)
+            await run.flush(1)
+            await held.arrived.wait()
+            await run.flush(1)
+            assert waiting(tmp_path) == 2
+            held.release.set()
+            await run.shipped(3)
+        assert (collector.taken, collector.duplicates) == (run.sent, [])
 
 
 # Connections --------------------------------------------------------------------------------------
@@ -286,7 +175,7 @@ async def test_a_lost_acknowledgement_sends_again_and_counts_once(tmp_path: Path
         assert run.stats.shipped_frames == 4
 
 
-async def test_a_connection_closed_while_idle_is_no_failure(tmp_path: Path) -> None:
+async def test_a_connection_closed_while_idle_is_not_a_failure(tmp_path: Path) -> None:
     collector = ScriptedCollector()
     async with collector.serving():
         link = link_to(collector)
@@ -304,7 +193,7 @@ async def test_a_connection_closed_while_idle_is_no_failure(tmp_path: Path) -> N
 # Schemas ------------------------------------------------------------------------------------------
 
 
-async def test_schemas_go_ahead_when_they_are_asked_for(tmp_path: Path) -> None:
+async def test_requested_schemas_are_sent_first(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         async with run_shipper(tmp_path, link_to(collector)) as run:
             await run.flush(2)
@@ -329,7 +218,7 @@ async def test_a_collector_that_lost_a_schema_receives_it_again(tmp_path: Path) 
 
 
 async def test_schemas_outlive_the_agent(tmp_path: Path) -> None:
-    """Spooled by one run and shipped by the next, to a collector that knows neither."""
+    """Frames spooled by one run and shipped by the next, to a collector without schemas of either."""
     absent = ScriptedCollector()
     async with absent.serving():
         link = link_to(absent)
@@ -409,7 +298,7 @@ async def test_envelopes_acknowledged_at_the_stop_are_counted(tmp_path: Path) ->
                 disk.submit(hold)
                 return await take(one, request, sent)
 
-            collector.script.extend([take, take, take_and_hold])  # asks for schemas, has them
+            collector.script.extend([take, take, take_and_hold])  # requests schemas, receives them
             await run.flush(2)
             while not holding.is_set() or disk._jobs.empty():  # noqa: ASYNC110, SLF001
                 await asyncio.sleep(0)
@@ -422,7 +311,10 @@ async def test_envelopes_acknowledged_at_the_stop_are_counted(tmp_path: Path) ->
 @pytest.mark.parametrize("answer", ["refusing", "hanging"])
 async def test_frames_unsent_at_the_stop_wait_for_the_next_run(tmp_path: Path, answer: str) -> None:
     async with ScriptedCollector().serving() as collector:
-        script: dict[str, web.Response | Step] = {"refusing": error(503)(), "hanging": hang}
+        script: dict[str, web.Response | Step] = {
+            "refusing": web.json_response({}, status=503),
+            "hanging": hang,
+        }
         collector.script.append(script[answer])
         async with run_shipper(tmp_path, link_to(collector, timeout_seconds=0.1)) as run:
             run.publish()
@@ -432,7 +324,7 @@ async def test_frames_unsent_at_the_stop_wait_for_the_next_run(tmp_path: Path, a
         assert (collector.taken, again.stats.shipped_frames) == (run.sent, 1)
 
 
-async def test_frames_that_no_one_takes_are_bounded(tmp_path: Path) -> None:
+async def test_undelivered_frames_are_bounded(tmp_path: Path) -> None:
     collector = ScriptedCollector()
     async with collector.serving():
         link = link_to(collector)

@@ -89,7 +89,7 @@ async def test_a_disk_that_comes_back_is_used_again(
         assert (run.stats.spool_envelopes, spool.exists()) == (1, False)
         spool.mkdir()
         await run.flush(3)
-        assert len(list(spool.iterdir())) == 1
+        assert len(list(spool.iterdir())) == 2, "the one in memory as well"
         await run.failed()
         async with collector.serving():
             run.retry()

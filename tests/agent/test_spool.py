@@ -79,7 +79,7 @@ def test_an_envelope_dropped_while_in_flight_is_lost_and_not_also_sent(tmp_path:
     assert isinstance(under_way, tuple)
     assert spool.put(b"b" * 40, frames=7) == FrameLoss("spool_full", envelopes=1, frames=5)
     assert spool.remove(under_way[0]) is False
-    (left, _) = spool.oldest() or (None, b"")  # type: ignore[misc]  # it is no loss
+    (left, _) = spool.oldest() or (None, b"")  # type: ignore[misc]  # not None: nothing was lost
     assert left is not None
     assert spool.remove(left) is True
 

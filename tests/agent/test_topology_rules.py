@@ -44,7 +44,8 @@ def nic_rails(network: NodeNetwork) -> dict[str, int | None]:
     return {device.rdma[0]: device.rail for device in network.devices}
 
 
-# What is wrong ------------------------------------------------------------------------------------
+# Invalid settings
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_invalid_settings_name_the_expected_form(given: dict[str, object], probl
         Agent(AgentSettings(topology=TopologySettings(**given)), FakeHost())  # type: ignore[arg-type]
 
 
-def test_a_file_that_is_no_topology(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_topology(tmp_path: Path) -> None:
     file = tmp_path / "topo.xml"
     file.write_text("<graphs/>")
     with pytest.raises(SettingsError, match=r"topo\.xml: unexpected root element 'graphs'"):
@@ -100,7 +101,7 @@ def test_the_section_as_it_is_written(tmp_path: Path) -> None:
         settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
 
 
-# What it overrules --------------------------------------------------------------------------------
+# Precedence --------------------------------------------------------------------------------
 
 
 def test_without_settings_the_tree_decides() -> None:

@@ -215,7 +215,7 @@ def test_the_text_shows_the_tree_and_the_reason_of_each_assignment() -> None:
     assert (
         "  GPU1 NVIDIA H100 80GB HBM3: rail 1\n    mlx5_3 ens2f0np0 0000:40:00.0: PIX to GPU 1\n"
     ) in text
-    assert "  mlx5_1 ens21f0np0 0000:29:00.0: storage; RDMA, but no rail: NODE from" in text
+    assert "  mlx5_1 ens21f0np0 0000:29:00.0: storage; RDMA, not a rail: distance NODE" in text
     assert "nvswitch, 5 GT/s x2" in text
     assert "nvme, 16 GT/s x4" in text
     assert "P2C, NUMA node 0 and bus order" in as_text(simulated("gb200"))

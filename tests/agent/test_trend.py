@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from support.clock import NS
 
-from agent.sampling.governor import MAX_GROWTH, SETTLED_AFTER, CostTrend
+from agent.sampling.governor import MAX_GROWTH, MIN_VALUES, CostTrend
 
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 
@@ -26,7 +26,7 @@ def test_the_mean_lies_within_the_values(values: list[float], seconds: float) ->
     assert min(values) / slack <= trend.mean <= max(values) * slack
 
 
-@given(before=st.lists(VALUES, min_size=SETTLED_AFTER, max_size=30), outlier=VALUES)
+@given(before=st.lists(VALUES, min_size=MIN_VALUES, max_size=30), outlier=VALUES)
 def test_one_value_at_most_doubles_it(before: list[float], outlier: float) -> None:
     trend = trend_of(*before)
     mean = trend.mean
@@ -36,8 +36,8 @@ def test_one_value_at_most_doubles_it(before: list[float], outlier: float) -> No
 
 
 @given(before=st.lists(VALUES, max_size=30), outlier=VALUES)
-def test_three_in_a_row_are_believed(before: list[float], outlier: float) -> None:
-    assert trend_of(*before, *[outlier] * SETTLED_AFTER).mean >= outlier * (1 - 1e-9)
+def test_three_consecutive_values_count(before: list[float], outlier: float) -> None:
+    assert trend_of(*before, *[outlier] * MIN_VALUES).mean >= outlier * (1 - 1e-9)
 
 
 @given(first=VALUES, seconds=st.sampled_from([0.02, 0.1, 1, 8, 60]))
@@ -51,7 +51,7 @@ def test_of_the_first_three_values_the_least_counts() -> None:
     """A library is loaded, files are opened, garbage is collected: once each."""
     assert trend_of(1e9).mean == 1e9
     assert trend_of(1e9, 5.0).mean == 5.0
-    assert trend_of(9e9, 5.0, 1e9).settled == 5.0
+    assert trend_of(9e9, 5.0, 1e9).estimate == 5.0
 
 
 def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
@@ -60,6 +60,6 @@ def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
 
 
 def test_a_trend_is_stable_once_enough_samples_exist() -> None:
-    assert trend_of(7.0, 7.0).settled == 0
-    assert trend_of(7.0, 7.0, 7.0).settled == 7
-    assert CostTrend(settled_after=1).settled == 0
+    assert trend_of(7.0, 7.0).estimate == 0
+    assert trend_of(7.0, 7.0, 7.0).estimate == 7
+    assert CostTrend(min_values=1).estimate == 0

@@ -1,4 +1,4 @@
-"""Counters of 32 bits carried on to 64: traffic, wraps, resets, gaps, missing readings."""
+"""Counters of 32 bits extended to 64: traffic, wraps, resets, gaps, missing readings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HardwareCounters:
 
 def unwrap(before: CounterUnwrapper | None = None) -> CounterUnwrapper:
     columns = {name: column for column, name in enumerate(NAMES)}
-    return CounterUnwrapper(columns, [WIDE], before.carried if before else None)
+    return CounterUnwrapper(columns, [WIDE], before.state if before else None)
 
 
 def unwrap_row(
@@ -39,7 +39,7 @@ def unwrap_row(
 ) -> list[int]:
     values = [0 if column in missing else number for column, number in enumerate(row)]
     reasons = bytearray(ABSENT if column in missing else PRESENT for column in range(len(row)))
-    carrier.carry_on(values, reasons)
+    carrier.extend_values(values, reasons)
     assert all(values[column] == 0 for column in missing), "nothing is made up"
     return values[:WIDE]
 
@@ -153,11 +153,11 @@ def test_a_device_that_was_gone_begins_again() -> None:
     carrier = unwrap()
     assert rows(carrier, [RANGE - 10, 9, 0, 0, 0], [20, 9, 0, 0, 0])[-1][0] == RANGE + 20
     reasons = bytearray([Absent.GONE.value] * (WIDE + 1))
-    carrier.carry_on([0] * (WIDE + 1), reasons)
+    carrier.extend_values([0] * (WIDE + 1), reasons)
     assert unwrap_row(carrier, [25, 9, 0, 0, 0]) == [25, 9, 0, 0]
 
 
-def test_a_missing_witness_is_no_witness() -> None:
+def test_a_missing_witness_does_not_count() -> None:
     carrier = unwrap()
     unwrap_row(carrier, [RANGE - 10, 9, 0, 0, 500])
     assert unwrap_row(carrier, [20, 9, 0, 0, 500], frozenset({WIDE}))[0] == RANGE + 20
@@ -173,9 +173,9 @@ def test_a_number_no_narrow_counter_can_have_is_shown_as_it_is(number: int) -> N
 def test_a_new_probe_with_other_columns_keeps_the_carried_state() -> None:
     first = unwrap()
     rows(first, [RANGE - 10, 2, 0, 0, 0], [20, 2, 0, 0, 0])
-    second = CounterUnwrapper({"errors": 0, "writes": 2, "new": 1}, (), first.carried)
+    second = CounterUnwrapper({"errors": 0, "writes": 2, "new": 1}, (), first.state)
     values = [0, 6, 30]
-    second.carry_on(values, bytearray(3))
+    second.extend_values(values, bytearray(3))
     assert values == [0, 6, RANGE + 30]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.faults import FAULTS, PULSE, QUIET, all_gone, seconds, throttled
@@ -18,7 +20,7 @@ from support.health import (
 )
 
 from agent.config import AgentSettings
-from agent.health import RULES, judge
+from agent.health import RULES, RuleResults, judge
 from agent.health.gpu_facts import SOURCES
 from agent.health.rule import (
     ACTIONS_BY_SEVERITY,
@@ -30,6 +32,7 @@ from agent.health.rule import (
     UNKNOWN,
     CounterIncrease,
     GpuHealthFacts,
+    HealthRule,
 )
 from agent.machine_sources import machine_sources
 from railscope.catalog import gpu as c, gpu_health as h, nvlink as n
@@ -59,11 +62,49 @@ def test_a_fault_is_reported_and_leads_to_the_state_of_its_rule(
 
 
 @pytest.mark.parametrize(("reason", "fault"), QUIET, ids=named(QUIET))
-def test_a_harmless_reading_is_no_fault(reason: str, fault: HealthFault) -> None:
+def test_a_harmless_reading_is_not_a_fault(reason: str, fault: HealthFault) -> None:
     assert judge(with_faults([fault])).results[reason] is not True
 
 
-def test_every_rule_has_a_case_that_speaks() -> None:
+class RecordedUse(dict[Any, Any]):
+    """A mapping that records the requested keys."""
+
+    def __init__(self, content: Mapping[Any, Any]) -> None:
+        super().__init__(content)
+        self.used: set[Any] = set()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.used.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.metrics], ids=lambda r: r.reason)
+def test_a_rule_uses_only_the_metrics_that_it_declares(rule: HealthRule) -> None:
+    """Its result is kept until one of them has been read again."""
+    for facts in (healthy(), *(with_faults([fault]) for _, fault in (*FAULTS, *QUIET))):
+        readings, changes = RecordedUse(facts.readings), RecordedUse(facts.changes)
+        rule.evaluate(replace(facts, readings=readings, changes=changes))
+        assert readings.used | changes.used <= set(rule.metrics)
+
+
+def test_kept_results_are_those_of_all_facts() -> None:
+    """One source after the other is read again; the objects of the others stay the same."""
+    results, current = RuleResults(), healthy()
+    for _, fault in (*FAULTS, *QUIET):
+        other = with_faults([fault])
+        for facts in (other, healthy()):
+            readings = {
+                metric: current.readings[metric]
+                if current.readings.get(metric) == parts
+                and current.changes.get(metric) == facts.changes.get(metric)
+                else parts
+                for metric, parts in facts.readings.items()
+            }
+            current = replace(facts, readings=readings)
+            assert judge(current, results=results) == judge(current)
+
+
+def test_every_rule_has_a_case_with_a_finding() -> None:
     assert {reason for reason, _ in FAULTS} == set(BY_REASON)
     assert len(BY_REASON) == len(RULES)
 
@@ -149,7 +190,7 @@ def test_older_drivers_count_heat_under_one_name() -> None:
 
 
 @pytest.mark.parametrize("fabric", [0, Absent.UNSUPPORTED])
-def test_a_gpu_without_a_bridge_is_no_fault_and_not_undecided(fabric: int | Absent) -> None:
+def test_a_gpu_without_a_bridge_is_neither_a_fault_nor_undecided(fabric: int | Absent) -> None:
     verdict = judge(with_faults([links(*[0] * LINKS), reading(h.GPU_FABRIC_STATE, fabric)]))
     assert verdict.results["nvlink_down"] is False
 
@@ -159,7 +200,7 @@ def test_retired_pages_of_an_unreadable_cause_leave_the_number_undecided() -> No
     assert verdict.results["retired_pages_exhausted"] is Absent.ERROR
 
 
-def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
+def test_sources_that_have_not_been_read_are_not_stale_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
     assert (
         judge(GpuHealthFacts(absent_sources=starting)).results["driver_unresponsive"]
@@ -195,7 +236,7 @@ def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
     assert with_xid.state == FAILED
 
 
-def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
+def test_ecc_that_will_be_off_after_the_next_reset_is_not_a_fault() -> None:
     modes = [reading(h.GPU_ECC_MODE, 1), reading(h.GPU_ECC_PENDING, 0)]
     assert judge(with_faults(modes)).state == HEALTHY
 

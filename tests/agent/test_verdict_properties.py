@@ -38,12 +38,12 @@ def required_metrics(rule: HealthRule) -> set[Metric]:
 
 
 def needed_metrics() -> list[Metric]:
-    found = {metric for rule in RULES if rule.needed for metric in required_metrics(rule)}
+    found = {metric for rule in RULES if rule.is_needed for metric in required_metrics(rule)}
     return sorted(found, key=lambda metric: metric.name)
 
 
 def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
-    of_rules = {metric for rule in RULES if rule.needed for metric in rule.metrics}
+    of_rules = {metric for rule in RULES if rule.is_needed for metric in rule.metrics}
     assert of_rules - set(needed_metrics()) == {
         # one pulse is enough, and speed matters under load only
         c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE,
@@ -67,7 +67,7 @@ def test_a_gpu_that_something_needed_is_not_known_of_is_never_healthy(
 
 
 @given(st.sampled_from(["gpu", "gpu_health", "nvlink"]), st.sampled_from(BROKEN), SOME_FAULTS)
-def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
+def test_a_gpu_without_readings_of_a_needed_source_is_never_healthy(
     source: str, reason: Absent, faults: list[HealthFault]
 ) -> None:
     verdict = judge(with_faults([*faults, HealthFault(absent_sources={source: reason})]))
@@ -76,14 +76,14 @@ def test_a_gpu_that_a_needed_source_is_silent_of_is_never_healthy(
 
 @given(
     SOME_FAULTS,
-    # Silence is no fault more: it takes knowledge away, also that of faults.
+    # Missing readings add no fault; they remove facts, those of faults included.
     st.sampled_from([fault for _, fault in FAULTS if not fault.absent_sources]),
     st.lists(st.tuples(st.sampled_from(needed_metrics()), st.sampled_from(BROKEN)), max_size=2),
 )
 def test_one_more_fault_never_makes_a_gpu_better(
     faults: list[HealthFault], another: HealthFault, missing: list[tuple[Metric, Absent]]
 ) -> None:
-    # Two faults that want the same reading to be different are not both there.
+    # Two faults that require different values of one reading cannot both be present.
     assume(all(another.places.isdisjoint(fault.places) for fault in faults))
     unknown = [fault_without(*what) for what in missing]
     before = judge(with_faults([*faults, *unknown]))
@@ -92,7 +92,7 @@ def test_one_more_fault_never_makes_a_gpu_better(
 
 
 @given(SOME_FAULTS)
-def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[HealthFault]) -> None:
+def test_the_action_is_the_most_severe_of_all_faults(faults: list[HealthFault]) -> None:
     facts = with_faults(faults)
     verdict = judge(facts)
     asked = {

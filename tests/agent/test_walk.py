@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from support.cases import CASES, capture_of
-from support.pages import sample, samples
+from support.metric_samples import sample, samples
 
 from agent.cli import agent
 from agent.commands.check import MAX_READS, CaptureWalk, WalkClock, find_read_offsets

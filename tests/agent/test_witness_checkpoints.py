@@ -54,7 +54,7 @@ class FakeLog:
     records: list[bytes] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     proof: list[bytes] | None = None
-    """Given instead of the right one."""
+    """Returned instead of the right one."""
 
     async def newest(self) -> CheckpointOffer:
         if not self.records:
@@ -98,7 +98,7 @@ def witness_of(directory: Path, log: FakeLog) -> AuditWitness:
         WitnessStore(directory),
         ManualClock(),
         [],
-        AuditLogState(),  # type: ignore[arg-type] - as far as it is asked
+        AuditLogState(),  # type: ignore[arg-type] - only what the service calls
     )
     made._open()  # noqa: SLF001 - as `run` does first
     return made

@@ -109,7 +109,7 @@ def _network_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
     facts = {f"{_PCI}/{device}/{fact}" for device, kept in wanted.items() for fact in kept}
     facts -= _tables_without_errors(all_of_it)
     for moment in all_of_it:
-        # Without what NVML says, a GPU with a driver would be one whose driver is silent.
+        # Without NVML's answers, a GPU with a driver would count as one whose driver does not respond.
         drivers = {
             f"{_PCI}/{device}/driver" for device, kept in wanted.items() if kept is not _GPU_FACTS
         }

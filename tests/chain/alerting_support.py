@@ -18,7 +18,7 @@ from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
 
-SECONDS_A_MINUTE = 3
+SECONDS_PER_MINUTE = 3
 """Seconds in place of the minutes of a rule's range, for tests that cannot wait for minutes."""
 
 
@@ -73,7 +73,7 @@ def at_once(path: Path, *, short: bool = False) -> dict[str, Any]:
 
 
 def _in_seconds(minutes: re.Match[str]) -> str:
-    return f"[{int(minutes[1]) * SECONDS_A_MINUTE}s]"
+    return f"[{int(minutes[1]) * SECONDS_PER_MINUTE}s]"
 
 
 def write_settings(
@@ -184,7 +184,7 @@ async def run_alerting(
             yield AlertingServers(hook, port)
 
 
-async def pages_of(agents: Mapping[str, Program]) -> dict[str, str]:
+async def metrics_addresses(agents: Mapping[str, Program]) -> dict[str, str]:
     """Return the address of each agent's metrics endpoint."""
     return {
         node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.forked_program import ForkedProgram
 
 from collector.access.credentials import digest_token
 from railscope.capture import write_capture
@@ -89,21 +90,51 @@ class ProgramDirectory:
 
     async def collector(self, *more: str, **environment: str) -> Program:
         """Start a collector and wait until it listens."""
-        program = Program("collector", [
-            "collector", "run", "--listen", f"127.0.0.1:{self.port}", "--state-directory",
-            "collector", "--tokens-file", "tokens.toml", "--allow-anonymous-read", *more,
-        ], {**os.environ, "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "0.2", **environment})  # fmt: skip
+        program = ForkedProgram(
+            "collector",
+            [
+                "collector",
+                "run",
+                "--listen",
+                f"127.0.0.1:{self.port}",
+                "--state-directory",
+                "collector",
+                "--tokens-file",
+                "tokens.toml",
+                "--allow-anonymous-read",
+                *more,
+            ],
+            {**os.environ, "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "0.2", **environment},
+        )
         return await self._start(program, "collector_started")
 
     async def agent(self, node: str, *more: str, **environment: str) -> Program:
         """Start an agent that replays a capture, and wait until it serves its metrics."""
-        program = Program(f"agent of {node}", [
-            "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector", self.url,
-            "--state-directory", f"state-{node}", "--replay", node, *more], {
-            **os.environ, "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
-            "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
-            "RAILSCOPE_AGENT_COLLECTOR__MAX_RETRY_SECONDS": "0.5", **environment,
-        })  # fmt: skip
+        program = ForkedProgram(
+            f"agent of {node}",
+            [
+                "agent",
+                "run",
+                "--node",
+                node,
+                "--listen",
+                "127.0.0.1:0",
+                "--collector",
+                self.url,
+                "--state-directory",
+                f"state-{node}",
+                "--replay",
+                node,
+                *more,
+            ],
+            {
+                **os.environ,
+                "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
+                "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
+                "RAILSCOPE_AGENT_COLLECTOR__MAX_RETRY_SECONDS": "0.5",
+                **environment,
+            },
+        )
         return await self._start(program, "agent_started")
 
     async def _start(self, program: Program, event: str) -> Program:

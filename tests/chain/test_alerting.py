@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from alerting_support import errors_of_rules, pages_of, run_alerting
+from alerting_support import errors_of_rules, metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
 from simulator import NodeSpec
@@ -104,7 +104,7 @@ async def test_a_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     }
     started = await asyncio.gather(*(site.agent(node, **settings) for node in FAULTS))
     agents = dict(zip(FAULTS, started, strict=True))
-    async with run_alerting(site, await pages_of(agents)) as watch:
+    async with run_alerting(site, await metrics_addresses(agents)) as watch:
         await watch.wait_for_alerts(WANTED)
         await watch.evaluates_to([SOURCE_PARTIAL])
         assert await errors_of_rules(watch.prometheus) == []

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 
 import aiohttp
-from alerting_support import pages_of, run_alerting
+from alerting_support import metrics_addresses, run_alerting
 from chain_support import ProgramDirectory, wait_until
 
 NODES = ("n1", "n2")
@@ -59,7 +59,7 @@ async def test_a_restored_audit_log_is_reported_by_witnesses_with_later_checkpoi
         return all(size(path.read_text()) > before for path in held)
 
     await wait_until(ahead, "the agents hold what comes after the copy")
-    async with run_alerting(site, await pages_of(agents)) as watch:
+    async with run_alerting(site, await metrics_addresses(agents)) as watch:
         await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not any(map(watch.hook.has, TAMPERED))
         await collector.stop()
@@ -84,7 +84,7 @@ async def test_a_record_changed_in_place_is_reported(site: ProgramDirectory) -> 
         "job": "railscope-collector",
     }  # fmt: skip
     await wait_until(whole, "the collector finds its log whole")
-    async with run_alerting(site, await pages_of({"n1": agent})) as watch:
+    async with run_alerting(site, await metrics_addresses({"n1": agent})) as watch:
         await watch.wait_for_alerts([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not watch.hook.has(altered)
         for bundle in bundles.iterdir():

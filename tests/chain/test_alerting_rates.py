@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
-from alerting_support import pages_of, run_alerting
+from alerting_support import metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
 from collector.access.credentials import digest_token
@@ -39,7 +39,7 @@ NOT_REPORTED = [
         for source in ("rdma", "nic", "host", "pcie", "kernel")
     ),
 ]
-"""A hung GPU is stale alone and fails no source; congestion marks alone are no incast."""
+"""A hung GPU is stale alone and fails no source; congestion marks alone are not an incast."""
 
 
 def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[CaptureMoment]:
@@ -82,7 +82,7 @@ async def test_a_slow_fault_reaches_its_receiver(site: ProgramDirectory) -> None
     settings = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
     started = await asyncio.gather(*(site.agent(node, **settings) for node in nodes))
     agents = dict(zip(nodes, started, strict=True))
-    async with run_alerting(site, await pages_of(agents), short=True) as watch:
+    async with run_alerting(site, await metrics_addresses(agents), short=True) as watch:
         await watch.wait_for_alerts(WANTED)
         await watch.evaluates_to(INHIBITED)
         assert [labels for labels in NOT_REPORTED if watch.hook.has(labels)] == []

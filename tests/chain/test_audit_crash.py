@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
+import pytest
 from chain_support import ProgramDirectory, wait_until
 from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
 from support.audit import draft
@@ -18,7 +19,6 @@ from collector.ledger.database import Database
 from collector.tables import metadata
 from railscope.audit.signed_note import PublicKey
 
-ROUNDS = 5
 BODIES, FRAMES, FACTS = 10, 100, 40
 
 
@@ -28,15 +28,16 @@ def put_facts(database: Database, first: int) -> None:
             put_record(connection, f"fact/{number}", draft(number))
 
 
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.thorough)])
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
-    site: ProgramDirectory,
+    site: ProgramDirectory, rounds: int
 ) -> None:
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     chance, agent, sent = random.Random(7), SharingAgent(), list[bytes]()  # noqa: S311 - a test's
     directory = site.directory / "collector" / "audit"
     (site.directory / "collector").mkdir()
     database = Database(f"sqlite:///{site.directory / 'collector' / 'ledger.sqlite'}", metadata)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         collector = await site.collector(**SMALL)
         facts = asyncio.create_task(asyncio.to_thread(put_facts, database, number * FACTS))
         for _ in range(BODIES):
@@ -49,7 +50,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
         collector.kill()
         await collector.wait_for_end()
         await facts
-    reported, wanted = ROUNDS * BODIES * FRAMES, [f"outbox/fact/{n}" for n in range(ROUNDS * FACTS)]
+    reported, wanted = rounds * BODIES * FRAMES, [f"outbox/fact/{n}" for n in range(rounds * FACTS)]
     collector = await site.collector(**SMALL)
 
     async def all_there() -> bool:

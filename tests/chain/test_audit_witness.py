@@ -21,8 +21,8 @@ from agent.witness.audit_witness import (
     AuditWitness,
     WitnessStore,
 )
-from collector.audit.directory_check import VerifyError, VerifyOutcome
-from collector.audit.log_writer import AuditError
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from collector.audit.log_writer import LogWriteError
 from collector.audit.verification import verify_log
 from collector.config import AuditSettings, CollectorSettings
 from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
@@ -32,9 +32,14 @@ def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> Au
     """Return an agent's witness, as after each start."""
     link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
     made = AuditWitness(
-        WitnessSettings(log_key=key), node, AuditLogClient(link), WitnessStore(directory / node),
-        ManualClock(), [], AuditLogState(),
-    )  # fmt: skip
+        WitnessSettings(log_key=key),
+        node,
+        AuditLogClient(link),
+        WitnessStore(directory / node),
+        ManualClock(),
+        [],
+        AuditLogState(),
+    )
     made._open()  # noqa: SLF001 - as `run` does first
     return made
 
@@ -104,12 +109,12 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
     async with run_collector(settings) as one:
-        with pytest.raises(AuditError, match="0 of 1 agents have presented"):
+        with pytest.raises(LogWriteError, match="0 of 1 agents have presented"):
             await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
         await witness.check()
         with pytest.raises(
-            AuditError, match="n1 has a signed checkpoint that is missing in this log"
+            LogWriteError, match="n1 has a signed checkpoint that is missing in this log"
         ):
             await sign(one)
         await witness.client.close()
@@ -120,12 +125,14 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
-    with pytest.raises(VerifyError) as caught:
+    with pytest.raises(LogVerificationError) as caught:
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert caught.value.outcome == VerifyOutcome.FORKED
 
     async with run_collector(settings) as one:
-        with pytest.raises(AuditError, match="has a signed checkpoint that is missing in this log"):
+        with pytest.raises(
+            LogWriteError, match="has a signed checkpoint that is missing in this log"
+        ):
             await sign(one)
 
 
@@ -147,7 +154,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         witness = witness_of(tmp_path / "agents", one.url)
         for _ in range(3):
             await witness.check()
-        with pytest.raises(AuditError, match=r"the first \d+ records differ"):
+        with pytest.raises(LogWriteError, match=r"the first \d+ records differ"):
             await sign(one)
         await witness.client.close()
     assert [event.facts["kind"] for event in witness.events] == ["fork"]
@@ -170,7 +177,7 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
     assert not (audit_directory(tmp_path) / "checkpoint").exists()
 
 
-async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
+async def test_a_new_key_is_not_a_key_of_the_log(tmp_path: Path) -> None:
     async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
@@ -236,7 +243,7 @@ async def test_only_nodes_are_served(tmp_path: Path) -> None:
             assert (await one.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
 
 
-async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
+async def test_an_unreachable_collector_is_not_a_dispute(tmp_path: Path) -> None:
     async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
         witness = witness_of(tmp_path / "agents", one.url)
@@ -289,7 +296,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         await witness.check()
         await witness.client.close()
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
-    with pytest.raises(VerifyError, match=r"invalid witnesses statement .*/witnesses"):
+    with pytest.raises(LogVerificationError, match=r"invalid witnesses statement .*/witnesses"):
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
     async with run_collector(settings_in(tmp_path)) as one:
         await sign(one)
@@ -340,7 +347,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: ProgramDirecto
     await agent.find_logged("checkpoint_conflict_detected")
     await agent.stop()
     await collector.stop()
-    with pytest.raises(VerifyError) as caught:
+    with pytest.raises(LogVerificationError) as caught:
         verify_log(
             directory, PublicKey.parse((directory / "key.pub").read_text()), [held.read_text()]
         )

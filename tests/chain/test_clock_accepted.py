@@ -98,7 +98,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     database.close()
 
 
-async def test_a_reload_that_is_refused_is_tried_again(site: ProgramDirectory) -> None:
+async def test_a_reload_that_is_rejected_is_tried_again(site: ProgramDirectory) -> None:
     """The settings cannot be read when the clock is accepted, and are corrected later."""
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
     own = site.directory / "own.toml"

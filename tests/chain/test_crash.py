@@ -17,7 +17,7 @@ from collector.framelog.segment_files import (
 )
 from railscope.envelopes import unpack
 
-MOST = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 def identities(site: ProgramDirectory) -> Counter[tuple[str, str, str, int]]:
@@ -26,7 +26,7 @@ def identities(site: ProgramDirectory) -> Counter[tuple[str, str, str, int]]:
     found: Counter[tuple[str, str, str, int]] = Counter()
     for number in segment_numbers(directory):
         for _, record in read_segment(segment_path(directory, number), FrameLogStats()):
-            envelope = unpack(record.body, MOST)
+            envelope = unpack(record.body, MAX_BYTES)
             for batch in envelope.batches:
                 for row in range(batch.rows):
                     key = (envelope.node, envelope.run, batch.stream, batch.first_sequence + row)

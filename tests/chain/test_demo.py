@@ -86,28 +86,27 @@ async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
             os.kill(pid, signal.SIGKILL)
 
 
-# The tests below send the other two: SIGTERM to a demo that starts, SIGHUP by its terminal.
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.thorough),
-    ],
-)
+# Of a demo by SIGINT: test_a_second_demo_…; by its terminal, with SIGHUP: test_a_demo_ends_with_its_terminal.
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal.Signals):
     directory = tmp_path / "demo"
     async with demo(directory) as process:
         await read_until(process, STARTED)
         assert len(processes_in(directory)) == 6
-        process.send_signal(number)
-        assert process.stdout is not None
-        rest = (await process.stdout.read()).decode()
-        assert await process.wait() == 0, rest
+        await stop_in_order(process, number, directory)
+
+
+async def stop_in_order(process: Process, number: signal.Signals, directory: Path) -> None:
+    """Stop a demo by a signal: it leaves its state, and nothing else."""
+    process.send_signal(number)
+    assert process.stdout is not None
+    rest = (await process.stdout.read()).decode()
+    assert await process.wait() == 0, rest
     assert f"stopped by {number.name}; state stays in {directory}" in rest
     assert "Traceback" not in rest
     assert not processes_in(directory)
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    assert [path.name for path in directory.parent.iterdir()] == ["demo"]
     assert (directory / "collector/audit/key.pub").is_file()
 
 
@@ -141,6 +140,7 @@ async def test_a_demo_ends_with_the_program_that_started_it(tmp_path: Path):
         await gone(directory)
 
 
+@pytest.mark.thorough
 async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
     directory = tmp_path / "demo"
     controller, terminal = pty.openpty()
@@ -179,29 +179,29 @@ async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_second_demo_in_one_directory_is_refused_and_a_later_one_begins_afresh(
+async def test_a_second_demo_in_one_directory_is_rejected_and_a_later_one_starts_empty(
     tmp_path: Path,
 ):
     directory = tmp_path / "demo"
     async with demo(directory) as process:
         await read_until(process, STARTED)
+        assert len(processes_in(directory)) == 6
         booted = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
         async with demo(directory) as second:
             output, _ = await second.communicate()
             assert second.returncode == 1
             assert f"{directory} is in use by another demo; fix: stop it".encode() in output
-        process.send_signal(signal.SIGTERM)
-        await process.communicate()
+        await stop_in_order(process, signal.SIGINT, directory)
     (directory / "collector/of-the-demo-before").write_text("")
     async with demo(directory) as process:
         await read_until(process, STARTED)
         assert not (directory / "collector/of-the-demo-before").exists()
         now = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
         assert now == booted, "a Prometheus that watched the demo before would see a reboot"
-        process.send_signal(signal.SIGTERM)
-        await process.communicate()
+        await stop_in_order(process, signal.SIGTERM, directory)
 
 
+@pytest.mark.thorough  # minutes of five programs; tests/chain/test_alerting.py has the same alerts
 async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
     """The first minutes of the longer check by hand with `python -m tests.support.demo_alerts`."""
     directory = tmp_path / "demo"

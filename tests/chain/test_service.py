@@ -87,7 +87,7 @@ async def lifecycle(program: Program, systemd: NotifySocket, config: Path, good:
     await systemd.wait_for("READY=1")
     await program.stop()
     await systemd.wait_for("STOPPING=1")
-    assert program.exit_status == 0
+    assert await program.wait_for_end() == 0
 
 
 async def test_the_collector_as_a_service(

@@ -39,6 +39,8 @@ async def test_the_commands_start_programs_that_watch_and_warn(
     left.point_at(f"127.0.0.1:{site.port}", {"n1": page})
     settings = tmp_path / "left/prometheus/prometheus.yml"
     settings.write_text(settings.read_text().replace("15s", "1s"))
+    for rules in (tmp_path / "left/prometheus/rules").glob("*.yml"):
+        rules.write_text(rules.read_text().replace("interval: 1m", "interval: 1s"))
     prometheus, alertmanager, _ = left.commands().values()
     reported = f"http://127.0.0.1:{left.ports.alertmanager}/api/v2/alerts"
     seen = f"http://127.0.0.1:{left.ports.prometheus}/api/v1/targets?state=active"
@@ -119,6 +121,7 @@ def test_a_directory_that_cannot_be_written_any_more_is_named(tmp_path: Path):
         left.point_at("127.0.0.1:1", {"n1": "127.0.0.1:2"})
 
 
+@pytest.mark.thorough
 async def test_the_demo_stops_in_order_if_it_cannot_write_the_addresses_of_its_programs(
     tmp_path: Path,
 ):

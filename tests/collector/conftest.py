@@ -14,6 +14,26 @@ from collector.tables import metadata
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+POSTGRESQL_IF_THOROUGH = {
+    "test_clock_mark", "test_clock_mark_billed", "test_evidence_finalization", "test_evidence_retired",
+    "test_evidence_review", "test_export_command", "test_first_contact", "test_invented_boots",
+    "test_invented_usage", "test_kept_evidence", "test_ledger_check", "test_reconcile",
+    "test_retired_billed", "test_review_reconciled", "test_unclosed",
+    "test_a_closing_that_is_killed_leaves_nothing",
+}  # fmt: skip
+"""Modules and tests whose statements for PostgreSQL are also run by the tests of ledger, outbox, closing and restarts."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave PostgreSQL to `make thorough` where another module of `make test` has it."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        names = {item.path.stem, item.originalname}
+        if item.callspec.params.get("url") == "postgresql" and names & POSTGRESQL_IF_THOROUGH:
+            item.add_marker(pytest.mark.thorough)
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[postgresql.PostgreSQL]:

@@ -60,7 +60,7 @@ class FrameSender:
         return made
 
     def envelope(self, frames: Sequence[Frame], *, schemas: bool = False) -> Envelope:
-        """An envelope of frames, with their schemas if wanted."""
+        """An envelope of frames, with their schemas if requested."""
         wire = [to_wire_schema(s) for s in dict.fromkeys(f.schema for f in frames)]
         origin = FrameOrigin(self.node, self.run, self.boot_id)
         batches = encode_batches(frames)

@@ -67,7 +67,7 @@ class RunningCollector:
 
 
 def settings_in(directory: Path, **more: Any) -> CollectorSettings:
-    """Settings with tokens of three nodes and a reader; views are refreshed ten times a second."""
+    """Settings with tokens of three nodes and a reader; views are refreshed ten times per second."""
     lines = [f'{name} = "{digest_token("token-" + name)}"' for name in ("n1", "n2", "n3")]
     reader = f'[operators]\nreader = "{digest_token("token-reader")}"\n'
     (directory / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)

@@ -51,7 +51,7 @@ async def filled(directory: Path, **more: Any) -> AsyncIterator[RunningCollector
 
 
 async def seen(one: RunningCollector, path: str, wanted: Callable[[int, Any], bool]) -> Any:
-    """Wait until a page contains the wanted content; return it."""
+    """Wait until a page contains the expected content; return it."""
     async with asyncio.timeout(20):
         while True:
             status, text = await one.get(path)
@@ -187,7 +187,9 @@ async def test_the_answer_for_a_node_has_the_age_of_each_stream(tmp_path: Path):
         page = await one.json("/api/v1/nodes/n1")
     stream = page["streams"]["gpu"]
     assert 0 <= stream["age_seconds"] < 20
-    assert stream["age_seconds"] == pytest.approx((page["instant_ns"] - stream["instant_ns"]) / 1e9)
+    assert stream["age_seconds"] == pytest.approx(
+        (page["timestamp_ns"] - stream["timestamp_ns"]) / 1e9
+    )
     rolled = {(r["metric"], r["rollup"]): r["value"] for r in page["rollups"]}
     assert rolled["railscope_gpu_power_watts", "sum"] == 3.0
 
@@ -246,7 +248,7 @@ def api_of(one: RunningCollector, views: Callable[[], CollectorViews], **more: A
         collector.trail,
         collector.tokens,
         collector.connections,
-        collector.twins,
+        collector.identity_conflicts,
         collector.checkpointer.quarantine,
     )
     return ViewApi(collector.core, own, views, **more)
@@ -254,7 +256,7 @@ def api_of(one: RunningCollector, views: Callable[[], CollectorViews], **more: A
 
 async def test_a_stale_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
     async with filled(tmp_path) as one:
-        now_ns = one.collector.core.fleet.nodes["n1"].instant_ns + 31_000_000_000
+        now_ns = one.collector.core.fleet.nodes["n1"].timestamp_ns + 31_000_000_000
         for stale_seconds, counts in ((40.0, True), (30.0, False)):
             api = api_of(one, CollectorViews, stale_seconds=stale_seconds, wall_ns=lambda: now_ns)
             status, text = await fetch(api, "/api/v1/nodes/n1")
@@ -265,7 +267,7 @@ async def test_a_stale_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: 
             assert page["streams"]["gpu"]["readings"]
 
 
-async def test_no_answer_holds_a_number_json_does_not_know(tmp_path: Path):
+async def test_no_answer_contains_a_number_that_json_lacks(tmp_path: Path):
     cells = tuple(ViewCell(catalog.NODE_UP, (str(v),), v) for v in (nan, inf, -inf, 1.0))
     views = CollectorViews(1, cluster=View("cluster", 1, cells), node=View("node", 1, cells))
     async with filled(tmp_path) as one:
@@ -331,7 +333,7 @@ async def test_without_claims_no_tenants_of_rails_are_computed(tmp_path: Path):
                 rollups.add(reduced)
         assert list(rollups.cells("cluster"))
         assert not list(rollups.cells("tenant"))
-        views = await seen(one, "/api/v1/tenants", lambda _, content: content["instant_ns"] > 0)
+        views = await seen(one, "/api/v1/tenants", lambda _, content: content["timestamp_ns"] > 0)
         assert views["rows"] == []
         account = await seen(one, "/api/v1/account", lambda status, _: status == 200)
         assert account["balances"]

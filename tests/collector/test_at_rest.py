@@ -125,7 +125,7 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
     assert lost(tmp_path) == {}
 
 
-async def test_a_tail_that_was_torn_by_a_crash_is_no_loss(tmp_path: Path) -> None:
+async def test_a_tail_that_was_torn_by_a_crash_is_not_a_loss(tmp_path: Path) -> None:
     await written(tmp_path)
     path = segment_path(tmp_path / "frames", segment_numbers(tmp_path / "frames")[-1])
     path.write_bytes(path.read_bytes() + path.read_bytes()[:30])
@@ -216,7 +216,7 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     assert segment_numbers(tmp_path / "frames") == before
 
 
-async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
+async def test_an_existing_checkpoint_is_not_a_loss(tmp_path: Path) -> None:
     await checkpointed(tmp_path)
     core = core_in(tmp_path / "schemas")
     restart, files = StateCheckpointer(tmp_path, core), StateFiles(tmp_path)
@@ -232,12 +232,12 @@ async def test_a_running_collector_finds_what_is_deleted_under_it(tmp_path: Path
     async with running(tmp_path) as log:
         files = log.files
         assert files is not None
-        names = [path.stem for path in (tmp_path / "schemas").iterdir()]
+        names = [path.name for path in (tmp_path / "schemas").iterdir()]
         assert files.find_new_losses(lambda: names) == []
         segment_path(tmp_path / "frames", 1).unlink()
         (tmp_path / "checkpoint").unlink()
-        (tmp_path / "schemas" / f"{names[0]}.schema").unlink()
-        wanted = {"frames/0000000001", "checkpoint", f"schemas/{names[0]}.schema"}
+        (tmp_path / "schemas" / names[0]).unlink()
+        wanted = {"frames/0000000001", "checkpoint", f"schemas/{names[0]}"}
         assert set(files.find_new_losses(lambda: names)) == wanted
         assert files.find_new_losses(lambda: names) == [], "each is reported once"
         assert (set(files.damage), files.is_incomplete) == (wanted, False)

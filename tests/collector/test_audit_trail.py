@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_clear_line_at_the_start(tmp_path: Path) -> None:
         again.log.close()
 
 
-def test_the_settings_refuse_a_name_that_no_key_can_have(tmp_path: Path) -> None:
+def test_the_settings_reject_a_name_that_no_key_can_have(tmp_path: Path) -> None:
     file = tmp_path / "collector.toml"
     file.write_text('[audit]\norigin = "a b"\n')
     with pytest.raises(SettingsError, match="origin"):

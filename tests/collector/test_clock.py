@@ -1,4 +1,4 @@
-"""The collector's clock: a wrong wall clock moves nothing."""
+"""The collector's clock: a wrong wall clock shifts no timestamps."""
 
 from __future__ import annotations
 

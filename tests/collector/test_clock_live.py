@@ -55,7 +55,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
         (tmp_path / "state" / clock.ACCEPTED_FILE).touch()
         await asyncio.wait_for(reloaded.wait(), PATIENCE_SECONDS)
         assert not one.collector.clock.problem
-        assert "dated again" in one.collector.clock.hold_reason, (
+        assert "new timestamps" in one.collector.clock.hold_reason, (
             "nothing is stored before that is done"
         )
 

@@ -45,7 +45,7 @@ def test_some_rows_and_columns_are_decoded_alone(values: list[list[int]], data: 
 
 
 @given(rows, st.data())
-def test_parts_that_do_not_fit_are_refused(values: list[list[int]], data: st.DataObject):
+def test_parts_that_do_not_fit_are_rejected(values: list[list[int]], data: st.DataObject):
     batch, _ = batch_of(values)
     part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))
     content: bytes = getattr(batch, part)
@@ -55,7 +55,7 @@ def test_parts_that_do_not_fit_are_refused(values: list[list[int]], data: st.Dat
         sheets.check_batch(Batch(**fields | {part: longer}), COLUMNS, 100)
 
 
-def test_rows_beyond_the_bound_are_refused():
+def test_rows_beyond_the_bound_are_rejected():
     batch, _ = batch_of([[0] * COLUMNS] * 4)
     with pytest.raises(WireError):
         sheets.check_batch(batch, COLUMNS, 3)
@@ -79,7 +79,7 @@ def test_reasons_are_one_code_a_row_and_column():
         {"boot_ns": -1}, {"boot_ns": 1 << 63}, {"row": 1},
     ],
 )  # fmt: skip
-def test_events_beyond_what_logs_and_databases_hold_are_refused(changed: dict[str, int]):
+def test_events_beyond_what_logs_and_databases_hold_are_rejected(changed: dict[str, int]):
     batch, _ = batch_of([[0] * COLUMNS])
     event = WireEvent("claim_start", 0, WireEntity("claim", ("GPU-1", "a")), 1, 1, {}, 1 << 53)
     sheets.check_batch(msgspec.structs.replace(batch, events=(event,)), COLUMNS, 1)

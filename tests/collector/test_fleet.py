@@ -1,81 +1,47 @@
-"""The fleet's rates and the roll-ups, against straightforward models of a few lines."""
+"""The fleet state and its roll-ups, against straightforward models of a few lines."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from fleet_updates import (
+    GPUS,
+    LAYOUT,
+    NICS,
+    SCHEMA,
+    SECOND,
+    WIRE,
+    codes,
+    make_row,
+    row,
+    update,
+)
 from hypothesis import given, settings, strategies as st
-from makers import rdma_schema
-from support.batches import batch_of
 
-from collector.fleet.fleet import Fleet, NodeUpdate
+from collector.fleet.fleet import Fleet
 from collector.fleet.schemas import SchemaLayout, make_layout
-from collector.fleet.sheets import BLOCK_ROWS, increase
+from collector.fleet.sheets import BLOCK_ROWS
 from collector.views.rollups import NO_TENANT, Rollups, find_fresh_rows
-from railscope.catalog import gpu, host, nic, rollups
+from railscope.catalog import gpu, nic, rollups
 from railscope.catalog.declare import Metric, MetricKind, Rollup
-from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
+from railscope.catalog.entities import NIC, NIC_PRIORITY
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
-from railscope.reading import to_stored
-from railscope.wire import WireGroup, WireSchema, layout_hash, schema_hash, to_wire_schema
+from railscope.wire import (
+    WireGroup,
+    WireSchema,
+    layout_hash,
+    rails_of_entities,
+    to_wire_schema,
+)
 
-SECOND = 1_000_000_000
-GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]
-NICS = [Entity(NIC, (f"ens{i}",), {"rail": str(i)}) for i in range(2)]
-COLUMNS: list[tuple[Metric, Entity]] = [
-    *((gpu.GPU_POWER, g) for g in GPUS),
-    *((gpu.GPU_CLOCK_SPEED, g.child(GPU_CLOCK, clock)) for g in GPUS for clock in ("sm", "memory")),
-    *((gpu.GPU_ENERGY, g) for g in GPUS),
-    *((nic.PFC_RECEIVED_TIME, c.child(NIC_PRIORITY, str(p))) for c in NICS for p in (0, 3)),
-    *((host.CPU_TIME, Entity(CPU_MODE, (mode,))) for mode in ("user", "idle")),
-]
-ORDER = Schema.ordered(COLUMNS)
-SCHEMA = Schema("test", tuple(COLUMNS[i] for i in ORDER), tuple(NICS))
-WIRE = to_wire_schema(SCHEMA)
-LAYOUT = make_layout(WIRE)
-WIDTH = len(COLUMNS)
-value = st.integers(0, 10**12)
-row = st.lists(value, min_size=WIDTH, max_size=WIDTH)
-codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=WIDTH, max_size=WIDTH)
 tenant = st.sampled_from(["", "t1", "t2", "t3"])
 tenants_of_rails = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)
 """Of the rails 0 and 1, and of the node as such."""
 node = st.tuples(row, row, codes, tenants_of_rails, st.booleans())
-
-
-def update(  # noqa: PLR0913 - what a case tells apart
-    name: str,
-    layout: SchemaLayout,
-    first: list[int],
-    last: list[int],
-    *,
-    run: str = "r",
-    boot_id: str = "b",
-    first_boot_ns: int = SECOND,
-    last_boot_ns: int = 3 * SECOND,
-    first_reasons: Sequence[int] = (),
-    reasons: Sequence[int] = (),
-    instant_ns: int = 100 * SECOND,
-) -> NodeUpdate:
-    """A batch of two rows; of one, where both are of one instant."""
-    whole = [0] * len(last)
-    codes = [list(first_reasons) or whole, list(reasons) or whole]
-    at = 1 if first_boot_ns == last_boot_ns else 0
-    batch = batch_of(
-        [first, last][at:],
-        boot_ns=[first_boot_ns, last_boot_ns][at:],
-        stream=layout.stream,
-        schema=schema_hash(WIRE),
-        reasons=codes[at:] if any(map(any, codes)) else (),
-    )
-    return NodeUpdate(name, run, boot_id, layout, batch, instant_ns)
 
 
 def expected_cells(
@@ -97,9 +63,9 @@ def expected_cells(
             part = entity.key[len(whole) :]
             tenant = holders[int(rail) if rail else -1]
             gathered["cluster", "", metric, part].append(number)
-            if rail and "rail" in scopes_of(metric.about):
+            if rail and "rail" in scopes_of(metric):
                 gathered["rail", rail, metric, part].append(number)
-            if tenant and "tenant" in scopes_of(metric.about):
+            if tenant and "tenant" in scopes_of(metric):
                 gathered["tenant", tenant, metric, part].append(number)
     how = {
         Rollup.SUM: sum,
@@ -133,7 +99,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
                 first,
                 last,
                 reasons=reasons,
-                instant_ns=(100 if fresh else 1) * SECOND,
+                timestamp_ns=(100 if fresh else 1) * SECOND,
             )
         )
     total = Rollups(lambda name, _: by_name[name], tenants)
@@ -159,140 +125,6 @@ def test_every_cell_is_declared():
         "rail",
         "priority",
     )
-
-
-counter = st.integers(0, 2**64 - 1)
-
-
-@given(counter, counter)
-def test_a_wide_counter_goes_on_or_starts_from_zero(before: int, after: int):
-    step = (after - before) % 2**64
-    expected = step if step < 2**63 else after
-    got = increase(
-        np.array(array("q", [to_stored(before)]), np.int64),
-        np.array(array("q", [to_stored(after)]), np.int64),
-        np.array([False]),
-    )
-    assert got[0] == pytest.approx(expected)
-
-
-low = st.integers(0, 2**32 - 1)
-wraps = st.integers(0, 1000)
-
-
-@given(low, wraps, st.integers(0, 2**40))
-def test_what_an_agent_carried_on_goes_on_and_falls_only_when_reset(
-    before: int, wrapped: int, step: int
-):
-    """Within one run of the agent, which has distinguished wraps from resets itself."""
-    carried = before + wrapped * 2**32
-    for after in (carried + step, step):
-        got = increase(np.array([carried]), np.array([after]), np.array([False]))
-        assert got[0] == (after - carried if after >= carried else after)
-
-
-@given(low, wraps, st.integers(0, 2**30 - 1))
-def test_an_agent_that_forgot_the_wraps_goes_on_with_the_low_bits(
-    before: int, wrapped: int, step: int
-):
-    carried = before + wrapped * 2**32
-    after = (before + step) % 2**32
-    got = increase(np.array([carried]), np.array([after]), np.array([True]))
-    assert got[0] == step
-
-
-@given(low, wraps, low)
-def test_a_reset_while_the_agent_was_away_is_never_a_fall_or_many_wraps(
-    before: int, wrapped: int, after: int
-):
-    carried = before + wrapped * 2**32
-    got = increase(np.array([carried]), np.array([after]), np.array([True]))
-    assert 0 <= got[0] < 2**32
-    if after < carried and (after - before) % 2**32 >= 2**30:
-        assert got[0] == after, "fell too far to have gone on: a reset"
-
-
-def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
-    place = fleet.nodes["n"].rows["rdma"]
-    return float(place.block.rates[place.index, list(layout.narrow).index(True)])
-
-
-@pytest.mark.parametrize(
-    ("run", "before", "after", "rate"),
-    [
-        ("run-1", 5 * 2**32 + 100, 5 * 2**32 + 130, 30),
-        ("run-1", 5 * 2**32 + 100, 130, 130),
-        ("run-1", 2**32 - 10, 20, 20),
-        ("run-2", 5 * 2**32 + 100, 130, 30),
-        ("run-2", 5 * 2**32 - 10, 20, 30),
-        ("run-2", 5 * 2**32 + 100, 50, 50),
-    ],
-    ids=["continues", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
-)
-def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: int):
-    wire = to_wire_schema(rdma_schema(1))
-    layout, fleet = make_layout(wire), Fleet()
-    for second, name, number in ((1, "run-1", before), (2, run, after)):
-        at, numbers = second * SECOND, [0, number]
-        fleet.apply(
-            update(
-                "n",
-                layout,
-                numbers,
-                numbers,
-                run=name,
-                first_boot_ns=at,
-                last_boot_ns=at,
-                instant_ns=at,
-            )
-        )
-    assert narrow_rate(fleet, layout) == rate
-
-
-def make_row(power: int, energy: int) -> list[int]:
-    numbers = [0] * WIDTH
-    for position, (metric, _) in enumerate(SCHEMA.columns):
-        numbers[position] = (
-            power if metric is gpu.GPU_POWER else energy if metric is gpu.GPU_ENERGY else 0
-        )
-    return numbers
-
-
-def energy_rate(fleet: Fleet, name: str = "n") -> float:
-    place = fleet.nodes[name].rows["test"]
-    index = [m for m, _ in (SCHEMA.columns[c] for c in LAYOUT.counters)].index(gpu.GPU_ENERGY)
-    return float(place.block.rates[place.index, index])
-
-
-def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
-    fleet = Fleet()
-    fleet.apply(update("n", LAYOUT, make_row(1, 100), make_row(1, 300)))
-    assert energy_rate(fleet) == 100.0
-    fleet.apply(
-        update(
-            "n",
-            LAYOUT,
-            make_row(1, 400),
-            make_row(1, 800),
-            first_boot_ns=4 * SECOND,
-            last_boot_ns=8 * SECOND,
-            instant_ns=105 * SECOND,
-        )
-    )
-    assert energy_rate(fleet) == 100.0
-    fleet.apply(
-        update(
-            "n",
-            LAYOUT,
-            make_row(1, 5),
-            make_row(1, 5),
-            boot_id="b2",
-            first_boot_ns=SECOND,
-            last_boot_ns=SECOND,
-            instant_ns=200 * SECOND,
-        )
-    )
-    assert math.isnan(energy_rate(fleet)), "one sample of a new boot tells no rate"
 
 
 news = st.tuples(
@@ -344,7 +176,7 @@ def test_it_is_all_one_when_what_came_is_read(batches):
             reasons=after,
             first_boot_ns=second * SECOND,
             last_boot_ns=(second + 1) * SECOND,
-            instant_ns=second * SECOND,
+            timestamp_ns=second * SECOND,
         )
         second += 1
         assert read_at_once.apply(one)
@@ -367,7 +199,7 @@ def test_an_older_frame_does_not_replace_a_newer_one():
         make_row(1, 1),
         make_row(3, 1),
         last_boot_ns=2 * SECOND,
-        instant_ns=200 * SECOND,
+        timestamp_ns=200 * SECOND,
     )
     assert not fleet.apply(late), "the boot clock knows better than the time of arrival"
     other = make_layout(to_wire_schema(Schema("test", SCHEMA.columns[:3])))
@@ -394,42 +226,15 @@ def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
         column = (nic.PFC_RECEIVED_TIME, whole.child(NIC_PRIORITY, priority))
         return to_wire_schema(Schema("nic", (column,), (whole,)))
 
-    one = layout_hash(wire("ens1", "3", "0"))
-    assert layout_hash(wire("ens2", "3", "0")) == one, "the same NIC by another name"
-    assert layout_hash(wire("ens1", "4", "0")) != one
-    assert layout_hash(wire("ens1", "3", "1")) != one
+    def layout(interface: str, priority: str, rail: str) -> bytes:
+        schema = wire(interface, priority, rail)
+        return layout_hash(schema, rails_of_entities(schema))
+
+    one = layout("ens1", "3", "0")
+    assert layout("ens2", "3", "0") == one, "the same NIC by another name"
+    assert layout("ens1", "4", "0") != one
+    assert layout("ens1", "3", "1") != one
     assert make_layout(wire("ens1", "3", "9" * 12)).rails == 0, "no such rail"
-
-
-def test_no_rate_from_a_value_that_was_not_there():
-    fleet = Fleet()
-    absent = [4] * WIDTH
-    fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
-    assert math.isnan(energy_rate(fleet))
-
-
-def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on():
-    fleet, absent = Fleet(), [4] * WIDTH
-    readings = [(100, ()), (0, absent), (900, ()), (1000, ())]
-    rates = []
-    for number, (energy, reasons) in enumerate(readings, 1):
-        at = number * SECOND
-        fleet.apply(
-            update(
-                "n",
-                LAYOUT,
-                make_row(1, energy),
-                make_row(1, energy),
-                reasons=reasons,
-                first_boot_ns=at,
-                last_boot_ns=at,
-                instant_ns=at,
-            )
-        )
-        rates.append(energy_rate(fleet))
-        place = fleet.nodes["n"].rows["test"]
-        assert place.block.reasons_of(place.index).tolist() == list(reasons or [0] * WIDTH)
-    np.testing.assert_equal(rates, [math.nan, math.nan, math.nan, 100.0])
 
 
 STALE = 30
@@ -452,7 +257,7 @@ def reported(fleet: Fleet, layout: SchemaLayout, *seconds: int, run: str = "run"
                 layout,
                 [0] * layout.columns,
                 [0] * layout.columns,
-                instant_ns=second * SECOND,
+                timestamp_ns=second * SECOND,
                 last_boot_ns=second * SECOND,
                 run=run,
             )
@@ -478,7 +283,7 @@ def test_a_slow_stream_of_a_stale_node_does_not_count():
     assert fresh_streams(fleet, 196) == set()
 
 
-def test_what_came_before_a_restart_or_a_long_pause_is_no_pace():
+def test_reads_before_a_restart_or_a_long_pause_do_not_count_as_a_period():
     fleet = Fleet()
     slow, fast = (replace(LAYOUT, stream=name) for name in ("settings", "gpu"))
     reported(fleet, slow, 100, 160)
@@ -502,8 +307,8 @@ any_value = st.sampled_from([0, 0, 0, 1, -1, 2**63 - 1, -(2**63)]) | st.integers
 def test_columns_that_no_view_reads_keep_their_values(rows: list[list[int]]):
     layout, fleet = make_layout(UNKNOWN), Fleet()
     assert set(range(21)) <= set(layout.others.tolist())
-    for number, row in enumerate(rows):
-        name, numbers = f"n{number % 3}", [*row, *make_row(number, number)]
+    for number, counts in enumerate(rows):
+        name, numbers = f"n{number % 3}", [*counts, *make_row(number, number)]
         at_ns = (number + 1) * SECOND
         fleet.apply(update(name, layout, numbers, numbers, first_boot_ns=at_ns, last_boot_ns=at_ns))
         place = fleet.nodes[name].rows["test"]

@@ -155,7 +155,7 @@ async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path:
 
 
 async def test_a_record_inside_a_record_is_not_taken_for_one(tmp_path: Path):
-    """Not even when the record around it is torn: what senders write cannot know the marker."""
+    """Not even if the record around it is torn: senders cannot predict the marker."""
     other = tmp_path / "other"
     async with running(FrameLog(other, 1 << 20, 1 << 30)) as log:
         await log.append(record(66), taken)

@@ -1,4 +1,4 @@
-"""Files of administrators with texts that no one meant: refused, and the last good version stays."""
+"""Administrators' files with invalid text: rejected, and the last valid version stays in force."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def the_settings(directory: Path, kind: FileKind) -> tuple[CollectorSettings, Pa
 
 
 @pytest.mark.parametrize(("kind", "more"), CASES, ids=range(len(CASES)))
-def test_a_hostile_file_is_refused_with_a_reason(
+def test_a_hostile_file_is_rejected_with_a_reason(
     kind: FileKind, more: bytes, tmp_path: Path
 ) -> None:
     settings, file = the_settings(tmp_path, kind)
@@ -122,7 +122,7 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
 
 
 @pytest.mark.parametrize("text", TOMLS, ids=range(len(TOMLS)))
-def test_hostile_price_and_seller_files_are_refused(text: str, tmp_path: Path) -> None:
+def test_hostile_price_and_seller_files_are_rejected(text: str, tmp_path: Path) -> None:
     with pytest.raises(PriceBookError):
         price_book.parse_price_book(text, "prices.toml")
     file = tmp_path / "seller.toml"

@@ -1,4 +1,4 @@
-"""Settings and dates at the edge: refused with key, value and expectation, by `check` and by `run`."""
+"""Settings and dates at the limits: rejected with key, value and expectation, by `check` and by `run`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WRONG = [
 
 @pytest.mark.parametrize("command", ["check", "run"])
 @pytest.mark.parametrize(("section", "line", "reason"), WRONG, ids=range(len(WRONG)))
-def test_a_setting_that_cannot_work_is_refused(
+def test_a_setting_that_cannot_work_is_rejected(
     command: str, section: str, line: str, reason: str, tmp_path: Path
 ) -> None:
     usual = settings_in(tmp_path)
@@ -88,7 +88,7 @@ def test_check_reports_a_ledger_that_cannot_be_made(name: str, reason: str, tmp_
 
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("key", ["published", "start", "end"])
-def test_a_date_that_utc_does_not_have_is_refused(edge: str, key: str) -> None:
+def test_a_date_that_utc_does_not_have_is_rejected(edge: str, key: str) -> None:
     price_book.parse_price_book(BOOK.format(**GOOD), "prices.toml")
     with pytest.raises(PriceBookError, match=r"prices\.toml: .*expected a time of the years 1 to"):
         price_book.parse_price_book(BOOK.format(**GOOD | {key: edge}), "prices.toml")

@@ -18,7 +18,7 @@ class ConflictWatch:
 
     def __init__(self) -> None:
         self.problems: list[EvidenceProblem] = []
-        self.twins = IdentityConflictDetector(self.problems.append)
+        self.identity_conflicts = IdentityConflictDetector(self.problems.append)
 
     def send(
         self, sender: FrameSender, at: int, *, boot: str = "", sent_at: int | None = None
@@ -29,7 +29,7 @@ class ConflictWatch:
             START_WALL_NS + now * SECOND, START_BOOT_NS + now * SECOND, boot or sender.boot_id
         )
         record = FrameRecord(sender.node, START_WALL_NS + now * SECOND, sent, b"")
-        self.twins.check(record, sender.envelope(gpu_frames(sender, at=at)))
+        self.identity_conflicts.check(record, sender.envelope(gpu_frames(sender, at=at)))
 
 
 def test_boots_that_take_turns_are_identity_conflict():
@@ -42,8 +42,8 @@ def test_boots_that_take_turns_are_identity_conflict():
         (("by", "boot"), ("one", "boot-1"), ("other", "boot-2")),
     }
     assert len({trouble.id for trouble in watch.problems}) == 1, "it is recorded once"
-    assert watch.twins.nodes(START_WALL_NS + 100 * SECOND) == ["n1"]
-    assert watch.twins.nodes(START_WALL_NS + 4000 * SECOND) == []
+    assert watch.identity_conflicts.nodes(START_WALL_NS + 100 * SECOND) == ["n1"]
+    assert watch.identity_conflicts.nodes(START_WALL_NS + 4000 * SECOND) == []
 
 
 def test_runs_of_one_boot_that_go_on_beside_each_other_are_two_agents():

@@ -1,4 +1,4 @@
-"""Views as line protocol: the lines, and what becomes of them when a server does not take them."""
+"""Views as line protocol: the lines, and their handling if a server rejects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ingest over real HTTP: what is acknowledged, and what of it survives a restart."""
+"""Ingest over real HTTP: acknowledged frames, and their state after a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from railscope.wire import RunEnd, pack
 PATIENCE_SECONDS = 30
 
 
-async def test_a_collector_asks_for_the_schema_once_and_then_acknowledges(tmp_path: Path):
+async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_path: Path):
     sender = FrameSender()
     async with run_collector(settings_in(tmp_path)) as one:
         first = gpu_frames(sender)
@@ -84,7 +84,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
             assert (
                 old.block.values_of(old.index).tolist() == new.block.values_of(new.index).tolist()
             )
-            assert old.instant_ns == new.instant_ns
+            assert old.timestamp_ns == new.timestamp_ns
         body = FrameSender("n2", sequences={}).body(gpu_frames(FrameSender("n2"), at=5))
         status, reply = await one.post(body, node="n2")
         assert (status, reply["accepted_frames"]) == (200, 0), (

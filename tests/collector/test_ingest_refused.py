@@ -75,7 +75,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_malicious_and_damaged_bodies_are_refused_and_change_nothing(
+async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(
     tmp_path: Path, name: str
 ):
     body, expected, text = REFUSALS[name]
@@ -108,7 +108,7 @@ async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
         assert one.collector.core.counts.frames == 0
 
 
-async def test_clocks_that_cannot_be_are_refused(tmp_path: Path):
+async def test_clocks_that_cannot_be_are_rejected(tmp_path: Path):
     sender = FrameSender()
     ahead = sender.body(gpu_frames(sender, at=5000), schemas=True)
     async with run_collector(settings_in(tmp_path)) as one:
@@ -134,7 +134,7 @@ async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path
         assert (status, "older than 30 days" in reply["error"]) == (422, True), reply
 
 
-async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
+async def test_a_flood_in_one_envelope_is_rejected(tmp_path: Path):
     limits = IngestLimits(batches_per_envelope=3, events_per_envelope=2, gaps_per_stream=2)
     sender = FrameSender()
     async with run_collector(settings_in(tmp_path, limits=limits)) as one:
@@ -148,7 +148,7 @@ async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
-async def test_clocks_beyond_all_bounds_are_refused(tmp_path: Path, header: str):
+async def test_clocks_beyond_all_bounds_are_rejected(tmp_path: Path, header: str):
     async with run_collector(settings_in(tmp_path)) as one:
         status, _ = await one.post(FrameSender().body([]), headers={SENT_HEADER: header})
         assert status == 400

@@ -30,7 +30,7 @@ def test_what_is_remembered_is_bounded():
     assert limit.count_repetitions("0") == 0, "the oldest was forgotten"
 
 
-async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path):
+async def test_a_node_that_is_rejected_again_and_again_is_one_line(tmp_path: Path):
     with capture_logs() as logs:
         async with run_collector(settings_in(tmp_path)) as one:
             for _ in range(20):

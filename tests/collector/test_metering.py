@@ -29,7 +29,7 @@ EPOCH = "2020-01-01T00:00:00Z"
 
 
 def reporter() -> NodeReporter:
-    """An agent whose story of thirty hours ends just now."""
+    """An agent with a history of thirty hours up to now."""
     now_ns = time.time_ns() // SECOND * SECOND
     return NodeReporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
 

@@ -1,4 +1,4 @@
-"""A record of the frame log that a restart cannot take is kept aside; all others are taken."""
+"""A record of the frame log that a restart cannot apply is quarantined; all others are applied."""
 
 from __future__ import annotations
 

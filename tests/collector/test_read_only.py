@@ -1,4 +1,4 @@
-"""A start on a full disk: what is known is served, frames are put off, and it goes on when there is space."""
+"""A start on a full disk: data is served, frames are deferred, and it continues with free space."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(find_write_problem(Path(sys.argv[1])) or "writable")
 """
 
 
-def test_a_write_that_the_system_refuses_is_seen_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_write_that_the_system_rejects_is_seen_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on file sizes acts as a quota does, for any user."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
@@ -74,7 +74,7 @@ async def test_a_start_on_a_full_disk_serves_what_is_known_and_goes_on_by_itself
 
     def prepare(one: RunningCollector) -> None:
         one.collector.find_write_problem = lambda _directory: FULL if full[0] else ""
-        one.collector.space_seconds = 0.02
+        one.collector.disk_retry_seconds = 0.02
 
     async with run_collector(settings_in(tmp_path), prepare) as one:
         status, text = await one.get("/-/ready")

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: put in place as a whole or not at all, and made no more often than they cost."""
+"""Checkpoints on disk: replaced as a whole or not at all, and less often if they are expensive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture
 def core(tmp_path: Path) -> CollectorState:
-    """One that knows of a GPU."""
+    """A collector with the state of a GPU."""
     made = core_in(tmp_path / "schemas")
     accept(made, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return made
@@ -76,7 +76,7 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
         async with asyncio.timeout(PATIENCE_SECONDS):
             while restart.first_segment < kept or len(times) > left:  # noqa: ASYNC110 - no event for tests
                 await asyncio.sleep(0.001)
-        for _ in range(10):  # what is not to begin has its chance
+        for _ in range(10):  # a checkpoint that must not start could start here
             await asyncio.sleep(0)
         assert (restart.first_segment, len(times)) == (kept, left)
     task.cancel()
@@ -84,7 +84,7 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
 
 
 class DelayedFrameLog(FrameLog):
-    """One whose disk takes as long as a test wants."""
+    """A collector with a disk delay that the test sets."""
 
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Every roll-up that the catalog declares is made, where what it is made of is there."""
+"""Every roll-up that the catalog declares is computed where its source metrics exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 
 SECOND = 1_000_000_000
-LANES = 2
+RAILS = 2
 
 
 def entities(kind: EntityKind) -> list[Entity]:
@@ -23,7 +23,7 @@ def entities(kind: EntityKind) -> list[Entity]:
     return (
         [
             Entity(kind, (f"{rail}",) * len(kind.outermost.labels) + ("x",) * _parts(kind))
-            for rail in range(LANES)
+            for rail in range(RAILS)
         ]
         if kind.labels
         else [Entity(kind)]
@@ -40,7 +40,7 @@ def schema() -> Schema:
     on_rails = tuple(
         Entity(kind, (f"{rail}",) * len(kind.labels), {"rail": f"{rail}"})
         for kind in ON_A_RAIL
-        for rail in range(LANES)
+        for rail in range(RAILS)
     )
     columns = [(metric, entity) for metric in metrics for entity in entities(metric.about)]
     return Schema("all", tuple(columns[i] for i in Schema.ordered(columns)), on_rails)
@@ -63,7 +63,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     wanted = {name for name, derived in rollups().items() if derived.scope == scope}
     assert {cell.metric.name for cell in cells} == wanted
     if scope == "rail":
-        assert {cell.labels[0] for cell in cells} == {str(rail) for rail in range(LANES)}
+        assert {cell.labels[0] for cell in cells} == {str(rail) for rail in range(RAILS)}
 
 
 def test_only_what_is_on_a_rail_rolls_up_over_rails() -> None:

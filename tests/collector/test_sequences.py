@@ -23,6 +23,7 @@ def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int,
         model |= set(range(start, start + length + 1))
     wanted = set(range(first, first + more + 1))
     missing = {n for a, b in ranges.missing_in(first, first + more) for n in range(a, b + 1)}
+    assert ranges.count_new(first, more + 1) == len(missing)
     assert missing == wanted - model
     assert ranges.count_missing == (max(model) - min(model) + 1 - len(model) if model else 0)
     spans = list(zip(ranges.starts, ranges.ends, strict=True))
@@ -33,13 +34,13 @@ def test_runs_are_apart_and_old_ones_are_forgotten():
     received = ReceivedFrames()
     received.add("n", "old", "gpu", 1, 5, now_ns=10)
     received.add("n", "new", "gpu", 1, 2, now_ns=20)
-    assert received.missing_in("n", "new", "gpu", (1, 5)) == [(3, 5)]
+    assert received.run_streams("n", "new")["gpu"].missing_in(1, 5) == [(3, 5)]
     received.add("n", "old", "gpu", 9, 9, now_ns=10)
     assert received.count_missing() == 3
     received.drop_old_runs("n", 20)
     assert received.count_missing() == 0
-    assert received.missing_in("n", "old", "gpu", (1, 5)) == [(1, 5)]
-    assert received.missing_in("n", "new", "gpu", (1, 2)) == []
+    assert received.run_streams("n", "old") == {}
+    assert received.run_streams("n", "new")["gpu"].missing_in(1, 2) == []
 
 
 @given(
@@ -50,7 +51,7 @@ def test_runs_are_apart_and_old_ones_are_forgotten():
 def test_the_end_of_a_run_shows_what_never_came(
     before: list[tuple[int, int]], after: list[tuple[int, int]], last: int
 ):
-    """Whatever came before and after it is known: what is missing is what did not come."""
+    """Frames before and after a gap are known: exactly the frames that did not arrive are missing."""
     received = ReceivedFrames()
     received.add("n", "r", "other", 1, 1, now_ns=1)
     came: set[int] = set()
@@ -112,7 +113,7 @@ def test_an_end_before_the_last_received_frame_adds_nothing():
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
     received.record_end("n", "r", {"gpu": 3})
     assert received.count_missing() == 0
-    assert received.missing_in("n", "r", "gpu", (4, 7)) == [(6, 7)]
+    assert received.run_streams("n", "r")["gpu"].missing_in(4, 7) == [(6, 7)]
 
 
 def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():

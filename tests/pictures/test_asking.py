@@ -1,4 +1,4 @@
-"""Queries of a dashboard, sent to a server that speaks the API of Prometheus."""
+"""Queries of a dashboard, sent to a server with the API of Prometheus."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are
             await prometheus.choose_values([NODES], {"node": "gpu-7"})
 
 
-async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: PreparedClient):
+async def test_a_query_that_is_rejected_is_an_error_with_its_reason(server: PreparedClient):
     server.answers["query"] = {"status": "error", "error": "parse error"}
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="parse error"):
             await prometheus.query_instant("up{", 0.0)
 
 
-async def test_a_server_that_is_no_prometheus_is_an_error(server: PreparedClient):
+async def test_a_server_other_than_prometheus_is_an_error(server: PreparedClient):
     server.answers["query"] = "<html>hello</html>"
     async with Prometheus(server.url) as prometheus:
         with pytest.raises(PrometheusError, match="expected the JSON of the API of Prometheus"):

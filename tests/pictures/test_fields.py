@@ -62,9 +62,9 @@ def test_an_override_changes_the_fields_it_is_for_only():
         unit="short",
     )
     out = format_of(reported, "Out", numeric=True)
-    assert (out.unit, out.cell, out.linked) == ("Bps", "color-text", False)
+    assert (out.unit, out.cell, out.is_linked) == ("Bps", "color-text", False)
     node = format_of(reported, "Node", numeric=False)
-    assert (node.unit, node.cell, node.linked) == ("short", "auto", True)
+    assert (node.unit, node.cell, node.is_linked) == ("short", "auto", True)
 
 
 def test_a_curve_may_have_a_colour_of_its_own():

@@ -1,4 +1,4 @@
-"""Tables of answers, and what transformations make of them."""
+"""Tables of answers, and the results of transformations."""
 
 from __future__ import annotations
 

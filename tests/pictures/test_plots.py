@@ -91,7 +91,7 @@ def test_a_panel_without_data_is_reported_as_empty():
     assert picture.empty == {one["id"]: one["title"] for one in KINDS}
 
 
-def test_only_the_first_sections_are_drawn_where_that_is_wanted():
+def test_only_the_first_sections_are_drawn_if_requested():
     second = {**ROW, "gridPos": ROW["gridPos"] | {"y": 9}}
     below = {**KINDS[0], "id": 9, "title": "below", "gridPos": {"x": 0, "y": 10, "w": 3, "h": 4}}
     whole = dashboard(*KINDS)

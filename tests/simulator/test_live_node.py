@@ -117,7 +117,7 @@ def test_counters_begin_near_zero():
 
 
 def test_what_has_gone_is_not_kept():
-    """The job ends with the memory error: its processes are there no more."""
+    """The job ends with the memory error: its processes no longer exist."""
     timeline = LiveTimeline(NODE, 0)
     (process,) = processes(timeline, 0, 0)
     path = f"/proc/{process['pid']}/stat"

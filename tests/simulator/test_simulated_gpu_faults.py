@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from support.capture_index import index_of
 
-from railscope.capture import PENDING, Capture, CaptureTimeline, Json
+from railscope.capture import PENDING, Capture, Json
 from simulator import NodeSpec, find_model, simulate
 from simulator.gpu import NO_ERROR, STRUCK_LINK
 
@@ -22,7 +23,7 @@ def run(scenario: str, model: str = "h100") -> Capture:
 
 
 def nvml(capture: Capture, call: str, second: int = SECONDS) -> Json:
-    return CaptureTimeline(capture.moments).result_at("calls", f"nvml.nvml{call}", second * 10**9)
+    return index_of(capture).result_at("calls", f"nvml.nvml{call}", second * 10**9)
 
 
 def field(capture: Capture, gpu: int, entry: int | str, second: int = SECONDS) -> int:
@@ -116,7 +117,7 @@ def test_an_uncorrectable_error_is_counted_reported_and_ends_the_job(
     assert nvml(capture, f"DeviceGetComputeRunningProcesses({OTHER})") == []
 
 
-def test_a_row_that_waits_shows_in_banks_in_fields_and_in_what_the_driver_wants() -> None:
+def test_a_pending_row_shows_in_banks_in_fields_and_in_the_recovery_action() -> None:
     capture = run("row_remap")
     banks = find_model("h100").banks
     histograms = [nvml(capture, f"DeviceGetRowRemapperHistogram({gpu})") for gpu in (STRUCK, OTHER)]
@@ -142,7 +143,7 @@ def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
         call for call in capture.moments[0].calls if f"({STRUCK}," in call or f"({STRUCK})" in call
     ]
     assert len(own) > 300
-    timeline = CaptureTimeline(capture.moments)
+    timeline = index_of(capture)
     assert all(timeline.result_at("calls", call, ONSET * 10**9) == answer for call in own)
     assert all(timeline.result_at("calls", call, SECONDS * 10**9) == answer for call in own)
     assert nvml(capture, "DeviceGetCount()") == 2

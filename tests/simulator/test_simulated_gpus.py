@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.capture_index import index_of
 from support.simulated import ALL_WAYS, SECONDS, STEP, CapturedNvml, node, pairs
 
-from railscope.capture import Capture, CaptureTimeline
+from railscope.capture import Capture
 from simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
 from simulator.gpu import NO_ERROR, encode_ratio
 
@@ -70,12 +71,7 @@ def sent_and_received(capture: Capture, second: int) -> tuple[int, int]:
     """Bytes that the first GPU's NIC has moved."""
     counters = "/sys/class/infiniband/mlx5_0/ports/1/counters"
     sent, received = (
-        4
-        * int(
-            CaptureTimeline(capture.moments).result_at(
-                "files", f"{counters}/port_{way}", second * 10**9
-            )
-        )
+        4 * int(index_of(capture).result_at("files", f"{counters}/port_{way}", second * 10**9))
         for way in ("xmit_data", "rcv_data")
     )
     return sent, received

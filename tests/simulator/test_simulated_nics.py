@@ -74,7 +74,7 @@ def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
 
 
 def worked(spec: NodeSpec) -> NodeModel:
-    """A model that has been through its fault."""
+    """A model after its fault."""
     model = NodeModel(spec, 40 * NS_PER_SECOND)
     for second in range(1, 41):
         model.advance(second * NS_PER_SECOND)
@@ -149,7 +149,7 @@ def test_every_rdma_driver_counts_the_same(spec: NodeSpec) -> None:
             assert optional_counters(cable)["rdma_tx_bytes"] == terms["port_xmit_data"] * 4
 
 
-def test_a_b200_has_functions_that_are_no_nics() -> None:
+def test_a_b200_has_functions_that_are_not_nics() -> None:
     start = simulate(NodeSpec("gpu-001", model="b200"), 1).moments[0]
     devices = start.names["/sys/class/infiniband"]
     assert len(devices) == 14

@@ -25,7 +25,7 @@ NS = 10**9
 
 
 def claims_of(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int]]]:
-    """Tenancy after it has looked at a simulated node every five seconds; events; the columns."""
+    """Tenancy after polls of a simulated node every five seconds; events; the columns."""
     walk = CaptureWalk(simulate(spec, SECONDS))
     gpus, lists = GpuInventory(), ProcessLists()
     sharing, tenancy = (
@@ -35,7 +35,7 @@ def claims_of(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[
     events: list[Event] = []
     values: dict[str, list[int]] = {}
     for second in range(0, SECONDS + 1, 5):
-        walk._clock.go_to(second * NS)  # noqa: SLF001 - a look at each
+        walk._clock.go_to(second * NS)  # noqa: SLF001 - one poll at each time
         sharing.read(walk.host, RowBuilder(len(sharing.probe(walk.host).columns)))
         columns = tenancy.probe(walk.host).columns
         table = RowBuilder(len(columns))

@@ -33,7 +33,7 @@ SHARES = st.floats(0.0, 1.0)
 
 
 def at_onset(spec: NodeSpec) -> NodeModel:
-    """A model that stands just before its fault sets in."""
+    """A model just before the onset of its fault."""
     model = NodeModel(spec, 40 * NS_PER_SECOND)
     model.advance(19 * NS_PER_SECOND)
     return model
@@ -116,7 +116,7 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
         slack_bytes = 0.01 * line_bytes_per_second * passed_ns / NS_PER_SECOND
         assert terms * 4 <= max_bytes + slack_bytes
     for way in ("sent", "received", "dropped"):
-        assert grown[f"astray_{way}_words"] in {0, grown[f"{way}_words"]}
+        assert grown[f"misprioritized_{way}_words"] in {0, grown[f"{way}_words"]}
     assert grown["notifications_sent"] <= grown["marked_packets"] <= grown["received_packets"]
     assert 0 <= cable.pcie_write_stall_percent <= 100
     assert grown["corrected_bits"] <= grown["observed_bits"]
@@ -149,7 +149,7 @@ def test_processor_time_adds_up(spec: NodeSpec, step_ns: int) -> None:
 
 @SHORT
 @given(st.integers(0, 1000), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
-def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
+def test_the_job_requests_the_same_in_small_steps_and_in_large_ones(
     seed: int, gpu_pace: float, exchange_speed: float
 ) -> None:
     spec = NodeSpec("gpu-001", seed=seed)
@@ -164,7 +164,7 @@ def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
     assert large.exchanged == pytest.approx(large.exchange * exchange_speed)
 
 
-def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
+def test_a_job_at_a_standstill_requests_no_exchange() -> None:
     job = TrainingJob(NodeSpec("gpu-001"))
     still = JobConditions(exchange_speed=0.0)
     for second in range(30):

@@ -51,7 +51,7 @@ def test_a_flapping_link_goes_down_many_times(nic: str) -> None:
 
 
 def test_a_flapping_link_is_down_in_all_views_at_once() -> None:
-    fine = simulate(NodeSpec("gpu-001", gpus=4, scenario="flapping"), 120, 0.25)
+    fine = simulate(NodeSpec("gpu-001", gpus=4, scenario="flapping"), 120, 0.5)
     directory, states = f"/sys/class/net/{STRUCK}", set()
     for moment in fine.moments:
         seen = CaptureAtOffset(fine, moment.offset_ns / 1e9)

@@ -6,33 +6,42 @@ import re
 from functools import cache
 
 import pytest
+from support.capture_index import CaptureIndex
 
-from railscope.capture import Capture, CaptureTimeline, Json
+from railscope.capture import Capture, Json
 from simulator import SCENARIOS, NodeSpec, simulate
 from simulator.scenarios import scenario_of
 
-SECONDS, ONSET = 60, 30
+SECONDS, ONSET = 40, 20
+HEATING_SECONDS, HEATING_ONSET = 60, 30
+"""Of the scenario "thermal": a GPU takes half a minute to become hot."""
 STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3
 OTHER_DEVICE, OTHER_INTERFACE, OTHER_GPU = "mlx5_4", "ens3f0np0", 2
 LINE_BYTES_PER_SECOND = 50_000_000_000
 
 
+def span(scenario: str) -> tuple[int, int]:
+    """Return the second of the onset, and the last second."""
+    return (HEATING_ONSET, HEATING_SECONDS) if scenario == "thermal" else (ONSET, SECONDS)
+
+
 @cache
 def run(scenario: str) -> Capture:
-    return simulate(NodeSpec("gpu-001", scenario=scenario), SECONDS)
+    return simulate(NodeSpec("gpu-001", scenario=scenario), span(scenario)[1])
 
 
 @cache
-def timeline(scenario: str) -> CaptureTimeline:
-    return CaptureTimeline(run(scenario).moments)
+def index(scenario: str) -> CaptureIndex:
+    return CaptureIndex(run(scenario))
 
 
 def stored(scenario: str, section: str, key: str, second: int) -> Json:
-    return timeline(scenario).result_at(section, key, second * 10**9)
+    return index(scenario).result_at(section, key, second * 10**9)
 
 
-def nvml(scenario: str, call: str, second: int = SECONDS) -> Json:
-    return stored(scenario, "calls", f"nvml.nvmlDeviceGet{call}", second)
+def nvml(scenario: str, call: str, second: int | None = None) -> Json:
+    at = span(scenario)[1] if second is None else second
+    return stored(scenario, "calls", f"nvml.nvmlDeviceGet{call}", at)
 
 
 def statistic(scenario: str, name: str, second: int, interface: str = STRUCK_INTERFACE) -> int:
@@ -50,7 +59,8 @@ def rate(
     scenario: str, name: str, interface: str = STRUCK_INTERFACE, *, early: bool = False
 ) -> float:
     """A statistic's growth a second, after the onset or before it."""
-    start, end = (0, ONSET - 1) if early else (ONSET, SECONDS)
+    onset, last = span(scenario)
+    start, end = (0, onset - 1) if early else (onset, last)
     before, after = (statistic(scenario, name, second, interface) for second in (start, end))
     return (after - before) / (end - start)
 
@@ -147,7 +157,7 @@ def test_a_slow_receiver_pauses_the_switch_and_waits_for_pcie() -> None:
     assert rate("slow_receiver", "outbound_pci_stalled_wr_events", OTHER_INTERFACE) == 0
 
 
-def test_a_victim_is_paused_and_pauses_no_one() -> None:
+def test_a_victim_is_paused_and_pauses_no_other_port() -> None:
     assert rate("pfc_victim", "rx_prio3_pause_duration") > 0.01e6
     assert rate("pfc_victim", "rx_prio3_pause") > 50
     assert rate("pfc_victim", "tx_prio3_pause_duration") < 100
@@ -158,13 +168,13 @@ def test_a_victim_is_paused_and_pauses_no_one() -> None:
 def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
     clocks = [
         [nvml("thermal", f"ClockInfo({gpu},1)", second) for gpu in (STRUCK_GPU, OTHER_GPU)]
-        for second in range(ONSET + 20, SECONDS)
+        for second in range(HEATING_ONSET + 20, HEATING_SECONDS)
     ]
     assert sum(hot for hot, _ in clocks) < 0.9 * sum(cool for _, cool in clocks)
     assert nvml("thermal", f"TemperatureV({STRUCK_GPU},0)") >= 83
     reasons = [
         nvml("thermal", f"CurrentClocksEventReasons({STRUCK_GPU})", second)
-        for second in range(ONSET + 20, SECONDS)
+        for second in range(HEATING_ONSET + 20, HEATING_SECONDS)
     ]
     assert sum(bool(reason & 0x20) for reason in reasons) > len(reasons) / 3
     code, heat_ns = nvml("thermal", f"FieldValues({STRUCK_GPU},269)")
@@ -210,10 +220,15 @@ def test_a_flap_shows_in_state_counters_and_log() -> None:
         return [
             stored("link_flap", "files", path, second).strip()
             for path in (
-                f"{port}/state", f"{port}/phys_state", f"{port}/counters/link_downed",
-                f"{net}/carrier", f"{net}/operstate", f"{net}/speed", f"{net}/carrier_changes",
+                f"{port}/state",
+                f"{port}/phys_state",
+                f"{port}/counters/link_downed",
+                f"{net}/carrier",
+                f"{net}/operstate",
+                f"{net}/speed",
+                f"{net}/carrier_changes",
             )
-        ]  # fmt: skip
+        ]
 
     assert files(0) == ["4: ACTIVE", "5: LinkUp", "0", "1", "up", "400000", "1"]
     assert files(ONSET) == ["1: DOWN", "3: Disabled", "1", "0", "down", "-1", "2"]

@@ -66,7 +66,7 @@ def test_ports_are_lossless_for_rdma_and_for_nothing_else(nic: str) -> None:
             assert sum(dcb["buffer"]["size_bytes"]) == dcb["buffer"]["total_bytes"]
 
 
-def test_what_a_driver_does_not_do_is_refused() -> None:
+def test_what_a_driver_does_not_do_is_rejected() -> None:
     seen = CaptureAtOffset(run(), 0)
     for function in FUNCTIONS:
         answers = [seen.netlink(function, name) for name in ("lo", "eth0")]

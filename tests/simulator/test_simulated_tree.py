@@ -124,7 +124,7 @@ def test_psutil_answers_from_the_tree_as_in_the_capture(
 
 
 @pytest.mark.parametrize("path", ["/sys/../../outside", "sys/relative"])
-def test_a_path_out_of_the_tree_is_refused(path: str, capture: Capture, tmp_path: Path) -> None:
+def test_a_path_out_of_the_tree_is_rejected(path: str, capture: Capture, tmp_path: Path) -> None:
     moment = CaptureMoment(0, files={path: "1\n"})
     with pytest.raises(CaptureError, match=r"invalid path .*: expected one inside the tree"):
         write_tree(Capture(capture.about, (moment,)), tmp_path / "tree")

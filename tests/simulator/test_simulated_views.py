@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.capture_index import index_of
+from support.examples import few_examples
 
-from railscope.capture import PENDING, Capture, CaptureTimeline, Json, read_capture
+from railscope.capture import PENDING, Capture, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
 from simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
 
-SHORT = settings(max_examples=12, deadline=None)
+SHORT = settings(few_examples(20), deadline=None)
 SPECS = st.builds(
     NodeSpec,
     node=st.just("gpu-001"),
@@ -46,7 +48,7 @@ class CaptureView:
     """Capture at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
-        self._timeline = CaptureTimeline(capture.moments)
+        self._timeline = index_of(capture)
         self._offset_ns = round(second * 1e9)
 
     def result(self, section: str, key: str) -> Json:
@@ -237,7 +239,7 @@ def test_ten_minutes_stay_below_42_megabytes() -> None:
         assert lines[0] + 10 * sum(lines[1:]) < 42_000_000
 
 
-def test_every_counter_file_is_one_the_catalog_knows() -> None:
+def test_every_counter_file_is_in_the_catalog() -> None:
     start = simulate(NodeSpec("gpu-001", gpus=1), 1).moments[0]
     directories = [
         path for path in start.names if path.endswith(("/counters", "ports/1/hw_counters"))
@@ -340,7 +342,7 @@ def test_pci_devices_lie_below_their_ports() -> None:
         {"mode": "mig", "scenario": "nvlink_errors"},
     ],
 )
-def test_what_cannot_be_simulated_is_refused(wrong: dict[str, Json]) -> None:
+def test_what_cannot_be_simulated_is_rejected(wrong: dict[str, Json]) -> None:
     with pytest.raises(ValueError, match=r"GPU|scenario|mode|NIC"):
         simulate(NodeSpec("gpu-001", **wrong), 1)
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.slurm import FormatError
+from railscope.slurm import SlurmFormatError
 from railscope.slurm.notation import Gres, ShardShare, parse_gres, parse_tres
 
 TEXTS = {
@@ -40,13 +40,13 @@ def test_what_a_job_holds(text):
 @pytest.mark.parametrize(
     "text", [",", "gpu,", ":4", "gpu:4(IDX:3-1)", "gpu:4(IDX:0-3", "gpu(1/2", "gpu(WHAT:1)", "gpu()"]
 )  # fmt: skip
-def test_what_is_no_resource(text):
-    with pytest.raises(FormatError, match=r"invalid (generic resource|list) "):
+def test_input_that_is_not_a_resource(text):
+    with pytest.raises(SlurmFormatError, match=r"invalid (generic resource|list) "):
         parse_gres(text)
 
 
 def test_an_index_list_that_would_fill_the_memory():
-    with pytest.raises(FormatError, match="at most"):
+    with pytest.raises(SlurmFormatError, match="at most"):
         parse_gres("gpu:1(IDX:0-999999999)")
 
 
@@ -63,8 +63,8 @@ def test_counts_over_all_nodes():
 
 
 @pytest.mark.parametrize("text", ["gres/gpu", "gres/gpu=", "gres/gpu=-1", "gres/gpu=2,", "gpu"])
-def test_what_is_no_list_of_counts(text):
-    with pytest.raises(FormatError, match="invalid generic resource"):
+def test_input_that_is_not_a_list_of_counts(text):
+    with pytest.raises(SlurmFormatError, match="invalid generic resource"):
         parse_tres(text)
 
 
@@ -84,5 +84,5 @@ def test_indices_come_back(held):
 @given(st.one_of(st.text(), st.text("gpu:,()IDXCNTS0-9/=K.\n")))
 def test_any_text_is_a_list_or_is_none(text):
     for parse in (parse_gres, parse_tres):
-        with contextlib.suppress(FormatError):
+        with contextlib.suppress(SlurmFormatError):
             parse(text)

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.slurm import FormatError
+from railscope.slurm import SlurmFormatError
 from railscope.slurm.notation import MAX_NODES, expand_nodes, expand_numbers
 
 LISTS = {
@@ -34,8 +34,8 @@ def test_lists(text):
 @pytest.mark.parametrize(
     "text", ["n[", "n]", "n[]", "n[a]", "n[2-1]", "n[1-]", "n[[1]]", ",", "n,", "n[1-2", "n[1,]"]
 )
-def test_what_is_no_list(text):
-    with pytest.raises(FormatError, match="expected a list"):
+def test_input_that_is_not_a_list(text):
+    with pytest.raises(SlurmFormatError, match="expected a list"):
         expand_nodes(text)
 
 
@@ -43,7 +43,7 @@ def test_what_is_no_list(text):
     "text", ["n[0-999999999]", "n[0-65536]", "a[0-9999]b[0-9999]", "a[0-40000],b[0-40000]"]
 )
 def test_a_list_that_would_fill_the_memory(text):
-    with pytest.raises(FormatError, match="at most 65536"):
+    with pytest.raises(SlurmFormatError, match="at most 65536"):
         expand_nodes(text)
 
 
@@ -53,7 +53,7 @@ def test_the_longest_list():
 
 def test_a_bound_of_the_caller():
     assert expand_numbers("0,1-3", 4) == (0, 1, 2, 3)
-    with pytest.raises(FormatError, match="at most 4 numbers"):
+    with pytest.raises(SlurmFormatError, match="at most 4 numbers"):
         expand_numbers("0,1-4", 4)
 
 
@@ -91,5 +91,5 @@ def test_nodes_come_back(racks, width):
 @given(st.one_of(st.text(), st.text("n[]-,0129")))
 def test_any_text_is_a_list_or_is_none(text):
     for parse in (expand_nodes, expand_numbers):
-        with contextlib.suppress(FormatError):
+        with contextlib.suppress(SlurmFormatError):
             parse(text)

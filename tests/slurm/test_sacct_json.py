@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.slurm import FormatError
+from railscope.slurm import SlurmFormatError
 from railscope.slurm.notation import SlurmJob
 from railscope.slurm.sacct import AccountingError, parse_sacct, parse_sacct_json
 
@@ -104,12 +104,12 @@ def test_a_run_that_was_requeued_has_an_end():
         ),
     ],
 )
-def test_what_is_no_job(change, problem):
+def test_input_that_is_not_a_job(change, problem):
     with pytest.raises(AccountingError, match=problem):
         of_json(in_json(**change))
 
 
-def test_an_entry_that_is_no_job():
+def test_an_entry_that_is_not_a_job():
     with pytest.raises(
         AccountingError, match=r"^invalid entry 1: 3: expected `object`, got `int`$"
     ):
@@ -117,7 +117,7 @@ def test_an_entry_that_is_no_job():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 3}'])
-def test_what_is_no_json_of_sacct(text):
+def test_json_that_is_not_of_sacct(text):
     with pytest.raises(AccountingError, match="invalid JSON of sacct"):
         parse_sacct_json(text)
 
@@ -136,5 +136,5 @@ ANYTHING = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(in_json())), ANYTHING))
 def test_any_json_is_jobs_or_is_none(others):
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         of_json(in_json(**others))

@@ -21,7 +21,7 @@ from railscope.slurm.scontrol import parse_text
 
 EIGHT = tuple(range(8))
 _STATE, _NODE_COUNT, _NODES, _START, _TRES = 9, 12, 15, 18, 28
-"""Columns of what squeue was asked for."""
+"""Columns of the recorded output of squeue."""
 
 
 def jobs(name: str) -> tuple[SlurmJob, ...]:

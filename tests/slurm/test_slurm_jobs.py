@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.slurm import FormatError
+from railscope.slurm import SlurmFormatError
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob, seconds
 from railscope.slurm.sacct import parse_sacct
 from railscope.slurm.scontrol import parse_json, parse_text
@@ -81,9 +81,9 @@ def test_the_name_of_a_job_cannot_be_its_account():
     assert one(named) == JOB
 
 
-def test_a_name_of_several_lines_is_not_believed():
+def test_a_name_of_several_lines_is_not_accepted():
     forged = TEXT.replace("JobName=train", "JobName=x\n   UserId=root(0)")
-    with pytest.raises(FormatError, match="duplicate field: UserId"):
+    with pytest.raises(SlurmFormatError, match="duplicate field: UserId"):
         parse_text(forged, EAST)
 
 
@@ -105,8 +105,8 @@ def test_many_jobs_and_none():
         (TEXT.replace("(IDX:0-3)", "(IDX:3-0)"), "expected a list"),
     ],
 )
-def test_what_is_no_job(text, problem):
-    with pytest.raises(FormatError, match=problem):
+def test_input_that_is_not_a_job(text, problem):
+    with pytest.raises(SlurmFormatError, match=problem):
         parse_text(text, EAST)
 
 
@@ -202,8 +202,8 @@ def test_devices_are_of_the_nodes_that_are_still_held():
         ),
     ],
 )
-def test_what_is_no_json_of_slurm(text, problem):
-    with pytest.raises(FormatError, match=problem):
+def test_json_that_is_not_of_slurm(text, problem):
+    with pytest.raises(SlurmFormatError, match=problem):
         parse_json(text)
 
 
@@ -242,8 +242,8 @@ def test_accounting_of_which_each_line_ends_in_a_separator():
         (SACCT.replace("3386", "x"), "invalid job ID 'x': expected 1 to 10 digits"),
     ],
 )
-def test_what_is_no_accounting(text, problem):
-    with pytest.raises(FormatError, match=problem):
+def test_input_that_is_not_accounting(text, problem):
+    with pytest.raises(SlurmFormatError, match=problem):
         parse_sacct(text, UTC)
 
 
@@ -253,9 +253,9 @@ LINES = st.sampled_from([*TEXT.split("\n"), *SACCT.split("\n"), "JobId=1 JobName
 @given(st.lists(LINES).map("\n".join))
 def test_any_text_is_jobs_or_is_none(text):
     for parse in (parse_text, parse_sacct):
-        with contextlib.suppress(FormatError):
+        with contextlib.suppress(SlurmFormatError):
             parse(text, UTC)
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         parse_json(text)
 
 
@@ -271,11 +271,11 @@ ANYTHING = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(sorted(in_new_json())), ANYTHING))
 def test_any_json_is_jobs_or_is_none(others):
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         of_json(in_new_json(**others))
 
 
 @given(ANYTHING)
 def test_any_other_json_is_none(anything):
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         parse_json(json.dumps({"jobs": anything}))

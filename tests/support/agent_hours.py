@@ -152,7 +152,7 @@ async def scraped_series(
     up: Samples = [None] * scrape + ["1"] * (scrapes - scrape)
     series = {f"up{{{target}}}": up}
     known: dict[str, Samples | None] = {}
-    """Samples by the text before their values; None for metrics that are not asked for."""
+    """Samples by the text before their values; None for metrics that are not requested."""
     async for page in pages(spec, minutes, first, reprobe_ns):
         for line in page.splitlines():
             text, _, value = line.rpartition(" ")

@@ -93,7 +93,7 @@ def situations() -> list[AlertSituation]:
             tuple(group.get("alert_rule_test", ())),
         )
         for path in CASES
-        for group in yaml.load(path.read_text(), yaml.CBaseLoader)["tests"]  # noqa: S506 - 0x30 is no number here
+        for group in yaml.load(path.read_text(), yaml.CBaseLoader)["tests"]  # noqa: S506 - 0x30 is a string here
     ]
 
 

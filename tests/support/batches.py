@@ -22,8 +22,13 @@ def batch_of(
     steps = np.diff(table, axis=0)
     changed = steps.any(axis=0)
     return Batch(
-        stream, schema, 1, tuple(boot_ns), tuple(boot_ns), table[0].tobytes(),
+        stream,
+        schema,
+        1,
+        tuple(boot_ns),
+        tuple(boot_ns),
+        table[0].tobytes(),
         np.packbits(changed, bitorder="little").tobytes(),
         np.ascontiguousarray(steps[:, changed].T).tobytes(),
         np.array(reasons, np.uint8).tobytes(),
-    )  # fmt: skip
+    )

@@ -11,7 +11,7 @@ from support.clock import NS
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metering import FakeMeter
-from support.pages import Sample, samples
+from support.metric_samples import Sample, samples
 from support.rdma_nics import INFINIBAND, add_nic
 from support.sampling import RunningSampler, run_sampler
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 
 from agent.cli import agent
@@ -125,6 +126,14 @@ def names(root: Path = CASES) -> list[str]:
     return sorted(
         path.name for path in root.iterdir() if path.is_dir() and path.name[0] not in "_."
     )
+
+
+def third_of_names() -> list[Any]:
+    """Return every case as a parameter of a slow test: two thirds of them are left to `make thorough`."""
+    return [
+        pytest.param(name, marks=[pytest.mark.thorough] if number % 3 else [])
+        for number, name in enumerate(names())
+    ]
 
 
 def read_case(directory: Path) -> CaptureCase:

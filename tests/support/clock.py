@@ -28,6 +28,10 @@ class ManualClock:
             self._fallen_asleep.set()
             await wake
 
+    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
+        """Return False: time does not pass by itself."""
+        return False
+
     def advance(self, seconds: float) -> None:
         """Advance both clocks and wake the tasks that are due."""
         step_ns = round(seconds * NS)

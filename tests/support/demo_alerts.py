@@ -20,6 +20,8 @@ from typing import Any
 
 import click
 
+from railscope.timestamps import SECOND_NS, parse_timestamp
+
 STEP_SECONDS = 5
 ALWAYS_FIRES = "RailscopeDeadMansSwitch"
 
@@ -76,7 +78,7 @@ def faults_in(lines: Iterable[str]) -> list[RecordedFault]:
 
 
 def _time(text: str) -> float:
-    return dt.datetime.fromisoformat(text).timestamp()
+    return parse_timestamp(text) / SECOND_NS
 
 
 def firings_in(series: Iterable[Mapping[str, Any]]) -> Iterator[AlertFiring]:

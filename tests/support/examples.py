@@ -6,12 +6,12 @@ import unicodedata
 
 from hypothesis import HealthCheck, settings, strategies as st
 
-DEFAULT = 25
+DEFAULT = 15
 """Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
-_SHARE = 2
-_SHARE_OF_FEWER = 3
+_SHARE = 3
+_SHARE_OF_FEWER = 5
 
 
 # Built rather than filtered: of all characters too few are printable for `filter(str.isprintable)`.
@@ -27,7 +27,7 @@ def names(max_size: int) -> st.SearchStrategy[str]:
 
 
 def few_examples(count: int) -> settings:
-    """Half of `count` examples, and many with the profile `thorough`, for a property of a simulated node."""
+    """A third of `count` examples, and many with the profile `thorough`, for a property of a simulated node."""
     return settings(
         max_examples=count * _THOROUGH_FACTOR if _is_thorough() else -(-count // _SHARE),
         suppress_health_check=list(HealthCheck),
@@ -35,7 +35,7 @@ def few_examples(count: int) -> settings:
 
 
 def fewer_examples(count: int) -> settings:
-    """A third of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
+    """A fifth of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
     return settings(
         max_examples=(
             count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE_OF_FEWER)

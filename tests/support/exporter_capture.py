@@ -9,9 +9,9 @@ from support import nvidia_smi_csv as csv, nvidia_smi_text as text
 from support.exporter_pairs import PAIRS
 from support.gpu_readings import GpuReadings, read_gpus
 from support.machine import FakeHost
+from support.metric_samples import Sample, samples
 from support.nvidia_smi import Row, machine
 from support.nvidia_smi_shares import MigDevice, name_processes, shares
-from support.pages import Sample, samples
 from support.shared import capture_path
 
 DIRECTORY = "nvidia-smi/exporter-captures"

@@ -24,7 +24,7 @@ from railscope.timestamps import HOUR_NS
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
 SELLER = Seller(
-    provider="Machine Hall",
+    provider="Example Data Center",
     accounts={
         **billing_demo.SELLER.accounts,
         "team-a": PayerAccount(
@@ -36,7 +36,7 @@ SELLER = Seller(
         ),
         "team-b": PayerAccount("product", "Product", tenant_type="Namespace"),
     },
-    publisher="Machine Hall Software",
+    publisher="Example Data Center Software",
     region=GpuRegion("hall-1", "Machine hall 1"),
 )
 

@@ -47,7 +47,7 @@ class FinalizingCollector:
     def _begin(self, core: CollectorState) -> None:
         self.core = core
         self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
-        self.live = LiveAccount(core.evidence, self.files, ready=False)
+        self.live = LiveAccount(core.evidence, self.files, is_ready=False)
         self.finalizer = DayFinalizer(
             core.evidence,
             self.live,

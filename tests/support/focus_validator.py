@@ -1,6 +1,6 @@
 """The official validator of FOCUS, run on a file. See tests/setup_validator.sh.
 
-Its exit status is no result: it is 0 if rules fail. The result is the line `Total: … | Fail: …` and
+Its exit status is not the result: it is 0 even if rules fail. The result is the line `Total: … | Fail: …` and
 the line of each rule.
 """
 

@@ -17,7 +17,7 @@ _PATIENCE_SECONDS = 60
 
 
 class ForkServer:
-    """A program that runs `serve`; it ends with this process, because its input does."""
+    """A program that runs `serve`; it ends with this process, which closes its input."""
 
     def __init__(self, *command: str) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -134,18 +134,28 @@ def _text(key: str) -> str:
 
 
 def _pci_at(bus: int) -> Json:
-    return {"busIdLegacy": f"0000:{bus:02X}:00.0", "domain": 0, "bus": bus, "device": 0,
-            "pciDeviceId": 0x2330_10DE, "pciSubSystemId": 0x16C1_10DE,
-            "busId": f"00000000:{bus:02X}:00.0"}  # fmt: skip
+    return {
+        "busIdLegacy": f"0000:{bus:02X}:00.0",
+        "domain": 0,
+        "bus": bus,
+        "device": 0,
+        "pciDeviceId": 0x2330_10DE,
+        "pciSubSystemId": 0x16C1_10DE,
+        "busId": f"00000000:{bus:02X}:00.0",
+    }
 
 
 def _processes(key: str) -> Json:
     pid = _number(key)
     return [
-        {"pid": pid, "usedGpuMemory": _large(key), "gpuInstanceId": 0xFFFF_FFFF,
-         "computeInstanceId": 0xFFFF_FFFF},
+        {
+            "pid": pid,
+            "usedGpuMemory": _large(key),
+            "gpuInstanceId": 0xFFFF_FFFF,
+            "computeInstanceId": 0xFFFF_FFFF,
+        },
         {"pid": pid + 1000, "usedGpuMemory": None, "gpuInstanceId": 3, "computeInstanceId": 1},
-    ]  # fmt: skip
+    ]
 
 
 def _sample(whose: str) -> Callable[[str], Json]:

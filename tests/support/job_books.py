@@ -13,7 +13,7 @@ from collector.jobs.job_list_import import (
     ImportCounts,
     as_observed_evidence,
     list_computation,
-    number_stand_ins,
+    number_placeholders,
 )
 from collector.jobs.job_metering import job_evidence, timeline_entries as timeline
 from collector.jobs.job_reconciliation import DifferenceKind
@@ -29,9 +29,9 @@ GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for
 START = 1_767_225_600
 
 
-def with_stand_ins(jobs: Iterable[ListedJob]) -> list[ListedJob]:
+def with_placeholders(jobs: Iterable[ListedJob]) -> list[ListedJob]:
     """Return jobs with numbered GPUs in place of those that are only counted."""
-    return number_stand_ins(jobs, "", GpuModels()).jobs
+    return number_placeholders(jobs, "", GpuModels()).jobs
 
 
 def job_days(
@@ -154,7 +154,7 @@ def with_a_hole(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry
 
 
 def in_half(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
-    """Give the ledger half of each GPU."""
+    """Reduce each GPU in the ledger to its half."""
     half = GPU_CAPACITY // 2
     return [
         msgspec.structs.replace(entry, slot_hi=half) if entry.claim == job.claim else entry

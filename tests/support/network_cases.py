@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from support.capture_index import index_of
 from support.cases import (
     CASES,
     CaseSources,
@@ -16,9 +17,9 @@ from support.cases import (
     page,
     read_case,
 )
-from support.pages import Sample, samples
+from support.metric_samples import Sample, samples
 
-from railscope.capture import Capture, CaptureTimeline, Json
+from railscope.capture import Capture, Json
 from railscope.catalog import METRICS
 
 SECONDS, ONSET = 60, 30
@@ -83,4 +84,4 @@ def total_growth(case: str, name: str, **labels: str) -> float:
 
 def final_content(case: str, section: str, key: str) -> Json:
     """Return the content of the capture at its end."""
-    return CaptureTimeline(capture_of(case).moments).result_at(section, key, SECONDS * 10**9)
+    return index_of(capture_of(case)).result_at(section, key, SECONDS * 10**9)

@@ -1,4 +1,4 @@
-"""Queries of runbooks and documents, and the note before those that need more than the default detail."""
+"""Queries of runbooks and documents, with the note before each that needs more than the default detail."""
 
 from __future__ import annotations
 

@@ -105,3 +105,7 @@ async def run_shipper(
         assert task.done(), "the shipper does not stop"
         if not task.cancelled():
             task.result()
+
+
+def waiting(directory: Path) -> int:
+    return len(list((directory / "spool").glob("*.envelope")))

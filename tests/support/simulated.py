@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from railscope.capture import Capture, CaptureTimeline, Json
+from support.capture_index import index_of
+
+from railscope.capture import Capture, Json
 from simulator import MODES, SHORT_NAMES, NodeSpec, simulate
 from simulator.device_models import GpuModel
 
@@ -26,7 +28,7 @@ class CapturedNvml:
     """NVML's answers at a moment of a capture."""
 
     def __init__(self, capture: Capture, second: int) -> None:
-        self._timeline = CaptureTimeline(capture.moments)
+        self._timeline = index_of(capture)
         self._offset_ns = second * 10**9
 
     def call(self, name: str, *arguments: int | str) -> Json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from railscope.capture import Capture, CaptureTimeline, Json
+from support.capture_index import index_of
+
+from railscope.capture import Capture, Json
 from simulator import NodeSpec, simulate
 
 SECONDS, ONSET = 120, 60
@@ -14,17 +16,17 @@ class CaptureAtOffset:
     """A capture as visible at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
-        self._timeline = CaptureTimeline(capture.moments)
+        self._index = index_of(capture)
         self._offset_ns = round(second * 1e9)
 
     def call(self, key: str) -> Json:
-        return self._timeline.result_at("calls", key, self._offset_ns)
+        return self._index.result_at("calls", key, self._offset_ns)
 
     def netlink(self, function: str, interface: str) -> Json:
         return self.call(f"netlink.{function}({interface})")
 
     def file(self, path: str) -> str:
-        return str(self._timeline.result_at("files", path, self._offset_ns)).strip()
+        return str(self._index.result_at("files", path, self._offset_ns)).strip()
 
     def ofed(self, interface: str, path: str) -> str:
         return self.file(f"/sys/class/net/{interface}/{path}")

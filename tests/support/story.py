@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +149,7 @@ class NodeReporter:
     ) -> tuple[FrameRecord, Envelope]:
         """Return frames in one envelope, and the record of its arrival, without delay after it was sent."""
         if sent is None:
-            newest = max(frame.instant.boot_ns for frame in frames)
+            newest = max(frame.timestamp.boot_ns for frame in frames)
             sent = newest / SECOND + self.booted_at
         origin = FrameOrigin(self.node, self.run, self.boot_id)
         wire = [to_wire_schema(schema) for schema in dict.fromkeys(f.schema for f in frames)]
@@ -176,6 +179,14 @@ def core_in(directory: Path) -> CollectorState:
     schemas = StoredSchemas(directory)
     schemas.open()
     return CollectorState(schemas)
+
+
+def temporary_core() -> CollectorState:
+    """Return an empty core whose directory is removed with it, for examples of a property."""
+    directory = Path(tempfile.mkdtemp())
+    core = core_in(directory)
+    weakref.finalize(core.schemas, shutil.rmtree, directory)
+    return core
 
 
 def accept(core: CollectorState, envelopes: Iterable[tuple[FrameRecord, Envelope]]) -> None:

@@ -1,6 +1,6 @@
 """Makes focus-validator 2.2.1 readable for Python 3.11: `respell.py SITE_PACKAGES`.
 
-It asks for Python 3.12 because of one line: a quote in the expression of an f-string with the same
+It requires Python 3.12 because of one line: a quote in the expression of an f-string with the same
 quotes. Here that line is written in a way that both can read and that means the same. Exit status
 1: the line is not there once, as with another release; then nothing is changed.
 """

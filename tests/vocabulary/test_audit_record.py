@@ -1,4 +1,4 @@
-"""Audit records have one encoding, that of RFC 8785."""
+"""Audit records have exactly one encoding, that of RFC 8785."""
 
 from __future__ import annotations
 
@@ -84,14 +84,16 @@ def test_no_other_bytes_are_the_same_record(data: st.DataObject) -> None:
         (b'"denied"', b'"\xff"', "invalid audit record"),
     ],
 )
-def test_what_is_no_record_is_refused(before: bytes, after: bytes, problem: str) -> None:
+def test_bytes_that_are_not_a_record_are_rejected(
+    before: bytes, after: bytes, problem: str
+) -> None:
     raw = encode_audit_record(PLAIN)
     assert before in raw
     with pytest.raises(RecordError, match=problem):
         decode_audit_record(raw.replace(before, after))
 
 
-def test_what_has_no_encoding_is_refused_before_it_is_written() -> None:
+def test_what_has_no_encoding_is_rejected_before_it_is_written() -> None:
     for data in ({"share": 0.5}, {"big": 2**53}, {"text": "\ud800"}, {"deep": {"a": {"b": 1}}}):
         with pytest.raises(RecordError):
             encode_audit_record(msgspec.structs.replace(PLAIN, data=data))
@@ -100,6 +102,6 @@ def test_what_has_no_encoding_is_refused_before_it_is_written() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_record_raise_nothing_else(raw: bytes) -> None:
+def test_bytes_that_are_not_a_record_raise_nothing_else(raw: bytes) -> None:
     with pytest.raises(RecordError):
         decode_audit_record(raw)

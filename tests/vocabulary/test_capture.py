@@ -51,7 +51,7 @@ def test_a_capture_reads_back_as_it_was_written(directory: Path) -> None:
 
 
 @given(st.binary())
-def test_bytes_that_are_no_utf8_survive(
+def test_bytes_that_are_not_utf8_are_preserved(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     directory = tmp_path_factory.mktemp("capture")

@@ -1,4 +1,4 @@
-"""Connections are bounded, and those on which no request comes are closed."""
+"""Connections are bounded, and those without a request are closed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_key_of_a_witness_survives_its_text_and_is_none_of_a_log() -> None:
         parse_witness_key(str(NODE.public))
 
 
-def test_the_logs_own_signature_is_no_cosignature() -> None:
+def test_the_logs_own_signature_is_not_a_cosignature() -> None:
     with pytest.raises(UnsignedError):
         cosignature_seconds(NOTE, witness_key(LOG))
     with pytest.raises(UnsignedError):

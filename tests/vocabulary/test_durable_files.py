@@ -39,6 +39,17 @@ def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path,
     assert names(small_disk) == ["state"]
 
 
+def test_each_failed_attempt_has_the_same_message(tmp_path: Path) -> None:
+    messages = set()
+    (tmp_path / "directory").mkdir()
+    for path in (tmp_path / "directory", tmp_path / "missing" / "file") * 2:
+        with pytest.raises(OSError, match=str(path)) as failed:
+            durable.write_atomically(path, b"content")
+        messages.add(str(failed.value))
+    assert len(messages) == 2
+    assert names(tmp_path) == ["directory"]
+
+
 def test_a_failed_append_leaves_the_file_as_it_was(small_disk: Path) -> None:
     descriptor = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT)
     try:

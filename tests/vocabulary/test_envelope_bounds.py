@@ -1,4 +1,4 @@
-"""The bounds of an envelope: each is checked, and what an honest agent makes is within them."""
+"""The bounds of an envelope: each is checked, and envelopes of an agent are within them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: the text itself, exact numbers, and what Prometheus' own parsers make of it."""
+"""Expositions: the text, exact numbers, and the results of Prometheus' own parsers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, strategies as st
 from support.frames import STORED, runs
-from support.pages import Sample, sample, samples
+from support.metric_samples import Sample, sample, samples
 
 from railscope.catalog import METRICS, agent, bursts, gpu, host, nic, nvlink, pcie, rdma, rollups
 from railscope.catalog.declare import BASIC, SUM, Metric, MetricDetail, MetricKind
@@ -264,7 +264,7 @@ def test_numbers_are_exact(metric: Metric, stored: int) -> None:
 
 @given(EVERY_METRIC.filter(lambda m: m.kind is not MetricKind.STATE), st.lists(STORED, min_size=1))
 def test_the_page_prints_the_same_numbers(metric: Metric, stored: list[int]) -> None:
-    """The fast path of a page agrees with the plain one."""
+    """The fast path of an exposition agrees with the plain one."""
     width = len(metric.about.labels)
     entities = [Entity(metric.about, (str(place),) * width) for place in range(len(stored))]
     if not width:
@@ -291,7 +291,7 @@ def test_facts_of_one_entity_in_two_frames_stand_once() -> None:
 
 
 def test_frames_of_two_sources_share_a_block() -> None:
-    """OpenMetrics allows no metric to come back further down the page."""
+    """OpenMetrics requires all samples of a metric in one block."""
     one, two = (frame_of((gpu.GPU_POWER, Entity(GPU, (name,)), 1)) for name in ("a", "b"))
     text = Exposition().render([one, two], TextFormat.OPENMETRICS)
     assert text.count("# TYPE railscope_gpu_power_watts") == 1
@@ -318,5 +318,5 @@ def test_every_metric_and_rollup_has_a_header_that_parses(text_format: TextForma
         ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", TextFormat.OPENMETRICS),
     ],
 )
-def test_openmetrics_is_given_where_it_is_asked_for(accept: str, expected: TextFormat) -> None:
+def test_openmetrics_is_returned_if_requested(accept: str, expected: TextFormat) -> None:
     assert TextFormat.negotiate(accept) is expected

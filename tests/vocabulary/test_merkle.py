@@ -21,8 +21,8 @@ from railscope.audit.merkle import (
     root_of,
 )
 
-MOST = 70
-LEAVES = [leaf_hash(b"%d" % number) for number in range(MOST)]
+MAX_ENTRIES = 70
+LEAVES = [leaf_hash(b"%d" % number) for number in range(MAX_ENTRIES)]
 
 
 def defined_root(leaves: list[Hash]) -> Hash:
@@ -45,7 +45,7 @@ def nodes_over(leaves: list[Hash]) -> Nodes:
 
 
 NODES = nodes_over(LEAVES)
-ROOTS = [defined_root(LEAVES[:size]) for size in range(MOST + 1)]
+ROOTS = [defined_root(LEAVES[:size]) for size in range(MAX_ENTRIES + 1)]
 
 
 def test_the_root_is_the_defined_one_at_every_size() -> None:
@@ -62,14 +62,14 @@ def test_whole_subtrees_give_the_same_root_as_their_leaves(levels: list[int]) ->
     grown = CompactRange()
     for level in levels:
         leaves = 1 << level
-        if grown.size % leaves or grown.size + leaves > MOST:
+        if grown.size % leaves or grown.size + leaves > MAX_ENTRIES:
             continue
         grown.extend(NODES(level, grown.size // leaves), leaves)
         assert grown.root == ROOTS[grown.size]
 
 
 @pytest.mark.parametrize(("size", "leaves"), [(1, 2), (2, 4), (0, 3), (0, 0)])
-def test_a_subtree_that_does_not_fit_is_refused(size: int, leaves: int) -> None:
+def test_a_subtree_that_does_not_fit_is_rejected(size: int, leaves: int) -> None:
     grown = CompactRange()
     for leaf in LEAVES[:size]:
         grown.append(leaf)
@@ -78,14 +78,14 @@ def test_a_subtree_that_does_not_fit_is_refused(size: int, leaves: int) -> None:
 
 
 def test_every_record_is_proven_in_every_size() -> None:
-    for size in range(1, MOST + 1):
+    for size in range(1, MAX_ENTRIES + 1):
         for index in range(size):
             proof = inclusion_proof(NODES, index, size)
             assert includes(LEAVES[index], index, size, proof, ROOTS[size])
 
 
 def test_every_size_is_proven_to_continue_every_smaller_one() -> None:
-    for new in range(MOST + 1):
+    for new in range(MAX_ENTRIES + 1):
         for old in range(new + 1):
             proof = consistency_proof(NODES, old, new)
             assert consistent(TreeHead(old, ROOTS[old]), TreeHead(new, ROOTS[new]), proof)
@@ -93,7 +93,7 @@ def test_every_size_is_proven_to_continue_every_smaller_one() -> None:
 
 @given(st.data())
 def test_no_altered_inclusion_proof_is_accepted(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, MOST))
+    size = data.draw(st.integers(1, MAX_ENTRIES))
     index = data.draw(st.integers(0, size - 1))
     proof = inclusion_proof(NODES, index, size)
     if proof and data.draw(st.booleans()):
@@ -106,7 +106,7 @@ def test_no_altered_inclusion_proof_is_accepted(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_no_altered_consistency_proof_is_accepted(data: st.DataObject) -> None:
-    new = data.draw(st.integers(1, MOST))
+    new = data.draw(st.integers(1, MAX_ENTRIES))
     old = data.draw(st.integers(1, new))
     proof = consistency_proof(NODES, old, new)
     trees = TreeHead(old, ROOTS[old]), TreeHead(new, ROOTS[new])
@@ -129,7 +129,7 @@ def altered(data: st.DataObject, proof: list[Hash]) -> list[Hash]:
     return [*proof[: at + 1], *proof[at:]]
 
 
-def test_proofs_of_what_is_not_there_are_refused() -> None:
+def test_proofs_of_what_is_not_there_are_rejected() -> None:
     with pytest.raises(ValueError, match="record index: 5: expected less than 5"):
         inclusion_proof(NODES, 5, 5)
     with pytest.raises(ValueError, match="consistency proof: from 4 to 3 records"):

@@ -1,4 +1,4 @@
-"""Signed notes and checkpoints: the published example, and what must be refused."""
+"""Signed notes and checkpoints: the published example, and notes that must be rejected."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_signature_over_another_text_is_a_forgery() -> None:
     ["", "name", "name+zz+AA==", "name+00000000+!", "a b+00000000+AA==", PUBLISHED_KEY[:-1],
      PUBLISHED_KEY.replace("530d903a", "530d903b"), "n+00000000+" + "A" * 44],
 )  # fmt: skip
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_text_that_is_not_a_key_is_rejected(text: str) -> None:
     with pytest.raises(NoteError):
         PublicKey.parse(text)
     with pytest.raises(NoteError):
@@ -88,7 +88,7 @@ def test_the_error_does_not_contain_a_rejected_secret_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["no line feed", "tab\there\n", "null\0\n"])
-def test_what_cannot_be_signed_is_refused(text: str) -> None:
+def test_what_cannot_be_signed_is_rejected(text: str) -> None:
     with pytest.raises(NoteError, match="line feed"):
         sign(text, KEY)
 
@@ -119,6 +119,6 @@ ROOT = base64.b64encode(EMPTY_ROOT).decode()
      f"log.example\n1\n{ROOT[:-4]}\n", f"log.example\n1\n{ROOT}\nmore\n",
      f"other.example\n1\n{ROOT}\n", f"log.example\n1\n{ROOT[:-2]}V=\n"],
 )  # fmt: skip
-def test_a_signed_text_that_is_no_checkpoint_is_refused(text: str) -> None:
+def test_a_signed_text_that_is_not_a_checkpoint_is_rejected(text: str) -> None:
     with pytest.raises(CheckpointError):
         read_checkpoint(sign(text, KEY), KEY.public)

@@ -1,4 +1,4 @@
-"""Numbers that come as text are bounded before they are computed."""
+"""Numbers in text form are bounded before they are computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_NUMBERS = ["", " ", "x", "1e9", "1e999999999", "1E-999999999", "inf", "nan", 
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS, ids=range(len(NO_NUMBERS)))
-def test_what_is_no_bounded_number_is_refused(text: str) -> None:
+def test_a_number_out_of_bounds_is_rejected(text: str) -> None:
     for read in (parse_decimal, lambda one: parse_whole(one, 1 << 63)):
         with pytest.raises(NumberError) as raised:
             read(text)

@@ -39,7 +39,7 @@ def test_what_is_stored_has_64_bits_and_a_sign(value: int) -> None:
 
 
 @given(BEYOND)
-def test_numbers_beyond_64_bits_are_refused(value: int) -> None:
+def test_numbers_beyond_64_bits_are_rejected(value: int) -> None:
     with pytest.raises(OverflowError, match="expected at most 64"):
         to_stored(value)
 
@@ -102,7 +102,7 @@ def test_errors_are_reasons(number: int, reason: Absent) -> None:
 
 
 def test_reasons_keep_their_codes() -> None:
-    """The codes travel: a receiver of another version knows them by number."""
+    """The codes are sent: a receiver of another version decodes them by number."""
     assert {reason.label: reason.value for reason in Absent} == {
         "unsupported": 1, "denied": 2, "gone": 3, "timeout": 4, "error": 5, "not_due": 6,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The mark of an answer is of one token, status, request and answer, and of no other."""
+"""The mark of an answer is valid for one token, status, request and answer only."""
 
 from __future__ import annotations
 

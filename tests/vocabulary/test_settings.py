@@ -1,4 +1,4 @@
-"""Settings: the later place wins, and a mistake is named where it was made."""
+"""Settings: later sources take precedence, and an error names the source of the value."""
 
 from __future__ import annotations
 
@@ -208,6 +208,6 @@ def test_a_setting_without_a_description_is_a_mistake_of_ours() -> None:
         fields(Bare)
 
 
-def test_a_section_that_is_no_table_is_named_whatever_else_is_set(tmp_path: Path) -> None:
+def test_a_section_that_is_not_a_table_is_named_whatever_else_is_set(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="inner"):
         loaded(tmp_path, "inner = 3", environment={"T_INNER__PERIOD": "2"})

@@ -1,4 +1,4 @@
-"""Text that machines and people make up: it is escaped, and it never ends a process."""
+"""Untrusted text: it is escaped, and it never ends a process."""
 
 from __future__ import annotations
 

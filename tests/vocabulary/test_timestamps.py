@@ -14,6 +14,8 @@ from railscope.timestamps import (
     TimestampError,
     format_timestamp,
     from_datetime,
+    parse_date,
+    parse_local_time,
     parse_timestamp,
     to_datetime,
 )
@@ -61,3 +63,14 @@ def test_a_time_without_an_offset_may_have_a_zone() -> None:
 def test_a_year_that_utc_does_not_have_is_rejected(text: str) -> None:
     with pytest.raises(TimestampError, match="years 1 to 9999"):
         parse_timestamp(text)
+
+
+def test_a_date_is_its_start_in_utc() -> None:
+    assert parse_date("1970-01-02") == to_datetime(DAY_NS)
+    with pytest.raises(ValueError, match="day"):
+        parse_date("2026-02-30")
+
+
+@pytest.mark.parametrize("offset", ["", "Z", "-05:00"])
+def test_a_local_time_has_a_zone_only_if_the_text_has_an_offset(offset: str) -> None:
+    assert (parse_local_time(f"2026-01-01T00:00:00{offset}").tzinfo is not None) == bool(offset)

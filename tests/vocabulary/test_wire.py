@@ -30,14 +30,18 @@ def sent(frames: Sequence[Frame]) -> list[FrameContent]:
     """Content of the frames."""
     return [
         (
-            frame.schema, frame.sequence, frame.instant, frame.values, frame.reasons,
+            frame.schema,
+            frame.sequence,
+            frame.timestamp,
+            frame.values,
+            frame.reasons,
             [
                 (e.event_class.name, wire.to_wire_entity(e.entity), e.wall_ns, e.boot_ns, e.facts)
                 for e in frame.events
             ],
         )
         for frame in frames
-    ]  # fmt: skip
+    ]
 
 
 def received(frames: Sequence[Frame]) -> list[FrameContent]:
@@ -168,7 +172,8 @@ def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
 def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:
     def layout(uuid: str, rail: str) -> bytes:
         entity = Entity(GPU, (uuid,), {"rail": rail, "serial": uuid})
-        return wire.layout_hash(wire.to_wire_schema(Schema("gpu", ((gpu.GPU_ENERGY, entity),))))
+        schema = wire.to_wire_schema(Schema("gpu", ((gpu.GPU_ENERGY, entity),)))
+        return wire.layout_hash(schema, wire.rails_of_entities(schema))
 
     assert layout("GPU-1", "0") == layout("GPU-2", "0") != layout("GPU-1", "1")
 
@@ -187,7 +192,7 @@ def test_a_machine_without_a_boot_id_sends_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 ", "a b c", "-1 2 x", "1 2 3 4", "1.5 2 x"])
-def test_a_header_without_clocks_is_refused(text: str) -> None:
+def test_a_header_without_clocks_is_rejected(text: str) -> None:
     with pytest.raises(wire.WireError, match="wall clock, boot clock"):
         wire.SentAt.from_header(text)
 

@@ -1,4 +1,4 @@
-"""A damaged or hostile body is refused with a WireError, and with nothing else."""
+"""A damaged or hostile body is rejected with a WireError and no other exception."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-MOST = 1 << 20
+MAX_BYTES = 1 << 20
 MEBIBYTE = 1 << 20
 COLUMNS = 3
 SCHEMA = Schema("gpu", tuple((gpu.GPU_ENERGY, Entity(GPU, (f"GPU-{n}",))) for n in range(COLUMNS)))
@@ -51,26 +51,26 @@ def packed(raw: bytes) -> bytes:
 
 
 def open_as_far_as_it_goes(body: bytes) -> None:
-    """Do with a body what a receiver does; only WireError may come of it."""
+    """Process a body as a receiver does; only WireError may be raised."""
     try:
-        sealed = unpack(body, MOST)
+        sealed = unpack(body, MAX_BYTES)
         for schema in sealed.schemas:
             check_schema(schema, COLUMNS)
         for batch in sealed.batches:
-            sheets.check_batch(batch, COLUMNS, MOST)
+            sheets.check_batch(batch, COLUMNS, MAX_BYTES)
             sheets.rows_at(batch, range(batch.rows), np.arange(COLUMNS), COLUMNS)
     except wire.WireError:
         return
 
 
 def test_the_whole_body_is_accepted() -> None:
-    assert unpack(BODY, MOST).batches[0].rows == 8
+    assert unpack(BODY, MAX_BYTES).batches[0].rows == 8
 
 
-def test_a_cut_body_is_refused() -> None:
+def test_a_cut_body_is_rejected() -> None:
     for length in range(len(BODY)):
         with pytest.raises(wire.WireError):
-            unpack(BODY[:length], MOST)
+            unpack(BODY[:length], MAX_BYTES)
 
 
 @given(st.integers(0, len(BODY) - 1), st.integers(1, 255))
@@ -98,54 +98,54 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(wire.Envelope.__struct_fields__), ANYTHING))
-def test_fields_of_any_other_type_are_refused(fields: dict[str, object]) -> None:
+def test_fields_of_any_other_type_are_rejected(fields: dict[str, object]) -> None:
     open_as_far_as_it_goes(packed(msgspec.msgpack.encode({**HEAD, **fields})))
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_messagepack_are_refused(raw: bytes) -> None:
+def test_bytes_that_are_not_messagepack_are_rejected(raw: bytes) -> None:
     with pytest.raises(wire.WireError):
-        unpack(packed(raw), MOST)
+        unpack(packed(raw), MAX_BYTES)
 
 
 @pytest.mark.parametrize("body", [b"", b"RSF", b"RSF2" + BODY[4:], b"GET / HTTP/1.1\r\n"])
-def test_another_magic_is_refused(body: bytes) -> None:
+def test_another_magic_is_rejected(body: bytes) -> None:
     with pytest.raises(wire.WireError, match="an envelope of frames"):
-        unpack(body, MOST)
+        unpack(body, MAX_BYTES)
 
 
 @pytest.mark.parametrize("tail", [b"\0", BODY[len(wire.MAGIC) :]])
-def test_bytes_behind_the_end_are_refused(tail: bytes) -> None:
+def test_bytes_behind_the_end_are_rejected(tail: bytes) -> None:
     with pytest.raises(wire.WireError, match="followed by other data"):
-        unpack(BODY + tail, MOST)
+        unpack(BODY + tail, MAX_BYTES)
 
 
 def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
     body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
     with pytest.raises(wire.WireVersionError, match="envelope version: 2: expected 1"):
-        unpack(body, MOST)
+        unpack(body, MAX_BYTES)
 
 
 def test_unknown_fields_are_ignored() -> None:
     body = packed(msgspec.msgpack.encode({**HEAD, "new": [1, {"a": b"b"}]}))
-    assert unpack(body, MOST).node == "n"
+    assert unpack(body, MAX_BYTES).node == "n"
 
 
-def test_text_that_is_no_utf8_is_refused() -> None:
+def test_text_that_is_not_utf8_is_rejected() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"node": "ab"}).replace(b"\xa2ab", b"\xa2\xff\xfe")
     with pytest.raises(wire.WireError, match="invalid envelope"):
-        unpack(packed(raw), MOST)
+        unpack(packed(raw), MAX_BYTES)
 
 
-def test_endless_nesting_is_refused() -> None:
+def test_endless_nesting_is_rejected() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"new": None}).replace(b"\xc0", b"\x91" * 99_999 + b"\xc0")
     with pytest.raises(wire.WireError, match="invalid envelope"):
-        unpack(packed(raw), MOST)
+        unpack(packed(raw), MAX_BYTES)
 
 
 def test_a_list_that_claims_billions_of_items_costs_nothing() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"batches": None}).replace(b"\xc0", b"\xdd" + b"\xff" * 4)
-    assert peak_of_refusing(packed(raw), "invalid envelope") < MEBIBYTE
+    assert peak_memory_of_rejection(packed(raw), "invalid envelope") < MEBIBYTE
 
 
 def test_a_bomb_is_not_decompressed() -> None:
@@ -153,15 +153,15 @@ def test_a_bomb_is_not_decompressed() -> None:
     blocks = [compressor.compress(bytes(MEBIBYTE)) for _ in range(256)]
     bomb = wire.MAGIC + b"".join(blocks) + compressor.flush()
     assert len(bomb) < MEBIBYTE
-    assert peak_of_refusing(bomb, f"at most {MOST} bytes") < 8 * MEBIBYTE
+    assert peak_memory_of_rejection(bomb, f"at most {MAX_BYTES} bytes") < 8 * MEBIBYTE
 
 
-def peak_of_refusing(body: bytes, match: str) -> int:
-    """Refuse a body and give the most memory that took."""
+def peak_memory_of_rejection(body: bytes, match: str) -> int:
+    """Reject a body and return the peak memory of that."""
     tracemalloc.start()
     try:
         with pytest.raises(wire.WireError, match=match):
-            unpack(body, MOST)
+            unpack(body, MAX_BYTES)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -183,7 +183,7 @@ def test_the_bound_itself_is_allowed() -> None:
     ],
     ids=["other scale", "entity beyond the list", "negative entity"],
 )
-def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message: str) -> None:
+def test_a_schema_that_fits_no_catalog_is_rejected(group: wire.WireGroup, message: str) -> None:
     schema = wire.WireSchema("gpu", (group,), (wire.WireEntity("gpu", ("GPU-1",)),))
     with pytest.raises(wire.WireError, match=message):
         check_schema(schema, COLUMNS)
@@ -196,13 +196,13 @@ def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message
         (wire.WireEntity("gpu", ("a", "b")), "entity gpu with 2 labels: expected gpu"),
     ],
 )
-def test_an_entity_of_another_shape_is_refused(entity: wire.WireEntity, message: str) -> None:
+def test_an_entity_of_another_shape_is_rejected(entity: wire.WireEntity, message: str) -> None:
     with pytest.raises(wire.WireError, match=message):
         check_schema(wire.WireSchema("gpu", (), (entity,)), COLUMNS)
 
 
 @given(runs(), st.data())
-def test_parts_that_contradict_each_other_are_refused(
+def test_parts_that_contradict_each_other_are_rejected(
     frames: list[Frame], data: st.DataObject
 ) -> None:
     batch = batch_codec.encode_batches(frames)[0]
@@ -221,7 +221,7 @@ def test_parts_that_contradict_each_other_are_refused(
     [{"first_sequence": 0}, {"wall_ns": ()}, {"boot_ns": (1,)}, {"changed": b"\x08"}],
     ids=str,
 )
-def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
-    batch = unpack(BODY, MOST).batches[0]
+def test_a_batch_without_rows_clocks_or_sequence_is_rejected(change: dict[str, object]) -> None:
+    batch = unpack(BODY, MAX_BYTES).batches[0]
     with pytest.raises(wire.WireError, match="expected those of 3 columns"):
-        sheets.check_batch(msgspec.structs.replace(batch, **change), COLUMNS, MOST)
+        sheets.check_batch(msgspec.structs.replace(batch, **change), COLUMNS, MAX_BYTES)

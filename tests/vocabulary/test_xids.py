@@ -1,4 +1,4 @@
-"""Xids and SXids: the tables are whole, and a message is judged by its number and its text."""
+"""Xids and SXids: the tables are complete, and a message is judged by its number and its text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SXID_ACTIONS = {
     "fatal": ("fatal", ("drain", "reset_gpu", "reboot")),
     "notable": ("nonfatal", ("ignore",)),
 }
-# NVIDIA's words for what to do at once; empty where it lists none.
+# NVIDIA's name of the immediate action; empty where it lists none.
 IMMEDIATE = {
     "", "IGNORE", "RESTART_APP", "RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS",
     "CHECK_UVM", "UPDATE_SWFW", "CONTACT_SUPPORT", "WORKFLOW_XID_45", "WORKFLOW_XID_48",
@@ -119,7 +119,7 @@ def test_severities_are_those_of_the_table_they_come_from() -> None:
         (176, "unknown", ("ignore",)),
     ],
 )
-def test_an_xid_asks_for_its_actions(number: int, severity: str, actions: tuple[str, ...]) -> None:
+def test_an_xid_requires_its_actions(number: int, severity: str, actions: tuple[str, ...]) -> None:
     assert (xid(number).severity, xid(number).actions) == (severity, actions)
     assert judge(number, "") == Judgement(severity, actions, xid(number).immediate)
 
@@ -176,7 +176,7 @@ def test_recovery_actions_have_the_values_of_nvml() -> None:
         ("0xff (Something New)", ("ignore",)),
     ],
 )
-def test_xid_154_asks_for_what_the_action_changed_to(to: str, actions: tuple[str, ...]) -> None:
+def test_xid_154_requires_the_new_action(to: str, actions: tuple[str, ...]) -> None:
     message = f"GPU recovery action changed from 0x2 (Node Reboot Required) to {to}"
     terms = to.partition("(")[2].rstrip(")")
     assert judge(154, message) == Judgement("nonfatal", actions, terms)
@@ -214,7 +214,7 @@ def test_an_error_of_nvlink_5_is_classified_by_its_severity(number: int) -> None
         (95, "RST: Yes, D-RST: No", ("drain", "reset_gpu")),
     ],
 )
-def test_a_memory_error_may_ask_for_more(
+def test_a_memory_error_may_require_more(
     number: int, wanted: str, actions: tuple[str, ...]
 ) -> None:
     found = judge(number, f"Contained: CE User Channel (0x9). {wanted}")

@@ -37,7 +37,7 @@ _SFP_THRESHOLDS = (
     pages.ThresholdRegisters("receive_power", "nanowatts", _SFP_RECEIVED, pages.nanowatts),
 )
 _SLOPED = (_SFP_BIAS, _SFP_TRANSMITTED, _SFP_TEMPERATURE, _SFP_VOLTAGE)
-"""In the order of their constants."""
+"""Measurements with slope and offset, in the order of their constants."""
 _RECEIVE_CONSTANTS = struct.Struct(">5f")
 _CONSTANTS = struct.Struct(">HhHhHhHh")
 

@@ -137,11 +137,11 @@ def read_dcb(connection: netlink.NetlinkConnection, interface: str) -> dict[str,
 
     Priority flow control, bandwidth shares, trust. Source: linux UAPI dcbnl.h (attributes and structures)
     and net/dcb/dcbnl.c: one DCB_CMD_IEEE_GET returns everything, and each part is present only if the
-    driver implements it. A driver without any returns EOPNOTSUPP. Numbers are those of IEEE 802.1Qaz;
+    driver implements it. A driver without any returns EOPNOTSUPP. Numbers are as in IEEE 802.1Qaz;
     `requests` are PFC frames sent, `indications` PFC frames received.
     """
-    question = _MESSAGE.pack(0, _IEEE_GET) + netlink.interface_attribute(_INTERFACE_NAME, interface)
-    body = connection.request(_RTM_GETDCB, question)
+    request = _MESSAGE.pack(0, _IEEE_GET) + netlink.interface_attribute(_INTERFACE_NAME, interface)
+    body = connection.request(_RTM_GETDCB, request)
     netlink.unpack(_MESSAGE, body)
     values = dict(netlink.attributes(body[_MESSAGE.size :]))
     ieee = dict(netlink.attributes(values.get(_IEEE, b"")))
@@ -263,8 +263,8 @@ def _port_statistics(
     connection: netlink.NetlinkConnection, index: int, port: int
 ) -> dict[int, bytes]:
     device = netlink.attribute(_DEVICE_INDEX, struct.pack("=I", index))
-    question = device + netlink.attribute(_PORT, struct.pack("=I", port))
-    return dict(netlink.attributes(connection.request(_STATISTICS_GET, question)))
+    request = device + netlink.attribute(_PORT, struct.pack("=I", port))
+    return dict(netlink.attributes(connection.request(_STATISTICS_GET, request)))
 
 
 def _counters(values: dict[int, bytes]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from agent.sources.nvidia.call_plan import GPM, BatchField, CallPlans, CallTable
 from railscope.catalog import bursts as c, declare, entities, gpu as a
 from railscope.frame import Entity
 from railscope.reading import Absent
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 
 PIPES = {
     4: "integer",
@@ -135,7 +135,7 @@ class GpuActivitySource(source.SourceWithoutResources):
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         devices = [device for gpu in gpus.values() for device in _devices(gpu)]
-        self._plans.place(host, devices, columns)
+        self._plans.add_columns(host, devices, columns)
         return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
@@ -151,12 +151,12 @@ def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, CallTable]]:
 
 
 _TOTAL_POWER, _UTILIZATION = 0, 1
-"""nvml.h, nvmlSamplingType_t."""
+"""Values of nvmlSamplingType_t (nvml.h)."""
 _NOT_FOUND = 6
 """No sample since the last one."""
 _LONGEST_SAMPLE_NS = 2 * SECOND_NS
 """A product's own sample period is at most one second (nvml.h, nvmlUtilization_t)."""
-_NS_PER_US, _STEPS, _PERCENT = 1000, 10**6, 100
+_STEPS, _PERCENT = 10**6, 100
 
 
 class GpuBurstSource(source.SourceWithoutResources):
@@ -204,7 +204,7 @@ class GpuBurstSource(source.SourceWithoutResources):
             for buffer in device.supported:
                 buffer.windows.put(into, buffer.fetch(host, device.index, device.limit_milliwatts))
             into.put_all(first, (self._grid.window_ns, max(b.unseen for b in device.supported)))
-        into.grown = self._gpus.generation != self._generation
+        into.needs_probe = self._gpus.generation != self._generation
 
 
 class _SampledGpu:
@@ -268,7 +268,7 @@ class _SampleBuffer:
         self._last_us = stamp_us
         if last_us is None:
             return
-        last_ns, at_ns = last_us * _NS_PER_US, stamp_us * _NS_PER_US
+        last_ns, at_ns = last_us * MICROSECOND_NS, stamp_us * MICROSECOND_NS
         if at_ns - last_ns > _LONGEST_SAMPLE_NS:
             self.unseen += self._grid.count_windows(last_ns, at_ns)
             self._averaged.forget()

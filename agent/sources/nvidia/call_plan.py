@@ -37,7 +37,7 @@ class CallTarget:
     entity: Entity | None = None
 
     @property
-    def of_part(self) -> bool:
+    def is_of_part(self) -> bool:
         """True if it is about a part of the device, which the device may not have."""
         return self.kind is not None or self.entity is not None
 
@@ -55,7 +55,7 @@ class NvmlCall:
     functions: tuple[str, ...]
     targets: tuple[CallTarget, ...]
     arguments: tuple[int, ...] = ()
-    of_device: bool = True
+    is_of_device: bool = True
     """True if the device is the first argument; a system call takes none."""
 
 
@@ -188,7 +188,7 @@ class _PlannedCall:
     @classmethod
     def create(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
         """A call that has not been tested for support yet."""
-        arguments = (device, *call.arguments) if call.of_device else call.arguments
+        arguments = (device, *call.arguments) if call.is_of_device else call.arguments
         picks = tuple(target.pick for target in call.targets)
         return cls(call, list(call.functions), arguments, _columns(call.targets, about), picks)
 
@@ -239,17 +239,19 @@ class CallPlan:
     def detect_support(self, host: Host) -> None:
         """Make every call once, to detect what the device supports."""
         scratch = source.ColumnBuilder()
-        self.place(scratch)
+        self.add_columns(scratch)
         self.read(host, source.RowBuilder(len(scratch.columns)))
 
-    def place(self, columns: source.ColumnBuilder) -> None:
+    def add_columns(self, columns: source.ColumnBuilder) -> None:
         """Add the columns of what the device supports, and of what a whole device should support."""
         self._first = len(columns.columns)
         parts: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._slots]
         for part in parts:
             part.column = len(columns.columns)
             columns.columns += part.columns
-        self._missing = [(target, column) for target, column in self._missing if not target.of_part]
+        self._missing = [
+            (target, column) for target, column in self._missing if not target.is_of_part
+        ]
         self._unsupported = [columns.add(*column) for _, column in self._missing]
         self._width = len(columns.columns) - self._first
         self.is_outdated = False
@@ -273,7 +275,7 @@ class CallPlan:
     def _miss(self, targets: Sequence[CallTarget], part: _PlannedCall | _BatchEntry) -> None:
         self._missing += zip(targets, part.columns, strict=True)
         self._unsupported += range(part.column, part.column + len(targets))
-        self.is_outdated |= any(target.of_part for target in targets)
+        self.is_outdated |= any(target.is_of_part for target in targets)
 
     # Calls -------------------------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ class CallPlan:
 
     def _read_batch(self, host: Host, into: source.RowBuilder) -> None:
         while self._slots:
-            answer = self._ask_batch(host)
+            answer = self._call_batch(host)
             if isinstance(answer, Absent):
                 into.put_each((slot.column for slot in self._slots), answer)
                 return
@@ -315,7 +317,7 @@ class CallPlan:
             self._fill(into, values, codes)
             return
 
-    def _ask_batch(self, host: Host) -> tuple[Json, Json] | Absent:
+    def _call_batch(self, host: Host) -> tuple[Json, Json] | Absent:
         """Values and codes of all entries; an absence reason if the call as a whole fails."""
         lacking = [_NOT_SUPPORTED] * len(self._slots)
         try:
@@ -378,7 +380,7 @@ class CallPlans:
         self._generation = -1
         self._plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
 
-    def place(
+    def add_columns(
         self,
         host: Host,
         tables: Iterable[tuple[Device, Entity, CallTable]],
@@ -398,7 +400,7 @@ class CallPlans:
                 plan.detect_support(host)
                 if old and not plan.is_complete:
                     plan = old
-            plan.place(columns)
+            plan.add_columns(columns)
             plans[key] = plan
         self._generation, self._plans = self._gpus.generation, plans
 
@@ -406,7 +408,9 @@ class CallPlans:
         """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""
         for plan in self._plans.values():
             plan.read(host, into)
-        into.grown |= self.is_outdated or any(plan.is_outdated for plan in self._plans.values())
+        into.needs_probe |= self.is_outdated or any(
+            plan.is_outdated for plan in self._plans.values()
+        )
 
     @property
     def is_outdated(self) -> bool:

@@ -74,7 +74,7 @@ class Integrals:
         self._columns: list[tuple[int, int, IntegratedGauge, Integral]] = []
         """Columns of a gauge and of its integral in the table."""
 
-    def place(self, columns: ColumnBuilder) -> None:
+    def add_columns(self, columns: ColumnBuilder) -> None:
         """Add a column for the integral of each gauge that has one."""
         self._columns = []
         for position, (metric, entity) in enumerate(list(columns.columns)):
@@ -109,9 +109,9 @@ class DeviceTotals:
         self._counter, self._total, self._excluded = counter, total, excluded
         self._sums: dict[tuple[str, ...], CounterTotal] = {}
         self._columns: list[tuple[int, CounterTotal, dict[str | tuple[str, ...], int]]] = []
-        """For each device the column of its total, the sum, and the columns of the parts by their keys."""
+        """Columns of each device: the column of its total, the sum, and the columns of the parts by their keys."""
 
-    def place(self, columns: ColumnBuilder, devices: Iterable[Entity]) -> None:
+    def add_columns(self, columns: ColumnBuilder, devices: Iterable[Entity]) -> None:
         """Add a column for the total of each device that has parts with the counter."""
         parts: dict[tuple[str, ...], dict[str | tuple[str, ...], int]] = {}
         for position, (metric, entity) in enumerate(columns.columns):
@@ -159,7 +159,7 @@ class SettingChanges:
         self._places: list[_WatchedSetting] = []
         self._last: dict[tuple[str, str], int] = {}
 
-    def place(self, columns: ColumnBuilder) -> None:
+    def add_columns(self, columns: ColumnBuilder) -> None:
         """Find the settings among the columns."""
         self._places = []
         for position, (metric, entity) in enumerate(columns.columns):

@@ -1,4 +1,4 @@
-"""Events of the NVIDIA driver: Xids for the Xid book, MIG changes, memory and power events.
+"""Events of the NVIDIA driver: Xids for the Xid matcher, MIG changes, memory and power events.
 
 NVML events have no text and no timestamp, and none arrive from a GPU with a dead bus or firmware:
 the kernel log is followed as well.
@@ -43,10 +43,10 @@ class NvmlEventSource(source.SourceWithoutResources):
     """The event queue is bounded, and without the kernel log events are the only source of Xids."""
 
     def __init__(
-        self, book: XidMatcher, period_seconds: float = 1.0, gpus: GpuInventory | None = None
+        self, matcher: XidMatcher, period_seconds: float = 1.0, gpus: GpuInventory | None = None
     ) -> None:
         self.period_seconds = period_seconds
-        self._book = book
+        self._matcher = matcher
         self._gpus = gpus or GpuInventory()
         self._begun = False
         self._taken = 0
@@ -82,9 +82,9 @@ class NvmlEventSource(source.SourceWithoutResources):
             return
         into.events = [*self._waiting, *self._take(host)]
         self._waiting.clear()
-        into.put(0, self._lost + self._book.dropped_reports)
+        into.put(0, self._lost + self._matcher.dropped_reports)
         into.put_readings(1, [self._counts[entity] for entity in self._columns])
-        into.grown = len(self._counts) > len(self._columns)
+        into.needs_probe = len(self._counts) > len(self._columns)
 
     def _take(self, host: Host) -> list[Event]:
         now = host.clock.now()
@@ -104,7 +104,7 @@ class NvmlEventSource(source.SourceWithoutResources):
             instances = (_instance(gpu_instance), _instance(compute_instance))
             if kind == XID:
                 timestamps = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
-                self._book.record_nvml(NvmlXid(address, data, *timestamps, *instances))
+                self._matcher.record_nvml(NvmlXid(address, data, *timestamps, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
 from agent.host import Host, NvmlError
 from agent.sampling import source
-from agent.sources.nvidia import call_plan, column_history, health, value_tables
+from agent.sources.nvidia import call_plan, column_history, gpu_settings, health, value_tables
 from agent.topology.pci import gpu_addresses, read_gpu_uuid
 from railscope.catalog import entities, gpu_health as h, gpu_sharing as s
 from railscope.frame import Entity
@@ -45,6 +45,7 @@ class GpuSource(source.SourceWithoutResources):
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
         self._totals = [column_history.DeviceTotals(*each) for each in value_tables.TOTALS]
         self._modes = column_history.SettingChanges()
+        self._describe: Callable[[Host, GpuDevice], Entity] | None = None
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> GpuSource:
@@ -64,19 +65,22 @@ class GpuSource(source.SourceWithoutResources):
     @classmethod
     def settings(cls, period_seconds: float = 60.0, gpus: GpuInventory | None = None) -> GpuSource:
         """Values that change rarely."""
-        return cls("gpu_settings", value_tables.settings_table, period_seconds, gpus)
+        gpu = cls("gpu_settings", value_tables.settings_table, period_seconds, gpus)
+        gpu._describe = gpu_settings.settings_entity
+        return gpu
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
-        self._plans.place(host, tables, columns)
-        self._integrals.place(columns)
+        self._plans.add_columns(host, tables, columns)
+        self._integrals.add_columns(columns)
         for totals in self._totals:
-            totals.place(columns, [gpu.entity for gpu in gpus.values()])
-        self._modes.place(columns)
-        return columns.result(*self._gpus.findings)
+            totals.add_columns(columns, [gpu.entity for gpu in gpus.values()])
+        self._modes.add_columns(columns)
+        described = [self._describe(host, g) for g in gpus.values()] if self._describe else ()
+        return columns.result(*self._gpus.findings, columnless_entities=described)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
@@ -132,8 +136,8 @@ class MigSource(source.SourceWithoutResources):
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
-        self._plans.place(host, tables, columns)
-        self._integrals.place(columns)
+        self._plans.add_columns(host, tables, columns)
+        self._integrals.add_columns(columns)
         detail = f"{len(tables)} on {source.format_count(len(capable), 'GPU')} with MIG support"
         findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
         return columns.result(*findings)
@@ -194,7 +198,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         states = {address: self._state(host, address) for address in self._addresses}
         into.put_readings(0, states.values())
         missing = [address for address, state in states.items() if state == MISSING]
-        into.grown = gpu_addresses(host) != self._addresses or missing != self._missing
+        into.needs_probe = gpu_addresses(host) != self._addresses or missing != self._missing
 
     def _state(self, host: Host, address: str) -> int:
         driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")

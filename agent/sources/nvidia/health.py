@@ -80,7 +80,7 @@ def _condition(shift: int, at_fault: int) -> PickReading:
     return pick
 
 
-def _is_misconfigured(result: Json) -> Reading:
+def _configuration_fault(result: Json) -> Reading:
     field = _health_mask(result) >> _CONFIGURATION_SHIFT & _FOUR_BITS
     return int(field != _CONFIGURATION_RIGHT) if field else Absent.UNSUPPORTED
 
@@ -142,7 +142,7 @@ _CALLS: tuple[NvmlCall, ...] = (
         CallTarget(h.GPU_FABRIC_STATUS, _status),
         CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
         *(_condition_target(name, _condition(*where)) for name, where in CONDITIONS.items()),
-        _condition_target("misconfigured", _is_misconfigured),
+        _condition_target("misconfigured", _configuration_fault),
     )),
 )  # fmt: skip
 

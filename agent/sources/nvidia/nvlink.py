@@ -23,7 +23,7 @@ _LINK_COUNT = 91
 _MAX_LINKS = 36
 _NOT_SUPPORTED = 3
 _NO_LINKS_CODES = {2, _NOT_SUPPORTED, 13}
-"""INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND."""
+"""Codes INVALID_ARGUMENT, NOT_SUPPORTED and FUNCTION_NOT_FOUND."""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTE_TYPES = {0: "gpu", 1: "ibm_npu", 2: "switch"}
 _LEGACY_SPLIT = 6
@@ -173,7 +173,7 @@ class NvLinkSource(source.SourceWithoutResources):
         self._gpus = gpus or GpuInventory()
         self._plans = call_plan.CallPlans(self._gpus)
         self._calls: dict[int, tuple[int, call_plan.CallTable]] = {}
-        """For each GPU the number of its links, and the calls for them."""
+        """Number of links of each GPU, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
         """States of the links of each GPU at the last read."""
@@ -201,11 +201,11 @@ class NvLinkSource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
-        self._plans.place(host, tables, columns)
+        self._plans.add_columns(host, tables, columns)
         self._totals = []
         if not self._signal:
             self._totals = _totals(linked, columns)
-            self._errors.place(columns, [gpu.entity for gpu in linked])
+            self._errors.add_columns(columns, [gpu.entity for gpu in linked])
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
 
@@ -238,7 +238,7 @@ class NvLinkSource(source.SourceWithoutResources):
                 total, [into.values[position] for position in states]
             ):
                 self._gpus.changed()
-                into.grown = True
+                into.needs_probe = True
 
     def _has_changed(self, total: int, states: list[int]) -> bool:
         """True if links came up or went down: what a link supports may depend on its state."""

@@ -59,7 +59,7 @@ class ExpectedLinks:
     _gpus: list[tuple[int, GpuDevice, pcie_links.PcieLink | None]] = field(default_factory=list)
     _is_guest: bool = False
 
-    def place(
+    def add_columns(
         self,
         host: Host,
         columns: base.ColumnBuilder,
@@ -101,7 +101,7 @@ class ExpectedLinks:
         limits = [quantity.convert(getattr(end, f"{quantity.member}_limit")) for end in ends]
         limits_read = [limit for limit in limits if not isinstance(limit, Absent)]
         if not ends or len(limits_read) < len(limits):
-            # The slot is not visible: only a link at NVML's limit is certain to lack nothing.
+            # The slot is not visible: only a link at NVML's limit certainly has its full width and speed.
             limit = _read_number(host, f"nvmlDeviceGetMax{quantity.call}", gpu.index)
             is_whole = now == limit or isinstance(limit, Absent)
             return limit if is_whole else Absent.UNSUPPORTED
@@ -169,7 +169,7 @@ class GpuPathSource(base.SourceWithFiles):
         self._generation = self._gpus.generation
         gpus = {gpu.pci_address: gpu for gpu in self._gpus.gpus.values()}
         lowest = {path[-1].lower: path[-1] for path in self._paths}
-        self._expected.place(host, columns, gpus, lowest)
+        self._expected.add_columns(host, columns, gpus, lowest)
         ends = [end for path in self._paths for link in path for end in (link.upper, link.lower)]
         self._ends = tuple(filter(None, dict.fromkeys(ends)))
         self._keep(host, pcie_links.link_files(self._ends))
@@ -185,7 +185,7 @@ class GpuPathSource(base.SourceWithFiles):
             sleeps = partial(self._sleeps, host, worked)
             into.put(column, pcie_links.path_state(path, states, sleeps))
         self._expected.read(host, states, into)
-        into.grown = self._gpus.generation != self._generation
+        into.needs_probe = self._gpus.generation != self._generation
 
     def _sleeps(self, host: Host, worked: set[str], address: str) -> bool | Absent:
         """True if a slow link can be explained by an idle GPU; no other device may have a slow link."""

@@ -2,9 +2,9 @@
 
 The numbers and the mode have the same columns for any set of processes. Individual processes and
 virtual GPUs are bounded in number. A process gets its own columns once it has been present at two
-polls, so that short processes do not create new columns every time; the others are counted. PIDs
-are those of the host: in a container the agent needs the host's PID namespace. Every job has
-different columns: acceptable on a metrics endpoint, too many for a schema that is transmitted.
+polls, so that short processes do not create new columns every time; the others are counted. PIDs are in the
+host's PID namespace, which the agent needs in a container too. Every job has different columns: acceptable
+on a metrics endpoint, too many for a schema that is transmitted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GpuSharingSource(source.SourceWithoutResources):
             into.put(column, absent or _sharing_mode(gpu, processes, vgpus))
             into.put(column + count, absent or len(processes))
             into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
-        into.grown = self._gpus.generation != self._generation
+        into.needs_probe = self._gpus.generation != self._generation
 
 
 def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
@@ -177,7 +177,7 @@ class GpuProcessSource(source.SourceWithoutResources):
         for use in self._uses:
             processes, absent = list_processes(host, use.gpu)
             self._fill(host, use, processes, absent, into)
-            into.grown |= self._fill_vgpus(host, use, absent, into)
+            into.needs_probe |= self._fill_vgpus(host, use, absent, into)
             if absent:
                 continue
             lasting = {pid for pid in processes if pid in self._seen.get(use.gpu.index, ())}
@@ -185,10 +185,10 @@ class GpuProcessSource(source.SourceWithoutResources):
             reportable = min(
                 len(lasting | use.reported.keys() & processes.keys()), self._max_reported
             )
-            into.grown |= (
+            into.needs_probe |= (
                 use.reported.keys() - processes.keys() != set() or len(use.reported) < reportable
             )
-        into.grown |= self._gpus.generation != self._generation
+        into.needs_probe |= self._gpus.generation != self._generation
 
     def _fill(
         self,

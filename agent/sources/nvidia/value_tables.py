@@ -110,7 +110,7 @@ LOAD_INTEGRALS = (
 )
 
 _REPEATED_TIMES = ("low_utilization", "application_clocks", "base_clocks")
-"""Idle time, and time below some clocks for whatever reason: left out of the total."""
+"""Times that are left out of the total: idle, and below some clocks for any reason."""
 TOTALS: tuple[tuple[declare.Metric, declare.Metric, tuple[str, ...]], ...] = (
     (c.GPU_THROTTLE_TIME, c.GPU_ALL_THROTTLE_TIME, _REPEATED_TIMES),
     (h.GPU_PCIE_ERRORS, h.GPU_ALL_PCIE_ERRORS, ()),
@@ -180,7 +180,7 @@ _SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
     call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
     call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
     call_plan.NvmlCall(("nvmlSystemGetConfComputeState",),
-                       (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),), of_device=False),
+                       (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),), is_of_device=False),
     call_plan.members("nvmlDeviceGetConfComputeProtectedMemoryUsage",
                       {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED}),
     call_plan.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),

@@ -1,4 +1,4 @@
-"""/proc/PID/cgroup of every system that is known to write one."""
+"""/proc/PID/cgroup in the form of every supported system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
 from agent.owners.cgroup import (
     CgroupOwner,
     ContainerOwner,
@@ -120,7 +120,7 @@ PATHS: dict[str, CgroupOwner] = {
     "/": NoOwner(),
     "/system.slice": NoOwner(),
     "/user.slice": NoOwner(),
-    # outside of what this namespace shows
+    # outside of this namespace
     f"/../kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": OwnerNotVisible(),
     "/../../../system.slice/foo.service": OwnerNotVisible(),
     "/..": OwnerNotVisible(),
@@ -140,7 +140,7 @@ def test_cgroup_v1_gives_the_same_owner(path):
     assert parse_owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
 
 
-def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
+def test_a_hybrid_server_finds_a_job_only_by_its_controllers():
     content = (
         b"11:memory:/slurm/uid_1000/job_211/step_0/task_0\n"
         b"4:devices:/slurm/uid_1000/job_211/step_0\n"
@@ -172,7 +172,7 @@ def test_names_of_controllers_may_hold_colons_no_more_than_two_count():
 
 @pytest.mark.parametrize("content", [b"no line\n", b"0:/a\n", b"x::/a\n", b"0::a\n", b"0::\n"])
 def test_an_invalid_cgroup_list_is_reported(content):
-    with pytest.raises(FormatError, match="invalid line of /proc/PID/cgroup"):
+    with pytest.raises(OwnerFormatError, match="invalid line of /proc/PID/cgroup"):
         parse_owner(content)
 
 
@@ -183,14 +183,14 @@ def test_a_kernel_without_control_groups():
 def test_every_process_of_this_machine_has_an_owner():
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end meanwhile, but not all of them do
+        with contextlib.suppress(OSError):  # some processes may end meanwhile, but not all
             found.append(parse_owner((directory / "cgroup").read_bytes()))
     assert found
 
 
 @given(st.binary())
-def test_any_bytes_have_an_owner_or_are_no_list(content):
-    with contextlib.suppress(FormatError):
+def test_any_bytes_have_an_owner_or_are_not_a_list(content):
+    with contextlib.suppress(OwnerFormatError):
         parse_owner(content)
 
 

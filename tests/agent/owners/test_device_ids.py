@@ -1,4 +1,4 @@
-"""Names that device plugins give to GPUs."""
+"""Names that device plugins assign to GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices that gres.conf gives to the indices of Slurm's generic resources."""
+"""The devices that gres.conf assigns to the indices of Slurm's generic resources."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners import FormatError
 from agent.owners.slurm import GresDevice, parse_gres_conf
+from railscope.slurm import SlurmFormatError
 
 CONF = r"""
 # what the servers have
@@ -44,11 +44,11 @@ def test_other_resources_and_other_nodes_have_none():
     "text", ["include gpus.conf", "what is this", "Name=gpu File=/dev/nvidia[0"]
 )
 def test_a_file_that_leaves_out_fields(text):
-    with pytest.raises(FormatError):
+    with pytest.raises(SlurmFormatError):
         parse_gres_conf(text, "n1")
 
 
 @given(st.one_of(st.text(), st.text('Name=gpuFil /dv[]0-9,#"\\\nGrs')))
 def test_any_text_is_a_configuration_or_is_none(text):
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         parse_gres_conf(text, "n1")

@@ -106,7 +106,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_each_refusal_is_a_reason(tmp_path, code):
+def test_each_rejection_is_a_reason(tmp_path, code):
     def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(code, "no")
         raise AssertionError
@@ -137,7 +137,7 @@ def test_a_server_that_never_answers(tmp_path):
     assert reason_of(late.value) is Absent.TIMEOUT
 
 
-def test_a_server_that_never_speaks(tmp_path):
+def test_a_server_that_never_responds(tmp_path):
     received = threading.Event()
     with (
         serving_once(tmp_path / "s", lambda _: received.wait()) as path,
@@ -179,7 +179,7 @@ def serving_once(path: Path, speak: Callable[[socket.socket], object]) -> Iterat
 
 
 def speak_http2(reply: Callable[[H2Connection], object]) -> Callable[[socket.socket], None]:
-    """Speak valid HTTP/2 until the request arrived, then send one reply."""
+    """Serve valid HTTP/2 until the request has arrived, then send one reply."""
 
     def speak(connection: socket.socket) -> None:
         http = H2Connection(H2Configuration(client_side=False))

@@ -16,7 +16,7 @@ from support.certificates import self_signed
 from agent.host.files import RootedFiles
 from agent.host.kubelet_pods import read_pod_list
 from agent.host.owners import KUBELET, PODS, OwnerCalls
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
 from agent.owners.kubelet_answers import parse_pod_list
 from railscope.pod_shares import MAX_TEXT
 
@@ -137,7 +137,7 @@ def test_pods_from_the_read_only_port_of_this_machine(plain, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"{", b"[]", b'{"items": [{"metadata": 5}]}', b'{"items": "x"}']
 )
-def test_an_answer_that_is_no_list_of_pods(plain, content):
+def test_an_answer_that_is_not_a_list_of_pods(plain, content):
     plain.content = content
     with pytest.raises(OSError, match="invalid list of pods"):
         ask(f"http://127.0.0.1:{plain.server_port}")
@@ -154,5 +154,7 @@ def test_missing_fields_of_a_pod():
     assert (pod.name, pod.concerns_gpus) == ("a", False)
     long = json.dumps({"items": [{"metadata": {"annotations": {ALLOCATED: "x" * (MAX_TEXT + 1)}}}]})
     assert parse_pod_list(long.encode())[0].annotations == {}
-    with pytest.raises(FormatError):
+    with pytest.raises(OwnerFormatError):
         parse_pod_list(b"\xff")
+    with pytest.raises(OwnerFormatError, match="recursion"):
+        parse_pod_list(b'{"x":' + b"[" * 100_000)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support import pod_resources as wire
 
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
 from agent.owners.kubelet_answers import (
     ClaimedDevice,
     KubeletPod,
@@ -104,7 +104,7 @@ def test_a_known_field_of_another_type_is_skipped():
     )
 
 
-def test_a_field_that_comes_again_replaces_the_first():
+def test_a_repeated_field_replaces_the_first():
     again = wire.piece(1, b"old") + wire.piece(1, b"new")
     assert parse_pods(wire.piece(1, again)) == (KubeletPod("new", ""),)
 
@@ -127,15 +127,15 @@ def test_a_field_that_comes_again_replaces_the_first():
         (wire.piece(1, wire.piece(1, b"\xff")), "field 1: invalid UTF-8"),
     ],
 )
-def test_bytes_that_are_no_answer(content, problem):
-    with pytest.raises(FormatError, match=problem):
+def test_bytes_that_are_not_an_answer(content, problem):
+    with pytest.raises(OwnerFormatError, match=problem):
         parse_pods(content)
 
 
 @given(st.binary())
 def test_any_bytes_are_an_answer_or_are_none(content):
     for parse in (parse_pods, parse_allocatable):
-        with contextlib.suppress(FormatError):
+        with contextlib.suppress(OwnerFormatError):
             parse(content)
 
 
@@ -144,12 +144,12 @@ def test_a_damaged_answer_is_rejected_or_read(data):
     content = bytearray(wire.pod_entry(TRAINING))
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(OwnerFormatError):
         parse_pods(bytes(content))
 
 
 def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
     content = wire.pod_entry(TRAINING)
     for length in range(1, len(content)):
-        with pytest.raises(FormatError):
+        with pytest.raises(OwnerFormatError):
             parse_pods(content[:length])

@@ -7,8 +7,8 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners import FormatError
 from agent.owners.slurm import parse_step_title
+from railscope.slurm import SlurmFormatError
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_titles(cmdline):
     ],
 )
 def test_invalid_step_titles(cmdline):
-    with pytest.raises(FormatError, match="invalid process title"):
+    with pytest.raises(SlurmFormatError, match="invalid process title"):
         parse_step_title(cmdline)
 
 
@@ -51,5 +51,5 @@ def test_jobs_come_back(job, name):
 
 @given(st.binary())
 def test_any_bytes_are_a_title_or_are_none(cmdline):
-    with contextlib.suppress(FormatError):
+    with contextlib.suppress(SlurmFormatError):
         parse_step_title(cmdline)

@@ -136,7 +136,7 @@ def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after)
         assert abs(end_ns - ended_ns) <= POLL * NS + UNCERTAINTY_NS
 
 
-def test_an_end_before_the_start_by_the_wall_clock_is_no_end_at_the_start(tmp_path):
+def test_an_end_before_the_start_by_the_wall_clock_is_not_an_end_at_the_start(tmp_path):
     story = ClockStepNode(tmp_path)
     story.wait(POLL)
     story.begin()
@@ -156,9 +156,11 @@ def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
     story.wait(600)
     story.end()
     story.host.clock.step_wall(-7200)
-    again = ClaimStartRequest(id="c", gpus=["2"], tenant="red", workload="batch", again=True)
+    again = ClaimStartRequest(
+        id="c", gpus=["2"], tenant="red", workload="batch", allow_restart=True
+    )
     claims = story.looked.tenancy.commands
-    claims.start(story.endpoint._claim(again), again=True)  # noqa: SLF001 - no socket needed
+    claims.start(story.endpoint._claim(again), allow_restart=True)  # noqa: SLF001 - no socket needed
     assert [one.end_ns is None for one in claims.all] == [False, True]
 
 

@@ -4,112 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
-import os
-import queue
-import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from support.cases import CASES
-from support.tenancy import NODE, PolledTenancy, cut, event_summaries, mig_uuid, node, uuid
+from click.testing import CliRunner
+from support.claim_requests import BATCH, ServedEndpoint, ask, serving
+from support.tenancy import event_summaries, mig_uuid, uuid
 
 from agent.config import TenancySettings
-from agent.endpoint.claims_endpoint import MAX_BODY_BYTES, ClaimsEndpoint
+from agent.endpoint.claims_endpoint import MAX_BODY_BYTES
 from agent.tenancy.command_claims import CLAIMS_FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Temporary directory with a short path: a socket path has at most 107 bytes."""
-    made = Path(tempfile.mkdtemp(prefix="claims-"))
-    yield made
-    shutil.rmtree(made)
-
-
-class UnixSocketConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self.path))
-
-
-def ask(
-    where: Path | http.client.HTTPConnection, method: str, path: str, body: Any = None
-) -> tuple[int, Any]:
-    """Send a request over a new connection; return the status and the JSON or text of the answer."""
-    content = body if isinstance(body, bytes) or body is None else json.dumps(body)
-    with closing(UnixSocketConnection(where) if isinstance(where, Path) else where) as connection:
-        connection.request(method, path, content)
-        answer = connection.getresponse()
-        received = answer.read()
-        is_json = received.startswith(b"{")
-        return answer.status, json.loads(received) if is_json else received.decode()
-
-
-class ServedEndpoint:
-    """A claims endpoint in its own thread, with its tenancy."""
-
-    def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
-        self.host = node(3)
-        cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
-        self.looked = PolledTenancy(self.host)
-        self.looked.tenancy.remember(directory, NODE)
-        self.endpoint = ClaimsEndpoint(
-            settings or TenancySettings(), directory, self.looked.tenancy, self.host.clock
-        )
-        self.path = directory / "claims.sock"
-
-
-@contextmanager
-def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
-    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        await served.endpoint.start()
-        started.put((asyncio.get_running_loop(), stop))
-        await stop.wait()
-        await served.endpoint.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    loop, stop = started.get(timeout=20)
-    try:
-        yield served
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-
-
-@pytest.fixture
-def served(directory: Path) -> Iterator[ServedEndpoint]:
-    made = ServedEndpoint(directory)
-    made.looked.poll()
-    with serving(made):
-        yield made
-
-
-BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}
 
 
 def test_a_reported_claim_begins_and_ends(served):
@@ -148,7 +54,7 @@ def test_a_claim_that_begins_and_ends_between_two_polls(served):
     assert int(ended.facts["end_ns"]) - int(began.facts["start_ns"]) == 10**9
 
 
-def test_an_id_begins_again_only_where_that_is_asked_for(served):
+def test_an_id_starts_again_only_if_requested(served):
     path = served.path
     ask(path, "POST", "/v1/claims", BATCH)
     served.looked.poll()
@@ -156,7 +62,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
     ask(path, "POST", "/v1/claims/b-1/end")
     assert ask(path, "POST", "/v1/claims", BATCH)[0] == 409
     served.host.clock.advance(1)
-    again = {**BATCH, "again": True}
+    again = {**BATCH, "allow_restart": True}
     assert ask(path, "POST", "/v1/claims", again)[0] == 200
     assert ask(path, "POST", "/v1/claims", again)[0] == 200
     events = served.looked.poll()
@@ -173,6 +79,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
     ("request_", "status", "message"),
     [
         (("POST", "/v1/claims", b"{"), 400, "truncated"),
+        (("POST", "/v1/claims", b'{"\xff": 1}'), 400, "can't decode byte 0xff"),
         (("POST", "/v1/claims", []), 422, "Expected `object`"),
         (("POST", "/v1/claims", {**BATCH, "gpu": "0"}), 422, "unknown field `gpu`"),
         (("POST", "/v1/claims", {**BATCH, "id": "../a"}), 422, "$.id"),
@@ -199,7 +106,7 @@ def test_rejected_requests(served, request_, status, message):
     assert ask(served.path, "GET", "/v1/claims") == (200, {"claims": []})
 
 
-def test_another_claim_with_the_same_id_is_refused(served):
+def test_another_claim_with_the_same_id_is_rejected(served):
     path = served.path
     ask(path, "POST", "/v1/claims", BATCH)
     status, answer = ask(path, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
@@ -277,179 +184,6 @@ def test_over_loopback_with_a_token(directory):
 def test_an_address_that_is_not_safe(directory, settings, message):
     with pytest.raises(SettingsError, match=message):
         ServedEndpoint(directory, TenancySettings(**settings))
-
-
-# The command -------------------------------------------------------------------------------------
-
-
-def run(served: ServedEndpoint, *arguments: str, **environment: str) -> Result:
-    command = ["claim", *arguments, "--socket", str(served.path), "--timeout-seconds", "0"]
-    return CliRunner().invoke(root, command, env={"SLURM_JOB_ID": None, **environment})
-
-
-def test_the_command(served):
-    outcome = run(served, "start", "--id", "m-1", "--gpu", "0,1", "--tenant", "red")
-    assert (outcome.exit_code, outcome.stdout.startswith(f"m-1: {uuid(0)}, {uuid(1)} since ")) == (
-        0,
-        True,
-    )
-    listed = run(served, "list")
-    head, *rows = [line.split()[:3] for line in listed.stdout.splitlines()]
-    assert head == ["index", "device", "pci_address"]
-    assert [row[:2] for row in rows] == [["0", uuid(0)], ["1", uuid(1)]]
-    assert all(re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", row[2]) for row in rows)
-    served.looked.poll()
-    assert run(served, "list").stdout == listed.stdout, "reported by this poll"
-    assert run(served, "end", "m-1").exit_code == 0
-    served.looked.poll()
-    assert run(served, "list", "--format", "json").stdout == "[]\n"
-    refused = run(served, "end", "m-2")
-    assert (refused.exit_code, "unknown claim 'm-2'" in refused.output) == (1, True)
-    for arguments in (
-        ["start", "--gpu", "0", "--tenant", "red"],
-        ["start", "--id", "a", "--gpu", "0"],
-        ["end"],
-    ):
-        assert run(served, *arguments).exit_code == 2
-
-
-def test_prolog_and_epilog_of_slurm(served):
-    job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0,1", "SLURM_JOB_ACCOUNT": "astro"}
-    for restart in range(2):
-        assert run(served, "start", "--from-slurm", **job).exit_code == 0
-        (first, _) = began = served.looked.poll()
-        assert (first.facts["source"], first.facts["workload"]) == ("slurm", "123")
-        assert (first.facts["owner"], first.facts["level"]) == ("astro", "scheduler")
-        assert run(served, "end", "--from-slurm", **job).exit_code == 0, restart
-        assert [event.entity for event in served.looked.poll()] == [event.entity for event in began]
-    assert run(served, "start", "--from-slurm", SLURM_JOB_ID="124").exit_code == 0
-    assert served.looked.poll() == [], "a job without GPUs claims none"
-    assert run(served, "start", "--from-slurm").exit_code == 1
-
-
-def test_a_job_reported_by_its_prolog_is_reported_once(served):
-    directory = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123"
-    served.host.files[f"{directory}/step_0/user/task_0/cgroup.procs"] = "50\n"
-    served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
-    job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
-    run(served, "start", "--from-slurm", **job)
-    assert event_summaries(served.looked.poll()) == [("claim_start", "slurm", "123", uuid(0))]
-    run(served, "end", "--from-slurm", **job)
-    assert event_summaries(served.looked.poll()) == [("claim_end", "slurm", "123", uuid(0))]
-    assert served.looked.poll() == [], "its control group takes a while to go"
-
-
-def test_no_agent(directory):
-    arguments = [
-        "claim",
-        "list",
-        "--socket",
-        str(directory / "none.sock"),
-        "--timeout-seconds",
-        "0",
-    ]
-    outcome = CliRunner().invoke(root, arguments)
-    assert (outcome.exit_code, "no response from the agent at" in outcome.output) == (1, True)
-
-
-# A whole agent -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an agent in its own process on a recorded node with two GPUs; `settings` are added by name."""
-    command = [
-        sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
-        "--replay", str(CASES / "hgx-h100-load"), "--state-directory", str(directory),
-    ]  # fmt: skip
-    environment = {**os.environ, "RAILSCOPE_AGENT_PERIOD_SECONDS__TENANCY": "0.5"}
-    environment |= {f"RAILSCOPE_AGENT_{name}": text for name, text in more.items()}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def request_until_ok(directory: Path, method: str, path: str, body: Any = None) -> Any:
-    """Repeat a request until the answer is 200."""
-    until, last = time.monotonic() + 60, None
-    while time.monotonic() < until:
-        try:
-            status, last = ask(directory / "claims.sock", method, path, body)
-            if status == 200:
-                return last
-        except OSError as error:
-            last = error
-        time.sleep(0.05)
-    raise AssertionError(last)
-
-
-def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory):
-    for number in range(3):
-        with agent(directory) as process:
-            for part in range(3):
-                name = f"c-{number}-{part}"
-                request_until_ok(
-                    directory, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]}
-                )
-                if part:
-                    request_until_ok(directory, "POST", f"/v1/claims/{name}/end")
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    with agent(directory):
-        listed = {one["id"] for one in request_until_ok(directory, "GET", "/v1/claims")["claims"]}
-        assert listed == {"c-0-0", "c-1-0", "c-2-0"}
-        for number in range(3):
-            status, _ = ask(directory / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
-            assert status == 200, "that it has ended is known"
-
-
-def test_a_first_start_without_a_state_directory_accepts_claims(directory):
-    state = directory / "var" / "lib" / "agent"
-    with agent(state):
-        request_until_ok(state, "POST", "/v1/claims", {**BATCH, "gpus": ["0"]})
-        assert state.stat().st_mode & 0o777 == 0o700
-    with agent(state):
-        listed = request_until_ok(state, "GET", "/v1/claims")["claims"]
-        assert [one["id"] for one in listed] == ["b-1"], "it was kept"
-
-
-def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(directory):
-    state = directory / "later" / "agent"
-    state.parent.write_text("a file, where a directory is to be")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    listen = {"TENANCY__LISTEN": f"127.0.0.1:{port}", "TENANCY__TOKEN": "secret"}
-    headers = {"Authorization": "Bearer secret"}
-
-    def start() -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        with closing(connection):
-            body = json.dumps({**BATCH, "gpus": ["0"]})
-            connection.request("POST", "/v1/claims", body, headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-    def until(reached: Callable[[int, str], bool]) -> str:
-        limit, status, message = time.monotonic() + 60, 0, ""
-        while time.monotonic() < limit:
-            with suppress(OSError):
-                status, answer = start()
-                message = str(answer.get("error", ""))
-                if reached(status, message):
-                    return message
-            time.sleep(0.1)
-        raise AssertionError((status, message))
-
-    with agent(state, **listen):
-        message = until(lambda status, message: status == 503 and "state_directory" in message)
-        assert f"cannot use state_directory {state}: Not a directory" in message
-        assert "accepted as soon as it is writable" in message
-        state.parent.unlink()
-        until(lambda status, _: status == 200)
-        request_until_ok(state, "POST", "/v1/claims/b-1/end")
 
 
 @pytest.mark.parametrize("key", ["id", "tenant", "owner", "workload"])

@@ -9,7 +9,9 @@ from support.clock import NS, START
 from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, uuid
 
 from agent.config import TenancySettings
-from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
+from collector.files.tenancy_files import parse_claims
+from railscope.claim_terms import share_text
+from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 
 PATH = "/etc/railscope/gpus.csv"
 
@@ -35,7 +37,7 @@ def test_a_line_is_a_claim():
         "# holders\nholds,tenant,from,to,workload\n0,red,,,batch\n\n"
         "*,blue,2026-01-01T00:00:00Z,2026-02-01T01:00:00+01:00,\n"
     )
-    assert parse_claims_file(table.encode()) == (
+    assert parse_claims_file(table) == (
         ClaimsFileLine("0", "red", workload="batch"),
         ClaimsFileLine("*", "blue", 1_767_225_600 * NS, 1_769_904_000 * NS),
     )
@@ -44,20 +46,20 @@ def test_a_line_is_a_claim():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpu,tenant\n0", "line 2: 1 values: expected 2"),
+        ("gpu,tenant\n0", "line 2: 0: 1 values: expected 2"),
         ("gpu,tenant\n,red", "line 2: missing gpu"),
-        ("gpu,tenant,until\n0,red,", "line 1: unknown column until"),
+        ("gpu,tenant,until\n0,red,", "line 1: invalid header: unknown column until"),
         ("gpu,tenant,from\n0,red,2026-01-01T00:00:00", "with an offset"),
         ("gpu,tenant,from\n0,red,tomorrow", "from: invalid time 'tomorrow'"),
         (
             "gpu,tenant,from,to\n0,red,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z",
-            "invalid to: expected a time after from",
+            "invalid to: expected an end after the start",
         ),
         ("gpu,tenant,system\n0,red,perhaps", "invalid system 'perhaps': expected true or false"),
         ('gpu,tenant\n"0,red', "line 2: unexpected end"),
         (
             "[[claim]]\ngpu = '0'\ntenant = 'red'",
-            "line 1: unknown column [[claim]]: expected CSV with gpu",
+            "line 1: invalid header: unknown column [[claim]]: expected CSV with tenant, gpu",
         ),
         ("gpu,tenant\n0,\0", "NUL"),
         ("\ufffe".encode("utf-16").decode("latin-1"), "unknown column"),
@@ -65,8 +67,38 @@ def test_a_line_is_a_claim():
 )
 def test_an_invalid_claims_file_is_reported(text, message):
     with pytest.raises(ClaimsFileError) as wrong:
-        parse_claims_file(text.encode())
+        parse_claims_file(text)
     assert message in str(wrong.value)
+
+
+@pytest.mark.parametrize("header", ["tenant,holds,from,to,share", "gpu,from,to,tenant,system"])
+def test_the_agent_and_the_collector_read_one_format(header):
+    """Also the node's name, and further columns in any order."""
+    values = {
+        "tenant": "red", "from": seconds_after_start(-600), "to": seconds_after_start(600),
+        "share": "37.5%", "workload": "slurm:7", "owner": "vision", "exclusive": "true", "system": "yes",
+    }  # fmt: skip
+    names = [*header.split(","), "workload", "owner", "exclusive"]
+    rows = [
+        ",".join(values.get(name, gpu) for name in names) for gpu in (uuid(0), "gpu-1", uuid(999))
+    ]
+    text = "\n".join([",".join(names), *rows, ""])
+    _, looked = host_with_claims_file(text)
+    looked.poll()
+    by_agent = {
+        (claim.gpu, claim.tenant, claim.start_ns, claim.end_ns, claim.workload, claim.share,
+         claim.exclusive, claim.system)
+        for claim in (active.claim for active in looked.tenancy.active_claims)
+    }  # fmt: skip
+    claims = parse_claims(text)
+    by_collector = {
+        (gpu, claim.tenant, claim.start_ns, claim.end_ns, claim.workload,
+         share_text(claim.share) if claim.share else "", claim.exclusive, claim.system)
+        for gpu in (uuid(0), uuid(1))
+        for claim in claims.claims_on_gpu(gpu, ["gpu-1"])
+    }  # fmt: skip
+    assert by_agent == by_collector
+    assert len(by_agent) == 2
 
 
 def test_dates_are_kept_to_the_nanosecond():

@@ -1,4 +1,4 @@
-"""A kubelet over its real socket, recorded and replayed: both give the same claims."""
+"""A kubelet over its real socket, recorded and replayed: the claims are the same."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_answer_that_is_none(tmp_path, content, detail):
         assert detail in live_node.finding.detail
 
 
-def test_a_server_that_refuses(tmp_path):
+def test_a_server_that_rejects(tmp_path):
     def refuse(_request: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
         raise AssertionError

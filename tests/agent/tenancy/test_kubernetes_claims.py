@@ -135,9 +135,11 @@ def resource_claim(
     name: str, device: str, *cdi: str, driver: str = "gpu.nvidia.com", share: str = ""
 ) -> dict[str, Any]:
     return {
-        "name": name, "namespace": "research", "cdi_names": list(cdi),
+        "name": name,
+        "namespace": "research",
+        "cdi_names": list(cdi),
         "devices": [{"driver": driver, "pool": NODE, "device": device, "share": share}],
-    }  # fmt: skip
+    }
 
 
 def test_resource_claims():
@@ -208,7 +210,7 @@ def test_without_control_groups_all_that_are_listed_count():
         DENIED,
     ],
 )
-def test_a_kubelet_that_cannot_be_asked_ends_nothing(error):
+def test_an_unreachable_kubelet_ends_nothing(error):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = PolledTenancy(host)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from agent.host.live_host import LiveHost
 from agent.host.redactor import Redactor
-from agent.owners import FormatError, runtimes, slurm
+from agent.owners import OwnerFormatError, runtimes, slurm
 
 HEX = "ab" * 32
 DOMAIN = """<domain><name>web</name><uuid>u</uuid><devices>
@@ -89,5 +89,5 @@ def test_no_file_is_too_odd(content):
     ):
         try:
             parse()
-        except FormatError:
+        except OwnerFormatError:
             continue

@@ -49,7 +49,7 @@ def test_unclaimed_use_is_reported_at_the_second_poll():
     assert looked.value("gpu_unclaimed_processes", uuid(0)) == 0
 
 
-def test_use_is_no_older_than_its_process():
+def test_use_is_not_older_than_its_process():
     host = node()
     looked = PolledTenancy(host)
     now_ticks = host.clock.now().boot_ns // 10_000_000
@@ -140,7 +140,7 @@ def test_a_trusted_owner_holds_the_gpus_of_its_processes():
     assert event_summaries(looked.poll()) == [("claim_end", "docker", "jupyter", uuid(0))]
 
 
-def test_an_owner_that_is_not_known_is_no_setting():
+def test_an_unknown_owner_is_an_invalid_setting():
     with pytest.raises(
         SettingsError, match=r"invalid tenancy\.trusted_owners: lxc: expected owners"
     ):
@@ -165,7 +165,7 @@ def test_each_kind_of_owner(group, source, workload):
     start_process(host, 1, 11, group)
     looked = PolledTenancy(host)
     first, second = looked.poll(), looked.poll()
-    if source == "slurm":  # Slurm let it in: that is what is known of the job
+    if source == "slurm":  # started by Slurm: nothing else is known about the job
         assert event_summaries(first) == [("claim_start", source, workload, uuid(1))]
     else:
         assert event_summaries(second) == [(BEGAN, source, workload, uuid(1))]

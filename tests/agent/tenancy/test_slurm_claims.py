@@ -130,7 +130,7 @@ def test_a_job_that_claims_to_be_another_is_not_trusted():
     assert PolledTenancy(host).poll() == []
 
 
-def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
+def test_the_batch_step_represents_the_job_or_else_all_steps_together():
     host = node(4)
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", STEP_GPUS="0")
     host.files[f"{SCOPE}/job_9/step_1/user/task_0/cgroup.procs"] = "51\n"
@@ -141,7 +141,7 @@ def test_the_batch_step_speaks_for_the_job_and_else_all_steps_together():
     assert len(PolledTenancy(host).poll()) == 3
 
 
-def test_a_job_without_gpus_is_asked_again_when_it_has_another_step():
+def test_a_job_without_gpus_is_read_again_when_it_has_another_step():
     host = node()
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9")
     looked = PolledTenancy(host)
@@ -210,10 +210,21 @@ GRES_CONF = f"NodeName={NODE} Name=gpu File=/dev/nvidia[1,0]\n"
 
 
 def as_json(number: int, gres: str) -> str:
-    return json.dumps({"jobs": [{
-        "job_id": number, "job_state": ["RUNNING"], "start_time": 1_789_999_000, "end_time": 0,
-        "account": "astro", "nodes": NODE, "gres_detail": [gres],
-    }]})  # fmt: skip
+    return json.dumps(
+        {
+            "jobs": [
+                {
+                    "job_id": number,
+                    "job_state": ["RUNNING"],
+                    "start_time": 1_789_999_000,
+                    "end_time": 0,
+                    "account": "astro",
+                    "nodes": NODE,
+                    "gres_detail": [gres],
+                }
+            ]
+        }
+    )
 
 
 def test_files_of_jobs():

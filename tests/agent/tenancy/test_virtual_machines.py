@@ -1,4 +1,4 @@
-"""GPUs that were handed to virtual machines."""
+"""GPUs passed through to virtual machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from support.machine import DENIED
 from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, pod_group, uuid
 
-from agent.owners import FormatError
+from agent.owners import OwnerFormatError
 from agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
 
 ADDRESS = "0000:3b:00.0"
@@ -51,9 +51,14 @@ MACHINE = LibvirtDomain(
 
 def answer(**more: Any) -> dict[str, Any]:
     return {
-        "name": "web", "uuid": "u", "pci_addresses": [ADDRESS], "mediated": [], "project": "",
-        "project_id": "", **more,
-    }  # fmt: skip
+        "name": "web",
+        "uuid": "u",
+        "pci_addresses": [ADDRESS],
+        "mediated": [],
+        "project": "",
+        "project_id": "",
+        **more,
+    }
 
 
 def handed_over(gpus=1):
@@ -82,7 +87,7 @@ def test_a_definition_and_the_state_that_wraps_it():
     ],
 )
 def test_invalid_domain_definitions(text):
-    with pytest.raises(FormatError):
+    with pytest.raises(OwnerFormatError):
         parse_domain(text.encode())
 
 

@@ -1,4 +1,4 @@
-"""Statements and exports of a real ledger, asked for over HTTP: each tenant gets its own."""
+"""Statements and exports of a real ledger, requested over HTTP: each tenant gets its own."""
 
 from __future__ import annotations
 
@@ -197,5 +197,5 @@ async def test_many_requests_of_one_tenant_wait_and_others_do_not() -> None:
     assert await reading.read(greedy, lambda: 4) == 4
     with pytest.raises(ValueError, match="x"):
         await reading.read(greedy, lambda: int("x"))
-    assert not reading._pending  # noqa: SLF001 - nothing is left of who asked
+    assert not reading._pending  # noqa: SLF001 - no request is pending
     reading.close()

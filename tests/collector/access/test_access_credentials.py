@@ -41,11 +41,12 @@ untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)
 
 
 @pytest.mark.parametrize(("line", "problem"), [
-    (f'x = {{ token = "{A}", max_rank = 0 }}', "invalid max_rank 0: expected 1 to 3"),
-    (f'x = {{ token = "{A}", max_rank = 4 }}', "invalid max_rank 4: expected 1 to 3"),
-    (f'x = {{ token = "{A}", max_rank = true }}', "invalid max_rank True: expected 1 to 3"),
-    (f'x = {{ token = "{A}", max_rank = "2" }}', "invalid max_rank '2': expected 1 to 3"),
-    (f'x = [{{ token = "{A}", max_rank = 2 }}, "{A}"]', "expected one end and one rank"),
+    (f'x = {{ token = "{A}", max_authority = 0 }}', "invalid max_authority 0: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_authority = 2, max_rank = 1 }}', "as the only other keys"),
+    (f'x = {{ token = "{A}", max_authority = 4 }}', "invalid max_authority 4: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_authority = true }}', "invalid max_authority True: expected 1 to 3"),
+    (f'x = {{ token = "{A}", max_authority = "2" }}', "invalid max_authority '2': expected 1 to 3"),
+    (f'x = [{{ token = "{A}", max_authority = 2 }}, "{A}"]', "expected one end and one authority"),
 ])  # fmt: skip
 def test_a_wrong_limit_of_authority_is_named(line: str, problem: str) -> None:
     with pytest.raises(TokensFileError) as caught:
@@ -53,15 +54,16 @@ def test_a_wrong_limit_of_authority_is_named(line: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-def test_a_limit_of_authority_is_of_each_token_of_a_node() -> None:
-    text = f'[nodes]\nx = ["{A}", {{ token = "{B}", max_rank = 1 }}]\n'
+@pytest.mark.parametrize("key", ["max_authority", "max_rank"])
+def test_a_limit_of_authority_is_of_each_token_of_a_node(key: str) -> None:
+    text = f'[nodes]\nx = ["{A}", {{ token = "{B}", {key} = 1 }}]\n'
     found = {
-        key.value: entry.credential.max_rank
-        for key, entry in parse_credentials(text).entries.items()
+        token.value: entry.credential.max_authority
+        for token, entry in parse_credentials(text).entries.items()
     }
     assert found == {A: 3, B: 1}
     with pytest.raises(TokensFileError, match=r"expected in section \[nodes\] only"):
-        parse_credentials(f'[finance]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+        parse_credentials(f'[finance]\nx = {{ token = "{A}", max_authority = 1 }}\n')
 
 
 @given(st.dictionaries(st.binary(min_size=4, max_size=4), st.tuples(holders, untils), max_size=6))
@@ -316,7 +318,7 @@ def test_no_two_names_of_a_section_are_mixed_up() -> None:
 
 def test_a_changed_limit_of_authority_is_recorded_once(tmp_path: Path) -> None:
     before = parse_credentials(f'[nodes]\nx = "{A}"\n')
-    after = parse_credentials(f'[nodes]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+    after = parse_credentials(f'[nodes]\nx = {{ token = "{A}", max_authority = 1 }}\n')
     (change,) = find_changes(before, after)
     assert (change.type, change.holder) == ("identity.rotate", Credential("x", Role.NODE))
     assert change.added == (f"token {A[7:23]} max_rank 1",)

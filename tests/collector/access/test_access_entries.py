@@ -126,7 +126,7 @@ def test_a_tenant_pages_through_its_own_entries(
         found, at = [], first
         while at is not None:
             page = entries.select(
-                EntrySelection(at, most, tenant, of_tenant_only=tenant is not None)
+                EntrySelection(at, most, tenant, is_of_tenant_only=tenant is not None)
             )
             assert len(page["entries"]) <= most
             found += check(page)
@@ -141,7 +141,7 @@ def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: 
     log_of(tmp_path, [of("vision", 256), of("vision", 257)])
     entries, wanted = (
         SignedEntries(tmp_path, KEY.public),
-        EntrySelection(250, 100, "vision", of_tenant_only=True),
+        EntrySelection(250, 100, "vision", is_of_tenant_only=True),
     )
     assert check(entries.select(wanted)) == list(range(250, 258))
     file.write_bytes(before)
@@ -156,7 +156,7 @@ def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     closed = draft({"tenant": "vision", "number": 1}, references=("frame/n1/1", claim))
     log_of(tmp_path, [open_, closed])
     entries = SignedEntries(tmp_path, KEY.public)
-    own = entries.select(EntrySelection(0, 100, "vision", of_tenant_only=True))
+    own = entries.select(EntrySelection(0, 100, "vision", is_of_tenant_only=True))
     assert check(own) == [0, 1]
     shown = msgspec.json.encode(own)
     assert claim.encode() not in shown

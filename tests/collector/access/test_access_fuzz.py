@@ -1,4 +1,4 @@
-"""Odd paths, methods and headers against the real server: nothing opens, and nothing breaks."""
+"""Unusual paths, methods and headers against the real server: no access, and no failure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
     async def serve() -> None:
         collector = collector_in(directory)
-        collector.live.ready = True
+        collector.live.is_ready = True
         await write_audit_log(collector, DRAFTS)
         server = web_server.WebServer(collector.application(), collector.connections)
         listening.append((await server.start("127.0.0.1:0", None))[1])
@@ -112,7 +112,7 @@ def collector_in(directory: Path) -> Collector:
 
 
 def ask(port: int, request: bytes, method: str = "GET") -> tuple[int, bytes]:
-    """Send bytes and read one answer: its status, and its body; 0 where it is no HTTP."""
+    """Send bytes and read one answer: its status, and its body; 0 if it is not HTTP."""
     with socket.create_connection(("127.0.0.1", port), 20) as one:
         one.sendall(request)
         answer = HTTPResponse(one, method=method)
@@ -131,10 +131,23 @@ def spelled(draw: st.DrawFn) -> bytes:
         at = draw(st.integers(0, len(path) - 1))
         trick = draw(
             st.sampled_from(
-                ["encode", "twice", "upper", "slash", "dot", "dots", "end", "cut", "query", "absolute",
-                 "null", "raw", "semicolon"]
+                [
+                    "encode",
+                    "twice",
+                    "upper",
+                    "slash",
+                    "dot",
+                    "dots",
+                    "end",
+                    "cut",
+                    "query",
+                    "absolute",
+                    "null",
+                    "raw",
+                    "semicolon",
+                ]
             )
-        )  # fmt: skip
+        )
         path = {
             "encode": f"{path[:at]}%{ord(path[at]):02x}{path[at + 1 :]}",
             "twice": f"{path[:at]}%25{ord(path[at]):02X}{path[at + 1 :]}",
@@ -211,13 +224,13 @@ def test_a_tenant_gets_nothing_of_others_by_any_spelling(
     status, answer = ask(port, request_of(method, path, given_), method)
     assert status < 500, answer
     assert str(SECRET).encode() not in answer
-    # What is no HTTP at all is quoted back to who has sent it.
+    # Bytes that are not HTTP are quoted in the response to their sender.
     assert status == 400 or b"speech" not in answer, answer
 
 
 @FUZZ
 @given(st.binary(max_size=200))
-def test_noise_is_no_request(port: int, noise: bytes) -> None:
+def test_noise_is_not_a_request(port: int, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), 20) as one:
         one.sendall(noise + b"\r\n\r\n")
         one.shutdown(socket.SHUT_WR)

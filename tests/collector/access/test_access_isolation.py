@@ -76,7 +76,7 @@ def visible(fact: TenantFact, holder: Credential) -> bool:
 
 @dataclass
 class RandomCluster:
-    """A cluster of random facts, each in all the places where such a fact shows."""
+    """A cluster of random facts, each in all places that expose such a fact."""
 
     tenants: list[str]
     nodes: list[str]
@@ -198,7 +198,7 @@ def holders(cluster: RandomCluster) -> list[Credential]:
 
 
 def paths(cluster: RandomCluster, size: int) -> Iterator[str]:
-    """All there is to ask for, and what could be tried on it."""
+    """Every route, and the parameters to try on it."""
     named = [*cluster.tenants, "nobody-at-all"]
     yield from (
         "/metrics",
@@ -229,7 +229,7 @@ def paths(cluster: RandomCluster, size: int) -> Iterator[str]:
 async def obtained(
     cluster: RandomCluster, directory: Path
 ) -> dict[Credential, list[tuple[str, int, str]]]:
-    """For each credential all paths, with what was answered."""
+    """For each credential all paths, with the responses."""
     settings_ = settings_in(directory)
     lines = [
         f'[{section_name(holder)}]\n{quote_key(holder.name)} = "{digest_token(holder.label)}"\n'
@@ -308,7 +308,7 @@ def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: RandomCl
         assert numbers_in([text for _, _, text in answers]) & everything == expected, holder
         if holder.role is Role.TENANT:
             others = {*cluster.tenants, *cluster.nodes, "nobody-at-all"} - {holder.tenant}
-            known = {"tenant", "audit", "n", "a"}  # words of the answers themselves
+            known = {"tenant", "audit", "n", "a"}  # keys of the answers themselves
             for path, text in good:
                 assert not names_in(path, text) & (others - known), (holder, path)
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from collector.http.access_control import (
 )
 
 ALL = "node operator finance auditor tenant"
-EVERYTHING = {  # who may ask, and what they are told; written here once more, by hand
+EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/metrics"): ("operator auditor tenant", 200),
     ("GET", "/api/v1/cluster"): ("operator auditor", 200),
     ("GET", "/api/v1/rails"): ("operator auditor", 200),
@@ -69,7 +69,7 @@ EVERYTHING = {  # who may ask, and what they are told; written here once more, b
     ("GET", "/v1/checkpoint/key"): ("node", 200),
     ("GET", "/v1/checkpoint/consistency"): ("node", 400),
     ("POST", "/v1/checkpoint/cosignature"): ("node", 413),
-    # Nothing is there, or not like this; who has shown nothing is not told.
+    # No such route or method; an unauthenticated client does not learn which.
     ("GET", "/v1/frames"): (ALL, 405),
     ("POST", "/metrics"): (ALL, 405),
     ("OPTIONS", "/metrics"): (ALL, 405),
@@ -100,15 +100,25 @@ class RoutesCollector:
     authority: ClientAuthority
     ca_file: Path
     certificates: dict[str, Any]
+    contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
+
+    def tls(self, certificate: str) -> ssl.SSLContext:
+        """Return the context of a client with this certificate, or without one."""
+        if certificate not in self.contexts:
+            self.contexts[certificate] = (
+                self.certificates[certificate].context(self.ca_file)
+                if certificate
+                else ssl.create_default_context(cafile=str(self.ca_file))
+            )
+        return self.contexts[certificate]
 
     async def ask(
         self, method: str, path: str, token: str = "", certificate: str = ""
     ) -> tuple[int, str, dict[str, str]]:
-        """Ask from an address that has never failed before."""
-        tls = ssl.create_default_context(cafile=str(self.ca_file))
-        if certificate:
-            tls = self.certificates[certificate].context(self.ca_file)
-        connector = aiohttp.TCPConnector(ssl=tls, local_addr=(next(_addresses), 0))
+        """Send a request from an address without failures so far."""
+        connector = aiohttp.TCPConnector(
+            ssl=self.tls(certificate), local_addr=(next(_addresses), 0)
+        )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with aiohttp.ClientSession(connector=connector) as session:
             url = aiohttp.client.URL(self.one.url + path, encoded=True)
@@ -140,7 +150,7 @@ def tokens_text(revoked: str) -> str:
 
 @contextlib.asynccontextmanager
 async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
-    """A collector that knows a node, two tenants and their invoices."""
+    """A collector with a node, two tenants and their invoices."""
     server, key = self_signed(directory / "server")
     authority = ClientAuthority(directory / "authority")
     names = {role: f"railscope:{role}/n1" for role in Role} | {
@@ -187,7 +197,7 @@ def booked(collector: Any) -> None:
 
 
 def text_without_own_paths(path: str, text: str) -> str:
-    """A response without the paths that the tenant itself has asked for and that were recorded."""
+    """A response without the paths that the tenant itself has requested and that were recorded."""
     if not text.startswith("{") or path.partition("?")[0] != "/api/v1/audit":
         return text
     page = json.loads(text)
@@ -263,7 +273,7 @@ async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> Non
     assert denied >= {"/api/v1/statements/speech/2026-01", "/api/v1/statements/nobody/2026-01"}
 
 
-async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
+async def test_a_node_reports_for_itself_only(tmp_path: Path) -> None:
     async with site(tmp_path) as one:
         sender = FrameSender("n2")
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
@@ -320,7 +330,7 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
     assert len({route.name for route in ROUTES}) == len(list(ROUTES))
 
 
-def test_a_route_without_a_handler_and_a_handler_without_a_route_are_refused() -> None:
+def test_a_route_without_a_handler_and_a_handler_without_a_route_are_rejected() -> None:
     route = Route("one", "/one", frozenset({Role.AUDITOR}))
     for handlers, routes in (({}, [route]), ({"one": None, "two": None}, [route])):
         with pytest.raises(ValueError, match="routes without a handler"):

@@ -1,4 +1,4 @@
-"""The account as pages show it: every state, parts of GPUs, quotas."""
+"""The account as cells of views: every state, parts of GPUs, quotas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADER = "tenant,gpu_hours,period,gpus,from,to\n"
 
 
 def an_account(**held: int) -> GpuTimeAccount:
-    """Hours of whole GPUs by tenant, observed today; one hour of each is unseen."""
+    """Hours of whole GPUs by tenant, observed today; one hour of each is not observed."""
     sums = {}
     for tenant, hours in held.items():
         sums[TimeKey(DAY, SlotState.OBSERVED, tenant)] = (hours - 1) * HOUR * GPU_CAPACITY

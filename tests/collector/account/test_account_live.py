@@ -1,4 +1,4 @@
-"""The live account of GPUs with many claims, which is not worked out on the event loop."""
+"""The live account of GPUs with many claims, which is not computed on the event loop."""
 
 from __future__ import annotations
 

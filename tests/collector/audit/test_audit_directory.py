@@ -1,4 +1,4 @@
-"""P30: no byte of an audit directory is changed, no file removed or exchanged without being found."""
+"""P30: every changed byte and every removed or exchanged file of an audit directory is detected."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, running_log
 
 from collector.audit.collector_records import AuditTrail
-from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.audit.housekeeping_files import CosignedCheckpoint, read_acknowledgement
 from collector.audit.journal import journal_paths
-from collector.audit.log_writer import AuditError
+from collector.audit.log_writer import LogWriteError
 from collector.audit.tiles import tile_name
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
@@ -61,7 +61,7 @@ async def written(directory: Path, copies: Path) -> None:
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log as it was during each run: the last one is the newest."""
+    """The log as of each run, the newest last."""
     found = tmp_path_factory.mktemp("directory")
     asyncio.run(written(found / "log", found))
     return found
@@ -76,7 +76,7 @@ def good(copies: Path) -> Path:
 def outcome(directory: Path) -> tuple[VerifyOutcome, str]:
     try:
         verify_log(directory, KEY.public)
-    except VerifyError as error:
+    except LogVerificationError as error:
         return error.outcome, str(error)
     return VerifyOutcome.CONSISTENT, ""
 
@@ -161,7 +161,7 @@ def test_a_journal_swapped_together_with_its_acknowledgement_is_found(
             for name in ("acknowledged", *more):
                 shutil.copy(copies / str(run) / name, directory / name)
             assert outcome(directory)[0] != VerifyOutcome.CONSISTENT, (run, more)
-            with pytest.raises(AuditError, match="was altered"):
+            with pytest.raises(LogWriteError, match="was altered"):
                 audit_log(directory).open()
 
 
@@ -193,7 +193,7 @@ def test_a_foreign_file_is_named(good: Path, tmp_path: Path, name: str) -> None:
     assert (found, name in problem) == (VerifyOutcome.ALTERED, True)
 
 
-def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
+def test_a_link_is_not_a_file_of_the_log(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     (tmp_path / "elsewhere").write_bytes((directory / "tile/0/000").read_bytes())
     (directory / "tile/0/000").unlink()
@@ -202,7 +202,7 @@ def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
     assert (found, "symbolic link or special file" in problem) == (VerifyOutcome.ALTERED, True)
 
 
-# What a crash may leave behind the journal's end -------------------------------------------------
+# Remains of a crash at the end of the journal -------------------------------------------------
 
 
 def newest_journal(directory: Path) -> Path:
@@ -212,13 +212,16 @@ def newest_journal(directory: Path) -> Path:
 def torn_frames(marker: bytes) -> dict[str, bytes]:
     frame = marker + struct.pack("<II", 40, 7) + b"x" * 40
     return {
-        "begun": frame[:5], "head": frame[:24], "half": frame[:50], "not synchronised": frame,
+        "begun": frame[:5],
+        "head": frame[:24],
+        "half": frame[:50],
+        "not synchronised": frame,
         "reserved": bytes(60),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("what", ["begun", "head", "half", "not synchronised", "reserved"])
-def test_one_torn_frame_behind_the_journal_is_no_damage(
+def test_one_torn_frame_behind_the_journal_is_not_damage(
     good: Path, tmp_path: Path, what: str
 ) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
@@ -264,7 +267,7 @@ def test_a_writer_does_not_go_on_from_a_damaged_statement(
     good: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     directory = copied(good, tmp_path, name, content)
-    with pytest.raises(AuditError, match=f"was altered: .*/{name}"):
+    with pytest.raises(LogWriteError, match=f"was altered: .*/{name}"):
         audit_log(directory).open()
 
 
@@ -292,7 +295,7 @@ async def swapped(directory: Path, change: Callable[[], object]) -> str:
         await append_drafts(log, range(3))
         kept = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
         change()
-        with pytest.raises((AuditError, ValueError)) as caught:
+        with pytest.raises((LogWriteError, ValueError)) as caught:
             await log.sign()
         for path, content in kept.items():
             if path.read_bytes() != content:
@@ -324,7 +327,7 @@ def test_an_unsigned_housekeeping_file_is_not_accepted(
 ) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     (directory / name).write_bytes(content)
-    with pytest.raises(AuditError) as caught:
+    with pytest.raises(LogWriteError) as caught:
         audit_log(directory).open()
     assert str(directory / name) in str(caught.value)
     assert repr(content) in str(caught.value)

@@ -1,4 +1,4 @@
-"""An agent that is not ours: whatever its events hold, the log takes it, and goes on taking others'."""
+"""A foreign agent: the log records its events, whatever they contain, and those of other agents."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_node_neither_ends_nor_takes_over_claims_of_another(tmp_path: Path) ->
     assert verify_log(tmp_path / "log", KEY.public).findings == ()
 
 
-def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
+def test_a_copy_that_was_altered_is_not_used(tmp_path: Path) -> None:
     """The copy prevents repeated records: with one wrong bit, an event would never be recorded."""
     teller = AgentEvents()
 

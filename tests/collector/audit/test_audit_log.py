@@ -1,4 +1,4 @@
-"""The writer of the audit log: what it promises while it runs, when it dies and when it is fooled."""
+"""The writer of the audit log: its guarantees while it runs, after a crash and after manipulation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log, write_log
 
 from collector.audit.collector_records import AuditTrail
-from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.audit.housekeeping_files import LogOwnership
-from collector.audit.log_writer import AuditError
+from collector.audit.log_writer import LogWriteError
 from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
@@ -109,14 +109,14 @@ async def test_signing_comes_by_itself_in_time(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+async def test_a_second_writer_is_rejected(tmp_path: Path) -> None:
     async with running_log(audit_log(tmp_path)):
-        with pytest.raises(AuditError, match="another collector writes"):
+        with pytest.raises(LogWriteError, match="another collector writes"):
             audit_log(tmp_path).open()
 
 
 async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -> None:
-    """T5: at every point of a write, what was acknowledged before is there after it."""
+    """T5: a crash at any point of a write loses no acknowledged record."""
     log = audit_log(tmp_path / "log")
     ends: list[tuple[int, int]] = [(0, 0)]
     stated: dict[int, bytes] = {}
@@ -145,7 +145,7 @@ async def test_what_is_not_signed_survives_a_crash_at_any_byte(tmp_path: Path) -
         again.close()
 
 
-async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Path) -> None:
+async def test_an_acknowledged_group_that_is_damaged_is_not_a_torn_one(tmp_path: Path) -> None:
     log = audit_log(tmp_path / "log")
     async with running_log(log):
         await log.append(draft(0, kind="log.genesis"))
@@ -158,7 +158,7 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(
-        VerifyError, match="missing in the journal: 2 acknowledged records"
+        LogVerificationError, match="missing in the journal: 2 acknowledged records"
     ) as caught:
         verify_log(tmp_path / "copy", KEY.public)
     assert caught.value.outcome == VerifyOutcome.ALTERED
@@ -183,7 +183,7 @@ def journal_of(directory: Path) -> Path:
 async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
     tmp_path: Path,
 ) -> None:
-    power_is_gone = AuditError("the power is gone")
+    power_is_gone = LogWriteError("the power is gone")
 
     def crash(_: TreeHead) -> None:
         shutil.copytree(tmp_path / "log", tmp_path / "crashed")
@@ -194,7 +194,7 @@ async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
         await log.sign()
         await append_drafts(log, range(250, 600))
         log.publisher.before_signing = crash
-        with pytest.raises(AuditError):
+        with pytest.raises(LogWriteError):
             await log.sign()
         assert (log.signed.size, log.size) == (250, 600)
         log.publisher.before_signing = None
@@ -235,7 +235,7 @@ async def test_what_lies_on_disk_is_checked_before_more_is_signed(tmp_path: Path
         good = tile.read_bytes()
         tile.write_bytes(bytes(32) + good[32:])
         await log.append(draft(10))
-        with pytest.raises(AuditError, match="railscope audit verify"):
+        with pytest.raises(LogWriteError, match="railscope audit verify"):
             await log.sign()
         assert log.signed.size == 10
         tile.write_bytes(good)
@@ -248,7 +248,7 @@ async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Pat
         await log.append(draft(0))
         good = (tmp_path / "epoch").read_bytes()
         LogOwnership(tmp_path, KEY, epoch=98).write_epoch()
-        with pytest.raises(AuditError, match="another process"):
+        with pytest.raises(LogWriteError, match="another process"):
             await log.sign()
         (tmp_path / "epoch").write_bytes(good)
 
@@ -281,7 +281,7 @@ def test_a_log_that_is_not_as_it_was_left_is_not_continued(tmp_path: Path, gone:
     write_log(tmp_path, [20])
     path = tmp_path / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(AuditError, match="was altered"):
+    with pytest.raises(LogWriteError, match="was altered"):
         audit_log(tmp_path).open()
 
 
@@ -289,7 +289,7 @@ async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) 
     async with running_log(audit_log(tmp_path)) as log:
         assert await log.append(draft(0)) == 0
         log._journal.close()  # noqa: SLF001 - a descriptor that the system no longer writes to
-        with pytest.raises(AuditError, match="no record was written"):
+        with pytest.raises(LogWriteError, match="no record was written"):
             await log.append(draft(1))
         assert log.size == 1
 

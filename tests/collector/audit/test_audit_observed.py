@@ -150,7 +150,7 @@ async def test_a_node_joins_boots_and_is_upgraded_once(tmp_path: Path) -> None:
 async def test_what_was_recorded_after_the_copy_was_made_is_not_recorded_again(
     tmp_path: Path,
 ) -> None:
-    """The collector stops between a record and the answer that it is one."""
+    """The collector stops between a record and its acknowledgement."""
     teller = AgentEvents()
     async with run_observers(tmp_path) as observed:
         observed.check_envelope(*teller.envelope(1))
@@ -210,7 +210,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
             record_events(observed, tellers)
             for at, seen in enumerate(events):
                 if at == kept:
-                    # A segment goes: what it held must be in the copy, or in the log.
+                    # A segment is deleted: its events must be in the copy, or in the log.
                     content = observed.snapshot()
                     assert content is not None
                     observed.file.write_bytes(content)
@@ -222,7 +222,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
                     await asyncio.sleep(0)
             if data.draw(st.booleans()):
                 await wait_for_records(observed)
-        if data.draw(st.booleans()):  # it was killed, and kept nothing at its end
+        if data.draw(st.booleans()):  # it was killed, and stored nothing at its end
             observed.file.unlink(missing_ok=True)
             if copies:
                 observed.file.write_bytes(copies[-1])
@@ -315,7 +315,7 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
     assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
 
 
-async def test_a_copy_that_is_damaged_or_of_another_log_is_not_believed(tmp_path: Path) -> None:
+async def test_a_copy_that_is_damaged_or_of_another_log_is_not_used(tmp_path: Path) -> None:
     teller = AgentEvents()
     reported = [teller.claimed(str(number), f"GPU-{number}") for number in range(5)]
     async with run_observers(tmp_path) as observed:

@@ -1,4 +1,4 @@
-"""The outbox: in order, each row once, wherever the collector dies or the database is away."""
+"""The outbox: in order, each row once, wherever the collector ends or the database is unavailable."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from support.audit import KEY, append_drafts, audit_log, draft, running_log
 from support.metered import record_number
 
 from collector.audit.collector_records import OutboxDrain
-from collector.audit.log_writer import AuditError, AuditLog
+from collector.audit.log_writer import AuditLog, LogWriteError
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import OutboxError, count_unrecorded, put_record, take_rows
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.head_chain import database_id
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
 
 
 class PowerCutError(BaseException):
-    """The process is gone: nothing of ours catches it."""
+    """End of the process: no handler catches it."""
 
 
 def put_all(database: Database, numbers: range) -> None:
@@ -46,7 +46,7 @@ def numbers(log: AuditLog) -> list[object]:
 
 @contextlib.asynccontextmanager
 async def begun(directory: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
-    """A running log that has begun."""
+    """A running log with its genesis record."""
     async with running_log(audit_log(directory, boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
@@ -112,7 +112,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("regrown", [0, 400])
-async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
+async def test_a_log_that_was_rolled_back_contradicts_the_ledger(
     tmp_path: Path, database: Database, regrown: int
 ) -> None:
     directory = tmp_path / "log"
@@ -129,7 +129,7 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     refused: list[str] = []
     async with begun(directory, boot="b1") as log:
         await append_drafts(log, range(regrown))
-        with pytest.raises(AuditError, match="older copy"):
+        with pytest.raises(LogWriteError, match="older copy"):
             await OutboxDrain(lambda: database, log, stop_signing=refused.append).drain_batch()
         assert numbers(log) == [0, 1, 2]
     assert len(refused) == 1
@@ -138,7 +138,7 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
 
 
 def _dying(step: str, moment: str) -> type[OutboxDrain]:
-    """A drain whose process ends at a step, before it or when its work is done."""
+    """A drain whose process ends at a step, before or after its work."""
     whole: Callable[..., object] = getattr(OutboxDrain, step)
 
     async def die_async(self: OutboxDrain, *arguments: object) -> object:
@@ -177,13 +177,16 @@ async def test_an_unavailable_database_is_reported_and_retried(
     tmp_path: Path, database: Database
 ) -> None:
     put_all(database, range(3))
-    answers: list[LedgerError | Database] = [LedgerError("not there"), LedgerError("not there")]
+    answers: list[UnusableLedgerError | Database] = [
+        UnusableLedgerError("not there"),
+        UnusableLedgerError("not there"),
+    ]
     problems = []
 
     def opened() -> Database:
         problems.append(drain.problem)
         answer = answers.pop(0) if answers else database
-        if isinstance(answer, LedgerError):
+        if isinstance(answer, UnusableLedgerError):
             raise answer
         return answer
 
@@ -201,7 +204,7 @@ async def test_an_unavailable_database_is_reported_and_retried(
 async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
     tmp_path: Path, database: Database
 ) -> None:
-    not_now = AuditError("not now")
+    not_now = LogWriteError("not now")
 
     def refuse(_: object) -> None:
         raise not_now
@@ -217,7 +220,7 @@ async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
         log.publisher.before_signing = None
 
 
-def test_the_same_again_changes_nothing_and_another_is_refused(database: Database) -> None:
+def test_the_same_again_changes_nothing_and_another_is_rejected(database: Database) -> None:
     for _ in range(2):
         put_all(database, range(1))
     with database.transaction() as connection:
@@ -229,7 +232,7 @@ def test_the_same_again_changes_nothing_and_another_is_refused(database: Databas
         put_record(connection, "fact/0", draft(1))
 
 
-def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
+def test_what_the_log_would_reject_does_not_get_in(database: Database) -> None:
     much = "x" * (MAX_RECORD_BYTES - 100)
     wrong = {
         "type": draft(1, kind="tenancy.unheard_of"),
@@ -279,7 +282,7 @@ def test_rows_are_never_changed_or_taken_away(database: Database, table: str) ->
         connection.execute(text("INSERT INTO audit_placed VALUES ('fact/0', 'log', 1, 2)"))
     for change in (f"UPDATE {table} SET id = 'x'", f"DELETE FROM {table}"):  # noqa: S608 - our own names
         with (
-            pytest.raises((LedgerError, DBAPIError), match="append-only"),
+            pytest.raises((UnusableLedgerError, DBAPIError), match="append-only"),
             database.transaction(writes=True) as connection,
         ):
             connection.execute(text(change))

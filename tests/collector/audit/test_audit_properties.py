@@ -18,7 +18,7 @@ from support.event_recording import recorded_events, run_observers
 from support.examples import fewer_examples
 
 from collector.audit.log_secrets import PersonalSalts
-from collector.audit.log_writer import AuditError
+from collector.audit.log_writer import LogWriteError
 from collector.audit.record_checks import SourceContinuity
 from collector.audit.signing_guard import DisputeError, SigningGuard
 from collector.audit.tiles import Tiles
@@ -32,7 +32,7 @@ steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put b
 
 
 class WitnessedLog:
-    """A log that is restarted and put back to older copies, and one agent that holds checkpoints."""
+    """A log that is restarted and replaced by older copies, and one agent that holds checkpoints."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.copies = directory / "log", directory / "copies"
@@ -43,7 +43,7 @@ class WitnessedLog:
         self.disputes = 0
 
     async def live(self, todo: list[str]) -> None:
-        """One run of the collector. The agent shows what it holds, and sees all that is signed."""
+        """One run of the collector. The agent presents its checkpoint, and receives every signed one."""
         async with running_log(audit_log(self.directory, boot=f"b{next(self.boots)}")) as log:
             guard = SigningGuard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
             guard.open()
@@ -58,7 +58,7 @@ class WitnessedLog:
                 if step == "append":
                     await append_drafts(log, [next(self.numbers) for _ in range(3)])
                 else:
-                    with contextlib.suppress(AuditError):
+                    with contextlib.suppress(LogWriteError):
                         await log.sign()
                     self.see(log.publisher.note)
         self.see(log.publisher.note)

@@ -1,4 +1,4 @@
-"""The audit log in trouble: killed, out of space or of descriptors, with odd files in its directory."""
+"""The audit log after failures: killed, without space or descriptors, with foreign files in its directory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.audit import KEY, append_drafts, audit_log, draft, running_log, wri
 from support.audit_keys import load_or_create_key
 from support.disk import enlarge, small_file_system
 
-from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.audit.journal import Journal, JournalError, read_journal
-from collector.audit.log_writer import AuditError
+from collector.audit.log_writer import LogWriteError
 from collector.audit.tiles import WIDTH, Tiles, encode_bundle
 from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange
@@ -119,7 +119,7 @@ async def test_a_full_disk_loses_rejected_records_only_and_signs_with_free_space
                 answers = await asyncio.gather(
                     *(log.append(draft(n)) for n in range(50)), return_exceptions=True
                 )
-                refused = sum(isinstance(answer, AuditError) for answer in answers)
+                refused = sum(isinstance(answer, LogWriteError) for answer in answers)
             size = log.size
             for _ in range(20):
                 with pytest.raises(OSError, match="space"):
@@ -177,7 +177,7 @@ async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_sig
 ) -> None:
     async with running_log(audit_log(tmp_path)) as log:
         await append_drafts(log, range(300))
-        # What a failure behind the rename leaves: the log believes that nothing was signed.
+        # State after a failure behind the rename: in the log's state nothing was signed.
         log.publisher.publish(list(log._unsigned))  # noqa: SLF001
         await append_drafts(log, range(300, 310))
         await log.sign()
@@ -209,7 +209,7 @@ ODD = {
 def test_a_log_with_an_odd_file_is_not_continued(tmp_path: Path, name: str) -> None:
     write_log(tmp_path, [20])
     (tmp_path / name).write_bytes(ODD[name])
-    with pytest.raises(AuditError, match="was altered"):
+    with pytest.raises(LogWriteError, match="was altered"):
         audit_log(tmp_path).open()
 
 
@@ -237,7 +237,7 @@ def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) ->
     (journal,) = (tmp_path / "journal").iterdir()
     journal.unlink()
     journal.symlink_to("nowhere")
-    with pytest.raises(VerifyError) as caught:
+    with pytest.raises(LogVerificationError) as caught:
         verify_log(tmp_path, KEY.public)
     assert caught.value.outcome == VerifyOutcome.UNREADABLE
 
@@ -246,7 +246,7 @@ def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Pa
     write_log(tmp_path, [20])
     (journal,) = (tmp_path / "journal").iterdir()
     journal.rename(journal.with_name(journal.name.replace("20-", "10-", 1)))
-    with pytest.raises(AuditError, match="ends at record 10: expected the 20 signed"):
+    with pytest.raises(LogWriteError, match="ends at record 10: expected the 20 signed"):
         audit_log(tmp_path).open()
     with pytest.raises(JournalError, match="ends at record"):
         Journal(tmp_path / "journal", KEY).open(CompactRange(20, []), 1)
@@ -260,7 +260,7 @@ async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: 
         good = tile.read_bytes()
         tile.write_bytes(good + encode_bundle([b"hidden"]))
         await append_drafts(log, [10])
-        with pytest.raises(AuditError, match="its records do not match the signed ones"):
+        with pytest.raises(LogWriteError, match="its records do not match the signed ones"):
             await log.sign()
         tile.write_bytes(good)
     assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 11

@@ -1,4 +1,4 @@
-"""Whatever is changed in a log is found, with the documented outcome."""
+"""Every change of a log is found, with the documented outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, append_drafts, audit_log, running_log, write_log
 
-from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
@@ -44,7 +44,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(directory: Path, *anchors: str) -> tuple[VerifyOutcome, str]:
     try:
         verify_log(directory, KEY.public, anchors)
-    except VerifyError as error:
+    except LogVerificationError as error:
         return error.outcome, str(error)
     return VerifyOutcome.CONSISTENT, ""
 
@@ -120,7 +120,7 @@ def test_an_older_copy_is_a_rollback_if_a_checkpoint_was_kept_elsewhere(tmp_path
 
 
 def rewritten(good: Path, directory: Path) -> Path:
-    """The log as its owner could rewrite it: another record 5, everything signed again."""
+    """The log as its owner could rewrite it: another record 5, and all signatures made again."""
     records = [raw for index in range(3) for raw in Tiles(good, SIZE).records(index)]
     records[5] = records[5].replace(b'"number":5', b'"number":4')
     tree = CompactRange()
@@ -150,10 +150,10 @@ def test_a_rewritten_log_is_a_fork_if_a_checkpoint_was_kept_elsewhere(
 
 def test_the_wrong_key_is_a_problem_of_the_key(good: Path) -> None:
     other = SecretKey.generate(KEY.name)
-    with pytest.raises(VerifyError) as caught:
+    with pytest.raises(LogVerificationError) as caught:
         verify_log(good, SecretKey.generate("other.example").public)
     assert caught.value.outcome == VerifyOutcome.KEY_PROBLEM
-    with pytest.raises(VerifyError) as caught:
+    with pytest.raises(LogVerificationError) as caught:
         verify_log(good, other.public)
     assert caught.value.outcome == VerifyOutcome.KEY_PROBLEM
 
@@ -230,7 +230,7 @@ def test_a_record_is_shown_to_be_read(good: Path) -> None:
     )
 
 
-def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
+def test_an_invalid_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     tile = directory / "tile/entries/000"
     tile.write_bytes(tile.read_bytes().replace(b"tenancy.assign", b"tenancy.assigm", 1))
@@ -264,7 +264,7 @@ def test_line_feeds_of_a_checkpoint_are_what_was_signed(
     assert outcome(directory)[0] == VerifyOutcome.ALTERED
 
 
-def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
+def test_an_unreadable_value_is_not_a_verdict(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
     for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
         directory = shutil.copytree(good, tmp_path / name.replace("/", "-"))
@@ -297,7 +297,7 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
     assert (found, "journal" in problem) == (VerifyOutcome.UNREADABLE, True)
 
 
-def test_what_a_killed_writer_left_half_is_no_alteration(good: Path, tmp_path: Path) -> None:
+def test_a_partial_file_of_a_killed_writer_is_not_an_alteration(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     found = verify_log(directory, KEY.public)
     for tile in [path for path in (directory / "tile").rglob("*") if path.is_file()]:
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_is_none_is_an_error_of_every_command(
         assert (code, problem.startswith("Error: "), "checkpoint" in problem) == (1, True, True)
 
 
-def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> None:
+def test_a_proof_that_is_not_text_proves_nothing(good: Path, tmp_path: Path) -> None:
     key = ("--key", str(KEY.public))
     proof = railscope("prove", good, "417", *key)[1].encode()
     changes = [(b"index 417", b"index " + b"9" * 5000), (b"extra ", b"\xff"), (b"\n", b"\r\n")]

@@ -1,4 +1,4 @@
-"""P29: any row of billing changed, added or removed behind the program is found and named."""
+"""P29: any row of billing that was changed, added or removed outside the program is found and named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from collector.jobs import imported_lists
 from collector.jobs.job_list_import import import_list
 from collector.ledger import head_chain, schema
 from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows, placed_rows, taken_rows
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.schema import covered_tables
 from collector.tables import metadata
@@ -78,7 +78,7 @@ def billed(ledger: Ledger) -> BillingBooks:
 
 
 async def log_of(directory: Path, database: Database) -> None:
-    """An audit log that has taken everything of a database."""
+    """An audit log with all records of a database."""
     async with running_log(audit_log(directory)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
@@ -164,7 +164,7 @@ async def test_any_change_of_a_row_is_found(
                 try:
                     changes(connection, name)[kind]()
                 except DBAPIError:
-                    continue  # the database itself refuses such a row
+                    continue  # the database itself rejects such a row
                 assert compare_ledger(connection, recorded).differences, (name, kind)
                 assert compare_ledger(connection, read_outbox_records(connection)).differences, (
                     name,
@@ -233,7 +233,7 @@ async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: st
 async def test_a_rewritten_head_contradicts_its_record(
     url: str, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Write access to the database allows to make it consistent in itself, but not with the log."""
+    """Write access to the database permits making it consistent in itself, but not with the log."""
     billed(ledger)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction(writes=True) as connection:
@@ -272,7 +272,7 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     assert (status, "no ledger in" in output) == (1, True)
 
 
-async def test_a_row_that_waits_for_its_record_is_no_damage(
+async def test_a_row_that_waits_for_its_record_is_not_damage(
     url: str, ledger: Ledger, tmp_path: Path
 ) -> None:
     books = books_with(ledger, ALL)
@@ -317,14 +317,14 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
     ledger.close()
     if how in {"moved", "copied"}:
         again = Ledger.open(f"sqlite:///{path}", metadata)
-        with pytest.raises(LedgerError, match="accept-copy"):
+        with pytest.raises(UnusableLedgerError, match="accept-copy"):
             BillingBooks.for_ledger(again, ALL).close(ONE, manager_after(ONE))
-        with pytest.raises(LedgerError, match="is an older copy"):
+        with pytest.raises(UnusableLedgerError, match="is an older copy"):
             books_with(again, evidence_of(gpu("GPU-9")))
         again.close()
 
 
-def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> None:
+def test_a_watch_starts_with_the_heads_that_the_log_has_recorded(tmp_path: Path) -> None:
     path, older = tmp_path / "ledger.db", tmp_path / "older.db"
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
     books = books_with(ledger, ALL)
@@ -340,7 +340,7 @@ def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> 
 
 
 def test_another_database_is_found_before_anything_is_billed(tmp_path: Path) -> None:
-    """All there is so far may be evidence: the database's identity is known all the same."""
+    """With evidence only, the identity of the database is known too."""
     path = tmp_path / "ledger.db"
     for problem in (False, True):
         database = Database(f"sqlite:///{path}", metadata)
@@ -394,7 +394,7 @@ def test_ledger_days_are_covered_row_by_row(ledger: Ledger) -> None:
 
 
 def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
-    """Heads of transactions that run at once follow one another without a gap."""
+    """Heads of concurrent transactions follow one another without a gap."""
     books_with(ledger, ALL)
 
     def record_credits(name: str) -> None:

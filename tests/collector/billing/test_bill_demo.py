@@ -80,7 +80,7 @@ def test_what_comes_late_is_taken_back_in_the_next_month(
     assert sum((charge.amount for charge in time), Fraction(0)) == -36 * Fraction("2.59")
     energy = -36 * Fraction("0.62") * Fraction("0.31")
     assert vision.exact == -36 * Fraction("2.59") + energy - 50
-    # 66 hours; the counter's last increment began before the handover to nobody, or ended with it.
+    # 66 hours; the counter's last increment began before the GPU became free, or ended with that.
     assert abs(language.exact - 66 * (Fraction("2.29") + Fraction("0.62") * Fraction("0.31"))) < 1
 
 
@@ -327,7 +327,7 @@ def test_a_price_book_of_the_future_is_not_the_current_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["version = 1", "nonsense", "\xff"])
-def test_what_is_no_price_book_is_one_clear_line(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_price_book_is_one_clear_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "prices.toml"
     file.write_bytes(text.encode("latin-1"))
     result = run("prices", str(file))

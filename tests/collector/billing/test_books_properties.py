@@ -1,4 +1,4 @@
-"""Properties of billing that hold through the database as they do on paper."""
+"""Properties of billing that hold for results read back from the database."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ few = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-instants = st.one_of(
+timestamps_ns = st.one_of(
     st.integers(hours(0), TWO.end_ns), st.sampled_from([ONE.end_ns, hours(24), hours(48)])
 )
 tenants = st.sampled_from(["team-a", "team-b"])
@@ -78,7 +78,7 @@ parts = st.sampled_from(
 
 @st.composite
 def claims(draw: st.DrawFn, number: int) -> MeteredClaim:
-    start = draw(instants)
+    start = draw(timestamps_ns)
     longest = draw(st.sampled_from([1, 40, 120])) * HOUR_NS
     end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + longest)))
     compute, memory = draw(parts)
@@ -96,7 +96,7 @@ def claims(draw: st.DrawFn, number: int) -> MeteredClaim:
 @st.composite
 def gpus(draw: st.DrawFn, name: str) -> AssembledGpu:
     held = tuple(draw(claims(number)) for number in range(draw(st.integers(0, 4))))
-    span = sorted(draw(st.tuples(instants, instants)))
+    span = sorted(draw(st.tuples(timestamps_ns, timestamps_ns)))
     more: dict[str, object] = {}
     if draw(st.booleans()):
         more["outages"] = (GpuOutage(draw(st.booleans()), *span),)
@@ -120,7 +120,7 @@ def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
         evidence = one.evidence
         for claim in evidence.claims:
             if draw(st.booleans()):
-                release = ClaimRelease(claim.id, draw(instants))
+                release = ClaimRelease(claim.id, draw(timestamps_ns))
                 evidence = msgspec.structs.replace(evidence, releases=(*evidence.releases, release))
         if draw(st.booleans()):
             evidence = msgspec.structs.replace(
@@ -155,7 +155,7 @@ def expensive_books(draw: st.DrawFn) -> PriceBook:
 
 @contextmanager
 def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[BillingBooks]:
-    """Books in memory, with the ledger of what is known."""
+    """Books in memory, with the ledger of the known evidence."""
     ledger = Ledger.open("sqlite://", metadata)
     meter(ledger, known)
     books = BillingBooks.for_ledger(ledger, known)
@@ -288,7 +288,7 @@ def _amounts(books: BillingBooks, book: PriceBook, period: Period) -> dict[str, 
 
 
 def _time_billed(books: BillingBooks) -> dict[str, Fraction]:
-    """Capacity times time by tenant: on invoices that stand, or undecided."""
+    """Capacity times time by tenant: on valid invoices, or undecided."""
     found: dict[str, Fraction] = {}
     for invoice in books.store.invoices():
         for line in invoice.lines:

@@ -1,4 +1,4 @@
-"""Closing a period: once, whole and never twice; what keeps it from being closed; on SQLite and PostgreSQL."""
+"""Closing a period: once and completely; conditions that prevent it; on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
 from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.database import LedgerError
+from collector.ledger.database import UnusableLedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import NodeStay
 from collector.metering.units import Period
@@ -98,10 +98,10 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
         ]
 
 
-# What cannot be closed ---------------------------------------------------------------------------
+# Rejected closings ---------------------------------------------------------------------------
 
 
-def test_a_period_that_is_not_over_is_refused(ledger):
+def test_a_period_that_is_not_over_is_rejected(ledger):
     books = books_with(ledger, ALL)
     with pytest.raises(ClosingError, match="yet: expected 2024-10-10T00:00:00Z or later"):
         books.close(ONE, TimedActor(BOSS, manager_after(ONE).now_ns - 1))
@@ -144,7 +144,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     assert exact_amounts(books.store.invoices())["green"] == (60 + 72) * rate
 
 
-def test_a_gpu_that_the_ledger_does_not_know_at_all_lacks_too(ledger):
+def test_a_gpu_that_the_ledger_lacks_completely_is_missing_too(ledger):
     meter(ledger, evidence_of(ALL.known["GPU-0"]))
     books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", manager_after(ONE))
@@ -173,7 +173,8 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
         books.close(ONE, manager_after(ONE))
 
 
-# Several at once, and death ----------------------------------------------------------------------
+# Concurrent and interrupted closings
+# ----------------------------------------------------------------------
 
 SCRIPT = """
 import os, signal, sys
@@ -288,9 +289,9 @@ def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
     file = tmp_path / "ledger.sqlite"
-    with pytest.raises(LedgerError, match="no ledger in sqlite:"):
+    with pytest.raises(UnusableLedgerError, match="no ledger in sqlite:"):
         Ledger.open(f"sqlite:///{file}", metadata, make=False)
     assert not file.exists()
     file.touch()
-    with pytest.raises(LedgerError, match="no ledger in sqlite:"):
+    with pytest.raises(UnusableLedgerError, match="no ledger in sqlite:"):
         Ledger.open(f"sqlite:///{file}", metadata, make=False)

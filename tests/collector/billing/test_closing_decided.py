@@ -38,7 +38,7 @@ from collector.billing.price_book import PriceBookError
 from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
 from collector.ledger.audit_outbox import LogPosition as AuditPlace, store_positions, take_rows
-from collector.ledger.database import LedgerError
+from collector.ledger.database import UnusableLedgerError
 from collector.metering.evidence import SampleStretch, SlotReservation
 from railscope.timestamps import DAY_NS
 
@@ -46,7 +46,7 @@ from railscope.timestamps import DAY_NS
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):
     books = books_with(ledger, ALL)
     closed = books.close(ONE, manager_after(ONE))
-    # Both news are of the first period; one of them moves time from a tenant to another.
+    # Both facts are about the first period; one of them moves time from one tenant to another.
     news = evidence_of(
         released_gpu(gpu("GPU-0", RED), RED.id, 50),
         gpu("GPU-1", GREEN, claim("blue", 24, 30)),
@@ -64,7 +64,7 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
     rate = Fraction("2.49") + Fraction("0.31") / 2
     owed = exact_amounts(books.store.invoices())
     assert owed["red"] == 45 * rate
-    # Where the counter ran over a handover, nobody pays for what it counted.
+    # An increment of the counter across a handover is charged to no tenant.
     assert owed["blue"] == 6 * rate
     # When the later claim has ended, the earlier one holds again.
     assert owed["green"] == 126 * rate
@@ -83,12 +83,13 @@ def test_what_was_corrected_is_not_corrected_again(ledger):
     assert not [line for one in last.invoices for line in one.lines if line.charge.corrects]
 
 
-# What is issued stays ----------------------------------------------------------------------------
+# Issued invoices are unchanged
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", tables.BILLING_TABLES, ids=lambda table: table.name)
 @pytest.mark.parametrize("change", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
-def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
+def test_the_database_rejects_to_change_what_is_billed(ledger, table, change):
     books = books_with(
         ledger, evidence_of(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False)))
     )
@@ -112,7 +113,7 @@ def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
         connection.execute(statement_)
 
 
-def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
+def test_an_invoice_that_was_altered_behind_the_triggers_is_detected(ledger):
     books = books_with(ledger, ALL)
     books.close(ONE, manager_after(ONE))
     drop = {
@@ -122,18 +123,20 @@ def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text(drop[connection.dialect.name]))
         connection.execute(text("UPDATE billing_charge SET amount_minor = amount_minor - 1"))
-    with pytest.raises(LedgerError, match=r"was altered: inv-\w+ does not match what was issued"):
+    with pytest.raises(
+        UnusableLedgerError, match=r"was altered: inv-\w+ does not match what was issued"
+    ):
         books.store.invoices()
 
 
-def test_a_line_that_was_added_to_an_invoice_is_noticed(ledger):
+def test_a_line_that_was_added_to_an_invoice_is_detected(ledger):
     books = books_with(ledger, ALL)
     books.close(ONE, manager_after(ONE))
     copy = "INSERT INTO billing_charge SELECT invoice_id, 'f00'"
     rest = ", ".join(column.name for column in list(tables.charges.columns)[2:])
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text(f"{copy}, {rest} FROM billing_charge LIMIT 1"))
-    with pytest.raises(LedgerError, match="was altered"):
+    with pytest.raises(UnusableLedgerError, match="was altered"):
         books.store.invoices()
 
 
@@ -182,7 +185,7 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     assert read_statement(books, "red", ONE).invoice == fresh
     again = recompute_closing(books, replaced.closing, replaced.invoices)
     assert again.manifest_root == replaced.closing.manifest_root
-    # What was found late about the other tenant is not lost by that.
+    # Late evidence about the other tenant is preserved.
     books.close(TWO, manager_after(TWO))
     owed = exact_amounts(books.store.invoices())
     assert owed == {"red": 45 * rate - 5, "green": 58 * rate}
@@ -310,7 +313,7 @@ def test_reservations_and_unobserved_time(ledger):
     assert time.reason == "inferred over a gap of more than 1 h"
 
 
-def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
+def test_a_gap_has_its_length_whatever_claims_hold_the_gpu(ledger):
     stretches = (
         SampleStretch("boot", START - DAY_NS, hours(10)),
         SampleStretch("next", hours(30), TWO.end_ns),

@@ -1,4 +1,4 @@
-"""Corrections: late evidence changes what is owed, and nothing that was issued."""
+"""Corrections: late evidence changes the amount due, and no issued invoice."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_claim_that_moves_to_another_tenant_moves_the_charge():
     ]
 
 
-def test_time_that_turns_out_to_have_been_seen_is_no_correction():
+def test_time_that_turns_out_to_be_observed_is_not_a_correction():
     prices = book(price(2 * EUR))
     silent = usage(0, HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
     invoices = issued(rate([silent], prices, MONTH).charges, MONTH)

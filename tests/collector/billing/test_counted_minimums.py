@@ -185,7 +185,7 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
 
 
 def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
-    """On n1 it ends in the second period without a GPU, on n2 it goes on."""
+    """On n1 it ends in the second period without a GPU, on n2 it continues."""
     one, two = job(1, 1, 96.05), job(1, 1, 300, node="n2")
     ledger = Ledger.open("sqlite://", metadata)
     shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
@@ -220,7 +220,7 @@ others = st.lists(spans, max_size=4)
     st.sets(st.integers(1, DAYS - 1)),
 )
 def test_p27_cuts_and_places_of_a_count_change_no_total(held, number, start, minutes, cuts):
-    """The oracle knows no GPUs: minute by minute, how many of them no other claim has."""
+    """The oracle has no GPUs: it counts, for each minute, those that no other claim has."""
     gpus = [
         [other(f"s{at}-{n}", *span) for n, span in enumerate(some)] for at, some in enumerate(held)
     ]

@@ -1,4 +1,4 @@
-"""Exports: files that read back to what is to be paid, appear together, and never by halves."""
+"""Exports: files that add up to the payable amount when read back, and appear together or not at all."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ from collector.billing.export import (
     ExportError,
     ExportFormat,
     ExportOrder,
-    StagingError,
     export_document,
     export_invoices,
-    stage_files,
 )
 from collector.billing.focus_files import (
     COLUMNS,
@@ -58,6 +56,7 @@ from collector.billing.invoices import (
 from collector.billing.rating import rate
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
+from railscope.durable_files import stage_files
 
 ORDER = ExportOrder(SELLER, DUE_NS)
 
@@ -91,7 +90,7 @@ def csv_text(*groups: Sequence[FocusRow]) -> bytes:
 
 @given(timelines(), timelines(), books())
 def test_invoices_and_their_corrections_read_back_to_identical_rows(usages, late, prices):
-    """P18, for both forms: what others read is what is to be paid, for every invoice."""
+    """P18, for both formats: the rows that are read back add up to the payable amount of every invoice."""
     closed = [
         issue_invoice(one, DUE_NS)
         for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
@@ -138,12 +137,12 @@ def test_parquet_has_exact_types_and_groups():
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"InvoiceId\r\n"])
-def test_what_is_no_parquet_is_refused(content):
+def test_a_file_that_is_not_parquet_is_rejected(content):
     with pytest.raises(FocusParquetError, match="invalid Parquet"):
         list(read_parquet(io.BytesIO(content)))
 
 
-def test_other_columns_are_refused():
+def test_other_columns_are_rejected():
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"InvoiceId": ["a"]}), file)
     with pytest.raises(FocusParquetError, match="columns"):
@@ -236,7 +235,7 @@ def test_the_same_invoices_make_the_same_files(tmp_path: Path):
     assert made[0].files == made[1].files
 
 
-def test_only_what_is_issued_and_asked_for_is_exported(months: tuple[Invoice, ...], tmp_path: Path):
+def test_only_requested_issued_invoices_are_exported(months: tuple[Invoice, ...], tmp_path: Path):
     gone = replace(months[0], status=InvoiceStatus.VOID)
     drafted = draft_invoice([], "team-b", MONTH, "EUR")
     order = replace(ORDER, tenant="vision", period=months[1].period, forms=(ExportFormat.CSV,))
@@ -248,12 +247,12 @@ def test_only_what_is_issued_and_asked_for_is_exported(months: tuple[Invoice, ..
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
-def test_nothing_is_overwritten_unless_asked(months: tuple[Invoice, ...], tmp_path: Path):
+def test_nothing_is_overwritten_unless_requested(months: tuple[Invoice, ...], tmp_path: Path):
     export_invoices((all_kinds(),), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     reported: list[object] = []
-    with pytest.raises(StagingError, match=r"focus-1\.2\.parquet: already exists"):
+    with pytest.raises(FileExistsError, match=r"focus-1\.2\.parquet"):
         export_invoices(months, ORDER, tmp_path, record=reported.append)
     assert reported == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -291,7 +290,7 @@ def writing_no_cost(found: list[FocusRow]) -> list[FocusRow]:
 
 
 @pytest.mark.parametrize("spoil", [losing_a_row, changing_a_cost, writing_no_cost])
-def test_files_that_do_not_add_up_are_refused(
+def test_files_that_do_not_add_up_are_rejected(
     tmp_path: Path, spoil: Callable[[list[FocusRow]], list[FocusRow]]
 ):
     class Wrong(FocusCsvWriter):
@@ -309,7 +308,7 @@ def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
         for name in ("a", "b", "c"):
             files.create(name).write(b"ours")
         (tmp_path / "b").write_text("theirs")
-        with pytest.raises(StagingError, match="already exists"):
+        with pytest.raises(FileExistsError):
             files.publish()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "theirs"}
 

@@ -1,4 +1,4 @@
-"""`railscope bill export`: from the ledger to files, with what stands behind every row."""
+"""`railscope bill export`: from the ledger to files, with the provenance of every row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from railscope.audit.signed_note import Checkpoint, SecretKey
 from railscope.timestamps import DAY_NS, from_datetime
 
 SELLER = """
-provider = "Machine Hall"
+provider = "Example Data Center"
 [tenant.language]
 account = "research"
 [tenant.vision]
@@ -191,8 +191,8 @@ def test_a_file_names_the_seller_and_the_payers(url: str, tmp_path: Path):
         for row in rows_of(tmp_path / "focus-1.2.csv")
     }
     assert found == {
-        ("language", "research", "Machine Hall"),
-        ("vision", "product", "Machine Hall"),
+        ("language", "research", "Example Data Center"),
+        ("vision", "product", "Example Data Center"),
     }
     sellers.write_text(SELLER.partition("[tenant.vision]")[0])
     wrong = run(url, tmp_path / "none", "--seller", str(sellers))

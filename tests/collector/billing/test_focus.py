@@ -1,4 +1,4 @@
-"""FOCUS rows: the columns of a charge, sums that are what is to be paid, and CSV that reads back."""
+"""FOCUS rows: the columns of a charge, sums equal to the payable amount, and CSV that reads back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from railscope.timestamps import HOUR_NS
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
 SELLER = Seller(
-    "Machine Hall",
+    "Example Data Center",
     {holder: PayerAccount("research", tenant_type="Namespace") for holder in TENANTS},
 )
 MANDATORY = [
@@ -163,7 +163,7 @@ def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
 
 
 def test_each_row_of_every_kind_has_the_values_that_are_allowed():
-    """The official validator asks for an allowed value somewhere in a column; here it is each."""
+    """The official validator requires one allowed value in a column; here every value must be allowed."""
     found = list(invoice_rows(all_kinds(), EVERY_KIND_SELLER))
     assert {row["x_ChargeKind"] for row in found} == set(ChargeKind)
     for row in found:
@@ -292,7 +292,7 @@ def two_decimals(found: Sequence[FocusRow]) -> str:
 
 
 @pytest.mark.parametrize("wrong", [float_money, two_decimals])
-def test_wrong_exports_are_noticed(wrong):
+def test_wrong_exports_are_detected(wrong):
     search = settings(max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         search(exports_read_back(wrong))()
@@ -323,7 +323,7 @@ def test_csv_as_it_stands():
         ('InvoiceId\r\n"open', "line 2"),
     ],
 )
-def test_what_is_no_export_of_ours_is_refused_with_line_and_column(text, expected_text):
+def test_a_file_that_is_not_an_export_is_rejected_with_line_and_column(text, expected_text):
     with pytest.raises(FocusCsvError) as caught:
         parse_csv(text)
     assert expected_text in str(caught.value)

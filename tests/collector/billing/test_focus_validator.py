@@ -20,14 +20,14 @@ from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
-# We have one pricing category and one currency; the columns hold for those who have several.
+# There is one pricing category and one currency; the columns are for several.
 STRICTER = (
     "MULTIPLE_PRICING_CATEGORIES_SUPPORTED",
     "PRICING_BILLING_CURRENCY_DIFFERENCES_SUPPORTED",
     "VIRTUAL_CURRENCY_SUPPORTED",
 )
-# Not judged as a whole: we know no commitment discounts, and some rules about the effective cost
-# are none that a program can check.
+# Not checked as a whole: there are no commitment discounts, and some rules about the effective cost
+# cannot be checked by a program.
 UNJUDGED = {"CommitmentDiscountStatus", "EffectiveCost"}
 NOTE = "example.com/log\n17\nq1L0gfMIcEgE3nUm3GMAHmCnIGbf6WrjRsMjXFWXmrA=\n\n\N{EM DASH} example.com/log AA==\n"
 OF_RESERVATIONS = {"CapacityReservationId", "CapacityReservationStatus"}

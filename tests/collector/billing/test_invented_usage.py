@@ -1,4 +1,4 @@
-"""A new node invents usage of 27 past days: what is metered, what waits for a person, what is billed."""
+"""A new node invents usage of 27 past days: the metered, the reviewed and the billed part."""
 
 from __future__ import annotations
 

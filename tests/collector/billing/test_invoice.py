@@ -1,4 +1,4 @@
-"""Invoices: closing gives the same every time, and what is issued stays."""
+"""Invoices: closing is deterministic, and issued invoices are unchanged."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_closing_twice_gives_the_same(usages, prices, random):
 
 
 @given(timelines(), books(), st.data())
-def test_anything_changed_in_an_issued_invoice_is_refused(usages, prices, data):
+def test_anything_changed_in_an_issued_invoice_is_rejected(usages, prices, data):
     for invoice in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency):
         issued = issue_invoice(invoice, DUE_NS)
         line = data.draw(st.sampled_from(issued.lines))
@@ -118,7 +118,7 @@ def test_nothing_is_issued_while_evidence_may_still_come():
         issue_invoice(three_thirds(), DUE_NS - 1)
 
 
-def test_charges_of_others_and_of_another_period_are_refused():
+def test_charges_of_others_and_of_another_period_are_rejected():
     charge = third_of_an_hour(0)
     with pytest.raises(InvoiceError, match="another tenant"):
         draft_invoice([charge], "team-b", MONTH, "EUR")

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named_with_file_and_table(text, expected_text):
         {"tariff": Tariff.ENERGY, "unit": PriceUnit.KILOWATT_HOURS, "mig_profile": "1g.10gb"},
     ],
 )  # fmt: skip
-def test_a_price_that_cannot_be_is_refused(wrong):
+def test_a_price_that_cannot_be_is_rejected(wrong):
     with pytest.raises(PriceBookError, match=SKU):
         replace(price(EUR), **wrong)
 
@@ -147,12 +147,12 @@ def test_at_every_instant_the_tenants_own_price_applies_or_else_the_listed(price
 
 
 @given(books(), st.integers(-DAY_NS, 30 * DAY_NS), st.integers(1, 40 * DAY_NS))
-def test_stretches_are_whole_and_each_has_the_price_of_all_its_instants(prices, start, length):
+def test_intervals_are_whole_and_each_has_one_price_throughout(prices, start, length):
     timeline = prices.timeline("team-a", (SKU, "", PriceGroup.TIME))
-    stretches = list(timeline.stretches(start, start + length))
-    assert [s.start_ns for s in stretches] == [start, *(s.end_ns for s in stretches[:-1])]
-    assert stretches[-1].end_ns == start + length
-    for one in stretches:
+    intervals = list(timeline.intervals(start, start + length))
+    assert [s.start_ns for s in intervals] == [start, *(s.end_ns for s in intervals[:-1])]
+    assert intervals[-1].end_ns == start + length
+    for one in intervals:
         assert (
             timeline.price_at(one.start_ns)
             == timeline.price_at(one.end_ns - 1)
@@ -221,7 +221,7 @@ def test_versions_follow_each_other_in_one_currency():
 
 @given(books(), books(), st.integers(-DAY_NS, 31 * DAY_NS), st.integers(0, 31 * DAY_NS))
 def test_what_is_accepted_leaves_every_price_of_the_past(one, other, instant, published):
-    """Whatever of another book is spliced in from the publication on, or is refused."""
+    """Any part of another book takes effect from its publication on, or is rejected."""
     kept = [replace(p, to_ns=min(p.to_ns, published)) for p in one.prices if p.from_ns < published]
     ahead = [
         replace(p, from_ns=max(p.from_ns, published), version=2)

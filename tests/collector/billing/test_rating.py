@@ -188,13 +188,13 @@ def test_what_is_not_held_is_not_billed_even_without_prices(state):
         (NodeWitness.NONE, 1, False),
     ],
 )
-def test_inferred_time_needs_a_witness_and_a_short_silence(witness, minutes, billed):
+def test_inferred_time_needs_a_witness_and_a_short_gap(witness, minutes, billed):
     silent = usage(0, minutes * 60 * SECOND_NS, state=SlotState.INFERRED, witness=witness)
     rating = rate([silent], book(price(EUR)), MONTH)
     assert (len(rating.charges), len(rating.reviews)) == (int(billed), int(not billed))
 
 
-def test_a_silence_is_judged_whole_over_midnight_claims_and_the_end_of_the_period():
+def test_a_gap_is_judged_as_a_whole_over_midnight_claims_and_the_end_of_the_period():
     def inferred(start: int, end: int, claim: str) -> Usage:
         return usage(
             start,
@@ -278,7 +278,7 @@ def test_energy_is_free_before_its_first_price():
         {"state": SlotState.INFERRED, "witness": NodeWitness.BMC},
     ],
 )
-def test_what_would_be_billed_twice_is_refused(other):
+def test_what_would_be_billed_twice_is_rejected(other):
     again = usage(HOUR_NS - 1, 2 * HOUR_NS, **other)
     with pytest.raises(DoubleUsageError, match="GPU-0"):
         rate([usage(0, HOUR_NS), again], book(price(EUR)), MONTH)
@@ -297,7 +297,7 @@ def test_two_claims_may_share_a_gpu():
         {"claim_start_ns": 1},
     ],
 )  # fmt: skip
-def test_usage_that_cannot_be_is_refused(wrong):
+def test_usage_that_cannot_be_is_rejected(wrong):
     with pytest.raises(ValueError, match="usage of GPU-0"):
         replace(usage(0, HOUR_NS), **wrong)
 

@@ -1,4 +1,4 @@
-"""Rating: what holds for any usage and prices, and wrong ones that this notices."""
+"""Rating: properties for any usage and prices, and wrong implementations that they detect."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def float_money(usages: Sequence[Usage], prices: PriceBook, period: Period) -> R
 
 
 @pytest.mark.parametrize("wrong", [price_by_start_only, float_money])
-def test_wrong_rating_is_noticed(wrong):
+def test_wrong_rating_is_detected(wrong):
     search = settings(max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         search(rating_is_the_sum_of_single_prices(wrong))()

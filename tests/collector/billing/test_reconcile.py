@@ -1,4 +1,4 @@
-"""Reconciliation finds what is wrong: each mistake below is found by the rule that is for it."""
+"""Reconciliation finds each of these defects by the rule for it."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
     books = closed(ledger, evidence_of(gpu("GPU-0", RED, stretches=half, sightings=seen)))
     checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
-    assert [(check.passes, check.within) for check in checks] == [(True, False)] * 2
+    assert [(check.passes, check.is_within_bound) for check in checks] == [(True, False)] * 2
 
 
 def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:

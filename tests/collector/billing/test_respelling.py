@@ -1,4 +1,4 @@
-"""The one line of the official validator that Python 3.11 cannot read, and what is put there."""
+"""The one line of the official validator that Python 3.11 cannot parse, and its replacement."""
 
 from __future__ import annotations
 

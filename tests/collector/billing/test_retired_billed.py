@@ -1,4 +1,4 @@
-"""A GPU is retired within a period that is closed: the next one gives back what was too much."""
+"""A GPU is retired within a closed period: the next closing credits the excess."""
 
 from __future__ import annotations
 

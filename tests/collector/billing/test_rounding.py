@@ -99,7 +99,7 @@ def last_line_pays(exact: Mapping[str, Fraction], exponent: int) -> dict[str, in
 
 
 @pytest.mark.parametrize("wrong", [per_line, last_line_pays])
-def test_wrong_rounding_is_noticed(wrong):
+def test_wrong_rounding_is_detected(wrong):
     search = settings(max_examples=1000, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         search(lines_add_up(wrong))()

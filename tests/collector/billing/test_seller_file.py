@@ -23,7 +23,7 @@ def test_the_example_in_the_documentation_is_one():
     lines = inspect.cleandoc(focus_rows.Seller.__doc__ or "").splitlines()
     example = "\n".join(line for line in lines if line.startswith("    "))
     assert parse_seller(inspect.cleandoc(example), "example") == Seller(
-        provider="Machine Hall",
+        provider="Example Data Center",
         accounts={
             "language": PayerAccount(
                 "research", "Research", "Account", "Language models", {"CostCenter": "4711"}

@@ -65,7 +65,7 @@ RATE = Fraction("2.49") + Fraction("0.31") / 2
 # Earlier time ------------------------------------------------------------------------------------
 
 
-def test_a_later_period_is_refused_while_earlier_time_is_not_closed(ledger):
+def test_a_later_period_is_rejected_while_earlier_time_is_not_closed(ledger):
     books = books_with(ledger, ALL)
     with pytest.raises(ClosingError) as caught:
         books.close(TWO, manager_after(TWO))
@@ -107,7 +107,7 @@ def test_an_opening_date_excludes_earlier_time_and_is_recorded(ledger):
         administration.set_opening(books, TWO.start_ns + 1, "less", manager_after(TWO))
 
 
-def test_earlier_time_that_comes_late_is_not_lost_silently(ledger):
+def test_earlier_time_that_arrives_late_is_not_lost_unnoticed(ledger):
     late = evidence_of(gpu("GPU-0", claim("red", 80)), gpu("GPU-1", claim("green", 80)))
     books = books_with(ledger, late)
     books.close(TWO, manager_after(TWO))

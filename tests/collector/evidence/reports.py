@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from msgspec.structs import replace
-from support.story import Envelopes, NodeReporter, core_in, gpus_of
+from support.story import Envelopes, NodeReporter, gpus_of, temporary_core
 
 from collector.framelog.segment_files import (
     FrameLogStats,
@@ -51,12 +51,18 @@ def wrong_clock_envelopes(
 
 def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorState:
     """Return the state of a collector that starts from a frame log with these records."""
-    directory = Path(tempfile.mkdtemp())
+    with tempfile.TemporaryDirectory() as directory:
+        return _read_again(Path(directory), envelopes, corrections)
+
+
+def _read_again(
+    directory: Path, envelopes: Envelopes, corrections: dict[int, int]
+) -> CollectorState:
     (directory / "frames").mkdir()
     descriptor, marker = start_segment(directory / "frames", 1)
     with os.fdopen(descriptor, "wb") as file:
         file.writelines(frame_payload(marker, encode_record(record)) for record, _ in envelopes)
-    core = core_in(directory / "schemas")
+    core = temporary_core()
     for _, envelope in envelopes:
         for schema in envelope.schemas:
             core.schemas.put(schema)

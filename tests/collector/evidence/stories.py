@@ -1,4 +1,4 @@
-"""Stories of a few nodes, with everything that may happen, for properties to check."""
+"""Histories of a few nodes with random events, for property tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FleetHistory:
 
 
 def _shown(frame) -> str:
-    second = (frame.instant.boot_ns - 5000 * 10**9) // 10**9
+    second = (frame.timestamp.boot_ns - 5000 * 10**9) // 10**9
     reported = [(e.event_class.name, *e.entity.key, e.facts) for e in frame.events]
     return f"{frame.schema.stream}@{second}{reported or ''}"
 
@@ -131,7 +131,7 @@ def runs_of(draw, node, gpus, boots):
                 st.lists(st.sampled_from([(), ("3g.40gb", "4g.40gb")]), max_size=2)
             ):
                 frames += reporter.frames(cut(gpus[0], *profiles), [draw(seconds) + shift])
-        found.append((reporter, sorted(frames, key=lambda f: f.instant.boot_ns)))
+        found.append((reporter, sorted(frames, key=lambda f: f.timestamp.boot_ns)))
     return found
 
 

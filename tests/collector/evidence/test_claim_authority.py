@@ -29,11 +29,11 @@ from railscope.claim_terms import ClaimAuthority
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 
 
-def reports_(max_rank: int = 3, **facts: str) -> list:
+def reports_(max_authority: int = 3, **facts: str) -> list:
     """One claim of a node whose token has this limit."""
     events = {10: [claim_started("GPU-0", "job", 10, tenant="guest", **facts)]}
     made = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
-    return [(replace(record, max_rank=max_rank), found) for record, found in made]
+    return [(replace(record, max_authority=max_authority), found) for record, found in made]
 
 
 def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: CollectorState):
@@ -90,7 +90,7 @@ def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
 def test_a_record_of_the_frame_log_keeps_the_limit_of_its_token():
     record = reports_(2)[0][0]
     old = FrameRecord(record.node, record.received_wall_ns, record.sent, record.body)
-    assert (record.max_rank, old.max_rank) == (2, 3)
+    assert (record.max_authority, old.max_authority) == (2, 3)
 
 
 @st.composite
@@ -117,7 +117,7 @@ def claim_envelopes(draw) -> list:
             events.setdefault(10 * draw(st.integers(0, 10)), []).append(end)
     limit = draw(st.integers(1, 3))
     made = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events)
-    return [(replace(record, max_rank=limit), found) for record, found in made]
+    return [(replace(record, max_authority=limit), found) for record, found in made]
 
 
 @given(claim_envelopes())

@@ -93,7 +93,7 @@ def test_exclusive_has_no_other_values(text: str):
 @pytest.mark.parametrize(
     "text", ["0/4", "5/4", "1/0", "-1/4", "0.5", "half", "1/4/2", f"1/{MAX_DENOMINATOR + 1}", "²/4"]
 )
-def test_what_is_no_share_is_rejected(text: str):
+def test_text_that_is_not_a_share_is_rejected(text: str):
     with pytest.raises(ClaimEventError, match="invalid share"):
         claim(share=text, exclusive="false")
 

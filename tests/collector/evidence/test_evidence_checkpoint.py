@@ -1,10 +1,8 @@
-"""Checkpoints: made while frames come, and refused where they are not whole."""
+"""Checkpoints: written while frames arrive, and rejected if incomplete."""
 
 from __future__ import annotations
 
-import tempfile
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given, strategies as st
 from stories import fleet_histories
 from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer_examples
-from support.story import NodeReporter, accept, at, core_in, gpus_of, host
+from support.story import NodeReporter, accept, at, gpus_of, host, temporary_core
 
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpoint import (
@@ -24,15 +22,11 @@ from collector.state.state_checkpoint import (
 )
 
 
-def empty() -> CollectorState:
-    return core_in(Path(tempfile.mkdtemp()))
-
-
 def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
     """Content of the newest frame of each stream."""
     return {
         (name, stream): (
-            row.instant_ns,
+            row.timestamp_ns,
             row.block.values_of(row.index).tolist(),
             row.block.rates[row.index].tolist(),
         )
@@ -47,7 +41,7 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
     """A restart reads the checkpoint, and all segments that were not full when it was begun."""
     envelopes = story.envelopes(sizes)
     cut = data.draw(st.integers(0, len(envelopes)))
-    before, restarted, late = empty(), empty(), empty()
+    before, restarted, late = temporary_core(), temporary_core(), temporary_core()
     accept(before, envelopes[:cut])
     parts, written = make_parts(before, 1), []
     for envelope in envelopes[cut:]:
@@ -70,7 +64,7 @@ def test_facts_during_a_checkpoint_are_neither_lost_nor_counted_twice(story, siz
         assert present_of(restarted)[stream][:2] == present_of(before)[stream][:2], stream
         np.testing.assert_equal(present_of(restarted)[stream][2], reported[2])
     for name, node in before.fleet.nodes.items():
-        assert restarted.fleet.nodes[name].instant_ns == node.instant_ns
+        assert restarted.fleet.nodes[name].timestamp_ns == node.timestamp_ns
 
 
 def test_a_stream_received_again_does_not_make_a_resumed_node_older():
@@ -80,22 +74,24 @@ def test_a_stream_received_again_does_not_make_a_resumed_node_older():
         node.envelopes_of(host(), [50]),
         node.envelopes_of(gpus_of("GPU-0"), [10]),
     )
-    before, restarted = empty(), empty()
+    before, restarted = temporary_core(), temporary_core()
     accept(before, host_frame)
     resume_from(restarted, checkpoint_of(before))
     for core in (before, restarted):
         accept(core, gpu_frame)
-    assert restarted.fleet.nodes["n1"].instant_ns == before.fleet.nodes["n1"].instant_ns == at(50)
+    assert (
+        restarted.fleet.nodes["n1"].timestamp_ns == before.fleet.nodes["n1"].timestamp_ns == at(50)
+    )
 
 
 def written_once() -> bytes:
-    core = empty()
+    core = temporary_core()
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     return checkpoint_of(core)
 
 
 @given(st.data())
-def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
+def test_a_checkpoint_that_is_damaged_or_cut_off_is_rejected(data):
     content = written_once()
     at = data.draw(st.integers(0, len(content) - 1))
     cut = content[:at]

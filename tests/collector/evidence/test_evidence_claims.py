@@ -183,7 +183,7 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
     assert stays == [("n1", 1000)]
 
 
-def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
+def test_a_node_reports_claims_of_its_own_gpus_only(core: CollectorState):
     accept(core, NodeReporter("n1").envelopes_of(gpus_of("GPU-0"), range(0, 101, 10)))
     stranger = NodeReporter("n2", "boot-9")
     events = {

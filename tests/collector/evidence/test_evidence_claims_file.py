@@ -27,11 +27,14 @@ def test_a_file_of_claims():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "invalid header: expected tenant,holds,from,to"),
-        ("who,what\n", "invalid header: expected"),
+        ("", "line 1: invalid header: missing column from, gpu, tenant, to: expected"),
+        ("who,what\n", "invalid header: unknown column what, who: expected"),
         ("tenant,holds,from,to\na,b,2026-01-01T00:00:00Z\n", "line 2: .*expected"),
         ("tenant,holds,from,to\n,b,2026-01-01T00:00:00Z,\n", "line 2: .*expected"),
-        ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: invalid time 'yesterday'"),
+        (
+            "tenant,holds,from,to\na,b,yesterday,\n",
+            "line 2: invalid from: invalid time 'yesterday'",
+        ),
         ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "expected RFC 3339 with an offset"),
         ("tenant,holds,from,to\na\0,b,2026-01-01T00:00:00Z,\n", "NUL"),
         (
@@ -40,9 +43,12 @@ def test_a_file_of_claims():
         ),
         (
             "# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n",
-            "line 5: invalid time 'yesterday'",
+            "line 5: invalid from: invalid time 'yesterday'",
         ),
-        ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: invalid time 'yesterday'"),
+        (
+            "# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n",
+            "line 3: invalid from: invalid time 'yesterday'",
+        ),
         ("# one\nwho,what\n", "line 2: invalid header"),
         ('tenant,holds,from,to\na,"b,2026-01-01T00:00:00Z,\n', "line 2: unexpected end"),
         ('tenant,holds,from,to\n#\na,"' + "b" * 140_000 + "\n", "line 3: field larger than"),
@@ -144,6 +150,33 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     assert [
         (line["subject"], line["earlier_tenant"], line["later_tenant"]) for line in reported
     ] == [(f"n{i}", "a", "b") for i in range(10)]
+
+
+def test_names_that_only_an_agent_resolves_are_reported(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    names = ["*", "0", "/dev/nvidia3", "0000:1b:00.0", "1b:00.0", "gpu-001", "GPU-1"]
+    rows = [f"{name},a,2026-01-01T00:00:00Z,\n" for name in names]
+    path.write_text("gpu,tenant,from,to\n" + "".join(rows))
+    with capture_logs() as logs:
+        claims_file(path).refresh()
+    (ignored,) = [line["subjects"] for line in logs if line["event"] == "claims_ignored"]
+    assert sorted(ignored) == sorted(names[:5])
+
+
+def test_claims_that_differ_in_their_workload_have_ids_of_their_own():
+    text = "gpu,tenant,from,to,workload,system\n" + "".join(
+        f"n1,a,2026-01-01T00:00:00Z,,{workload},{system}\n"
+        for workload, system in [("", ""), ("w", "yes")]
+    )
+    plain, system = sorted(parse_claims(text), key=lambda claim: claim.workload)
+    assert plain.id == "file/n1/a/1767225600000000000"
+    assert plain.id != system.id
+    metered = system.metered_claim("n1")
+    assert (metered.workload, metered.system, plain.metered_claim("n1").system) == (
+        "w",
+        True,
+        False,
+    )
 
 
 def test_a_file_with_shares():

@@ -212,7 +212,7 @@ async def test_a_node_that_never_returns_is_finalized_day_by_day(site: Finalizin
     assert account.capacity == GPU_CAPACITY * (at(3 * DAY_SECONDS + 2 * HOURS) - at(0))
 
 
-async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them(
+async def test_a_node_that_returns_after_days_ends_the_gap_of_all_of_them(
     site: FinalizingCollector,
 ):
     node = NodeReporter()
@@ -228,7 +228,7 @@ async def test_a_node_that_comes_back_after_days_ends_the_silence_of_all_of_them
     assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"
 
 
-async def test_a_gpu_that_was_silent_at_midnight_keeps_its_silence(site: FinalizingCollector):
+async def test_a_gap_over_midnight_keeps_its_length(site: FinalizingCollector):
     node = NodeReporter()
     accept(site.core, a_day(node, until=20 * HOURS))
     back = DAY_SECONDS + HOURS
@@ -314,4 +314,4 @@ async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
     found = revision_of(site.stores.ledger, "GPU-0", DAY)
     assert found is not None, "the day is in the ledger all the same"
     assert site.stores.store.quarantine.rows == {(table.name, name)}
-    assert not site.finalizer.failing
+    assert not site.finalizer.is_failing

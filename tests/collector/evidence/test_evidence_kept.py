@@ -156,7 +156,7 @@ async def test_while_the_database_is_unavailable_nothing_is_lost_and_it_is_logge
     with capture_logs() as logs:
         assert not await site.finalizer.attempt()
         assert not await site.finalizer.attempt()
-        assert not site.live.ready
+        assert not site.live.is_ready
         waiting = len(site.core.evidence.intervals.by_key)
         assert waiting > 90
         assert site.core.evidence.unwritten

@@ -1,4 +1,4 @@
-"""Whatever happened: the ledger that several collectors write, stopped and started, is that of one."""
+"""For any history, the ledger of several collectors with restarts equals that of one collector."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
 
 
 async def still_the_evidence(alone: FinalizingCollector) -> None:
-    """The ledger is what the engine makes of the evidence, and the account goes on from it."""
+    """The ledger equals the engine's result for the evidence, and the account continues from it."""
     ledger, store = alone.stores
     for gpu in alone.core.evidence.gpus:
         known = store.evidence(gpu, at(0), at(DAY_SECONDS))

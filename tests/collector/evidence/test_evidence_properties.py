@@ -1,9 +1,8 @@
-"""Properties of the evidence: it knows neither order nor batches, and the account is the engine's."""
+"""Properties of the evidence: independent of order and batches, and the account equals the engine's."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -12,11 +11,12 @@ from stories import fleet_histories
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer_examples
 from support.metered import tile
-from support.story import SECOND, accept, at, core_in, known_of, no_turns
+from support.story import SECOND, accept, at, known_of, no_turns, temporary_core
 
 from collector.account.account_sums import sum_entries
 from collector.account.live_account import LiveAccount
-from collector.evidence.claim_events import ReportedClaim
+from collector.evidence.claim_events import ReportedClaim, is_gpu
+from collector.evidence.claim_placement import ClaimPlacer
 from collector.evidence.gpu_evidence import build_evidence
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
@@ -25,10 +25,6 @@ few = fewer_examples(50)
 since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])
 """Seconds from the arrival of the newest frame to the refresh."""
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
-
-
-def empty() -> CollectorState:
-    return core_in(Path(tempfile.mkdtemp()))
 
 
 def same(one: CollectorState, other: CollectorState, files) -> None:
@@ -54,9 +50,9 @@ def reports(reported: list[ReportedClaim]) -> list[ReportedClaim]:
 @few
 @given(fleet_histories(), sizes, sizes, st.randoms(use_true_random=False))
 def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, those, random):
-    core, other = empty(), empty()
+    core, other = temporary_core(), temporary_core()
     accept(core, story.envelopes(these))
-    # Delivery as it was sent; who was heard of first is a matter of when that was.
+    # Delivery in the order of sending; the receipt decides which node reported first.
     shuffled = [*story.envelopes(those), *story.envelopes(these)]
     random.shuffle(shuffled)
     accept(other, shuffled)
@@ -72,8 +68,8 @@ def test_neither_order_nor_repetition_nor_batches_mean_anything(story, these, th
 async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
     story, these, offsets, data
 ):
-    """Asked before and after the newest sample, which may be newer than the instant of the question."""
-    core = empty()
+    """Read before and after the newest sample, which may be newer than the time of the read."""
+    core = temporary_core()
     live = LiveAccount(core.evidence, lambda: story.files)
     envelopes = story.envelopes(these)
     cuts = sorted(data.draw(st.integers(0, len(envelopes))) for _ in offsets)
@@ -96,10 +92,29 @@ async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
 
 @few
 @given(fleet_histories(), sizes, st.data())
+def test_gpus_of_a_node_share_their_evidence_only_if_it_is_equal(story, these, data):
+    core = temporary_core()
+    envelopes = story.envelopes(these)
+    placer = ClaimPlacer(core.evidence, story.files)
+    built: set[str] = set()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(envelopes)), max_size=4)))
+    for begin, end in pairwise([0, *cuts, len(envelopes)]):
+        # Spans of GPUs that were built already continue meanwhile.
+        accept(core, envelopes[begin:end])
+        gpus = [g for g in core.evidence.gpus if is_gpu(g) and g not in built]
+        for gpu in data.draw(st.lists(st.sampled_from(gpus), unique=True)) if gpus else ():
+            built.add(gpu)
+            if not any(map(core.evidence.has_unplaced, core.evidence.nodes_of(gpu))):
+                expected = build_evidence(core.evidence.facts(gpu), story.files)
+                assert placer.evidence(gpu) == expected
+
+
+@few
+@given(fleet_histories(), sizes, st.data())
 def test_a_restart_at_any_point_changes_nothing(story, these, data):
     envelopes = story.envelopes(these)
     cut = data.draw(st.integers(0, len(envelopes)))
-    whole, first, second = empty(), empty(), empty()
+    whole, first, second = temporary_core(), temporary_core(), temporary_core()
     accept(whole, envelopes)
     accept(first, envelopes[:cut])
     resume_from(second, checkpoint_of(first))

@@ -49,11 +49,11 @@ LATER = DAY_SECONDS + 2 * HOURS
 ALICE = {"tenant": "alice"}
 
 
-def spelled(instant_ns: int) -> str:
-    if instant_ns == FOREVER_NS:
+def spelled(timestamp_ns: int) -> str:
+    if timestamp_ns == FOREVER_NS:
         return ""
     return (
-        datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant_ns // 1000)
+        datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_ns // 1000)
     ).isoformat()
 
 
@@ -121,8 +121,8 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
         )
     )
     assert len({claim.id for claim in claims}) == len(claims)
-    for instant_ns in {*edges, *(one.start_ns for one in found), *(one.end_ns for one in found)}:
-        for near in (instant_ns - 1, instant_ns):
+    for timestamp_ns in {*edges, *(one.start_ns for one in found), *(one.end_ns for one in found)}:
+        for near in (timestamp_ns - 1, timestamp_ns):
             gone = retired.find_retirement("GPU-0", near) is not None
             was = [s.node for s in stays if s.start_ns <= near < s.end_ns]
             now = [s.node for s in kept if s.start_ns <= near < s.end_ns]
@@ -165,7 +165,7 @@ async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(
 
 
 class RepeatedAccount:
-    """An account that is asked again and again, as the views ask it."""
+    """An account that is read repeatedly, as the views read it."""
 
     def __init__(self, directory: Path) -> None:
         self.core = core_in(directory)
@@ -209,7 +209,7 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     spans: list[tuple[int, int, int | None]],
     asked: list[int],
 ):
-    """Summed over GPUs, whenever and in whatever order it is asked for; the states add up to it."""
+    """Sum over GPUs, at any time and in any order of reads; the states add up to it."""
     one = RepeatedAccount(tmp_path_factory.mktemp("core"))
     for gpu, since in enumerate(first):
         claim = {since: [claim_started(f"GPU-{gpu}", f"c{gpu}", since + 5, **ALICE)]}
@@ -281,7 +281,7 @@ async def test_a_retirement_revises_the_days_it_is_about_and_ends_the_account(ma
     assert covered(site, "GPU-1", DAY + 3) == DAY_NS
 
 
-async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
+async def test_each_retirement_is_recorded_once(make, url: str):
     site = make("one", url)
     accept(site.core, a_day("GPU-0", "GPU-1"))
     await site.round(LATER)
@@ -312,7 +312,9 @@ async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
 
 
 async def test_what_a_retired_gpu_does_is_not_lost(make, url: str):
-    """Its evidence goes to the database; taken out of the file, its days are as they would have been."""
+    """Its evidence is stored; after its row is removed, its days are as if it had never been
+    retired.
+    """
     site = make("one", url)
     site.texts["retired"] = as_text(retirement(6 * HOURS))
     accept(site.core, a_day("GPU-0"))

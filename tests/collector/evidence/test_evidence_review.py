@@ -1,4 +1,4 @@
-"""Evidence that waits for a person: late claims, late ends, unexpected GPUs."""
+"""Evidence under review: late claims, late ends, unexpected GPUs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from core_queries import ALICE, compute_states, tenant_energy
 from hypothesis import given, strategies as st
 from reports import HOUR, SENT, sample_envelopes
 from sqlalchemy import select
+from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector
 from support.story import (
     DAY_SECONDS,
@@ -128,7 +129,7 @@ def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
     )
 
 
-def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState):
+def test_reports_of_an_agent_that_was_offline_count_for_three_days(core: CollectorState):
     """It sends its spool in order, oldest first; only current frames move the limit."""
     node = NodeReporter()
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 301, 30)))
@@ -206,6 +207,7 @@ def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(cor
     )
 
 
+@fewer_examples(25)
 @given(st.integers(1, 100), st.booleans())
 def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, hours, exclusive):
     def held(*more: Event) -> list:
@@ -227,7 +229,7 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
     assert held(late) == held() != []
 
 
-# GPUs that nobody expects ------------------------------------------------------------------------
+# GPUs beyond the inventory -----------------------------------------------------------------------
 
 
 def gpus_reporting(*names: str) -> list:

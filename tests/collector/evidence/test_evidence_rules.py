@@ -1,4 +1,4 @@
-"""From frames to evidence, rule by rule: silences, boots, clocks, counters, the order of arrival."""
+"""From frames to evidence, rule by rule: gaps, boots, clocks, counters, the order of arrival."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(co
     assert seconds_of(account)["inferred", "alice"] == 86_300
 
 
-def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
+def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_without_samples(
     core: CollectorState,
 ):
     node = NodeReporter()
@@ -75,7 +75,7 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
     assert {(e.claim, e.witness) for e in silent} == {("j", NodeWitness.SCHEDULER)}
 
 
-def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
+def test_a_reboot_is_a_gap_and_counts_from_zero(core: CollectorState):
     events = {0: [claim_started("GPU-0", "job-1", 0, **ALICE)]}
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     after = NodeReporter(boot_id="boot-2", run="run-2", booted_at=100)
@@ -94,7 +94,7 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
     assert set(tenant_energy(core)) == {("attributed", "alice"), ("unattributed", "")}
 
 
-def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: CollectorState):
+def test_a_claim_that_a_node_does_not_report_after_a_reboot_ended_with_it(core: CollectorState):
     events = {0: [claim_started("GPU-0", "job-1", 0, **ALICE)]}
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     for boot, first in (("boot-2", 105), ("boot-3", 305)):
@@ -128,7 +128,7 @@ def test_the_rest_of_the_boot_before_is_as_old_as_by_the_wall_clock(core: Collec
 
 
 def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: CollectorState):
-    """A node that was cut off: its backlog comes last."""
+    """A node that was disconnected: its backlog arrives last."""
     node = NodeReporter()
     events = {
         30: [claim_started("GPU-0", "a", 25, **ALICE)],

@@ -70,7 +70,7 @@ def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: Collect
     )
     assert observed(core) == [(0, 300), (2 * DAY_SECONDS, 5 * DAY_SECONDS)]
     assert core.evidence.aged_rows == len(
-        [f for f in away if f.instant.boot_ns < (2 * DAY_SECONDS + 5000) * SECOND]
+        [f for f in away if f.timestamp.boot_ns < (2 * DAY_SECONDS + 5000) * SECOND]
     )
     assert core.counts.frames == 11 + len(away), "they are acknowledged all the same"
 
@@ -146,7 +146,7 @@ async def test_no_claim_of_a_new_node_is_billed_for_the_time_before_it(site: Fin
         assert any(e.state.value in {"observed", "inferred"} for e in entries)
 
 
-async def test_a_collector_without_memory_knows_first_contact_from_the_database(
+async def test_a_collector_without_state_reads_first_contact_from_the_database(
     site: FinalizingCollector,
 ):
     """An agent that was away for hours: another collector takes its spool."""

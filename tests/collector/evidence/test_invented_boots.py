@@ -35,7 +35,7 @@ from railscope.frame import Event
 
 LAST = 80 * HOUR
 HORIZON = LAST - HOUR
-"""Timestamp from which reports after the last honest envelope are believed."""
+"""Timestamp from which reports after the last honest envelope count."""
 few = fewer_examples(60)
 
 
@@ -80,7 +80,7 @@ def test_a_boot_that_is_reported_at_once_ends_what_it_does_not_report(core: Coll
     assert max(end for _, tenant, _, end in found if tenant) == LAST + 30
 
 
-def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core: CollectorState):
+def test_reports_of_an_agent_about_boots_while_it_was_offline_count(core: CollectorState):
     accept(core, honest(until=10 * HOUR))
     node = NodeReporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
     frames = node.frames(gpus_of("GPU-0"), range(20 * HOUR, 60 * HOUR, 30))

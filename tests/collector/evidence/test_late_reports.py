@@ -49,7 +49,7 @@ from railscope.frame import Event
 BOOTED = 5000
 REPORTED = 20 * HOUR
 HORIZON = REPORTED - SENT - HOUR
-"""Timestamp from which reports at `REPORTED` or later are believed."""
+"""Timestamp from which reports at `REPORTED` or later count."""
 LAST = 24 * HOUR
 REBOOTED = 10 * HOUR
 GPUS = ("GPU-0", "GPU-1")
@@ -260,7 +260,7 @@ def cells(core: CollectorState, gpu: str) -> list[SlotCell]:
 
 
 def changed(before: list[SlotCell], after: list[SlotCell]) -> list[tuple[SlotCell, SlotCell]]:
-    """Cells that overlap in time and slots and differ, but for what waits for a person.
+    """Cells that overlap in time and slots and differ, except for time under review.
 
     That is time that is under review now, or was and has no holder: a late claim has a late end.
     """

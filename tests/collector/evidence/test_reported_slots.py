@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, strategies as st
 
 from collector.fleet.schema_columns import ReportedMigInstance, find_metered_columns
-from railscope.wire import WireEntity, WireSchema
+from railscope.wire import WireEntity, WireSchema, rails_of_entities
 
 WHOLE = (0, 840)
 
@@ -20,7 +20,7 @@ def layout(*devices: dict[str, str]) -> tuple[ReportedMigInstance, ...]:
     ]
     entities = (WireEntity(kind="gpu", key=("GPU-0",), facts={}), *mig)
     wire = WireSchema("mig", (), entities)
-    ((_, parts),) = find_metered_columns(wire).layouts
+    ((_, parts),) = find_metered_columns(wire, rails_of_entities(wire)).layouts
     return parts
 
 
@@ -43,7 +43,7 @@ def test_devices_of_one_instance_are_one_instance():
     )
 
 
-def test_slots_that_no_gpu_has_are_not_believed():
+def test_slots_that_no_gpu_has_are_not_accepted():
     in_order = (
         ReportedMigInstance((0, 360), (0, 420)),
         ReportedMigInstance((480, 840), (420, 840)),

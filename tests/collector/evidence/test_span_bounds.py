@@ -1,4 +1,4 @@
-"""Samples that lie far apart: what is kept of them in memory has a bound, by GPU and by node."""
+"""Samples that lie far apart: their memory is bounded by GPU and by node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of samples: what they come to does not depend on the order, and costs little in any."""
+"""Spans of samples: the result does not depend on the order, and any order is cheap."""
 
 from __future__ import annotations
 

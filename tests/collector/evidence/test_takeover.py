@@ -63,7 +63,7 @@ LIVE = ("observed", "inferred")
 
 
 def victim(*, away: range = range(100, 200), end: int = END) -> Envelopes:
-    """n2 with GPU-0 held by red, which is silent for a while."""
+    """n2 with GPU-0 held by red, which does not report for a while."""
     seconds = [second for second in range(0, end + 1, 10) if second not in away]
     events = {10: [claim_started("GPU-0", "job", 0, **RED)]}
     node = NodeReporter("n2", "boot-2", "run-2")
@@ -267,7 +267,7 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: FinalizingColle
 def test_the_order_of_receipt_of_other_nodes_frames_changes_nothing(
     tmp_path_factory, random, claims, begin, count
 ):
-    """Frames in another order, twice, and through a checkpoint: what counts is the record of each."""
+    """Frames in another order, twice, and through a checkpoint: only the record of each counts."""
     envelopes = in_turn(victim(), thief(range(begin, begin + 5 * count, 5), claims=claims))
     plain = core_in(tmp_path_factory.mktemp("schemas"))
     accept(plain, envelopes)
@@ -297,7 +297,7 @@ nodes = st.lists(
 
 
 @given(nodes)
-def test_at_each_instant_one_node_at_most_is_believed(found: list):
+def test_at_each_instant_one_node_at_most_has_the_gpu(found: list):
     listings = [
         NodeListing(f"n{number}", problems * STEP_NS, made(listed), made([*listed, *more]), verdict)
         for number, (listed, problems, more, verdict) in enumerate(found)
@@ -319,7 +319,7 @@ def test_at_each_instant_one_node_at_most_is_believed(found: list):
 
 
 @given(spans.filter(bool), spans.filter(bool))
-def test_the_first_node_keeps_all_that_it_listed_and_its_silences(mine: list, others: list):
+def test_the_first_node_keeps_all_that_it_listed_and_its_gaps(mine: list, others: list):
     first = NodeListing("n1", 0, made(mine), made(mine))
     second = NodeListing("n2", 10**15, made(others), made(others))
     divided = divide_occupancy([second, first])
@@ -348,7 +348,7 @@ def made(spans_: list) -> list[SampleSpan]:
 
 
 @pytest.mark.parametrize("left", [True, False])
-async def test_each_day_of_the_ledger_knows_whether_the_gpu_has_left_its_node(
+async def test_each_day_of_the_ledger_contains_if_the_gpu_has_left_its_node(
     site: FinalizingCollector, *, left: bool
 ):
     """The old node stopped days before; it is read back to where it last listed the GPU, or left it."""

@@ -26,7 +26,7 @@ from support.story import (
 
 from collector.evidence.claim_events import unplaced_key
 from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.gpu_evidence import AdministratorInputs, build_evidence
 from collector.evidence.review_decisions import find_pending_evidence
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.files import device_files
@@ -199,7 +199,7 @@ async def test_a_count_that_comes_late_is_a_revision_of_all_gpus_of_its_node(
 
 
 LATE = 5 * HOURS
-"""Second at which claims are reported that are believed from `BELIEVED` on."""
+"""Second at which claims are reported that count from `BELIEVED` on."""
 BELIEVED = LATE - 600 - HOURS
 
 
@@ -247,7 +247,7 @@ async def test_a_claim_on_a_gpu_that_waits_frees_no_place_for_a_count(
 
 
 async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: CollectorState):
-    """Bob's claim began before alice's: where both want all GPUs, hers holds, as if nothing were late."""
+    """Bob's claim began before alice's: where both claim all GPUs, hers holds, as if nothing were late."""
     hers = count("w", BELIEVED - 60, 2, **ALICE)
     accept(core, reported(hers, count("u", HOURS, 2, **BOB)))
     found = seconds_of(await account_at(core, 10 * HOURS))
@@ -287,7 +287,24 @@ async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: Coll
     ] == ["GPU-b", "GPU-c"], "3b and 86: before c1, and before the GPU without an address"
 
 
-async def test_another_collector_learns_of_counts(tmp_path: Path, url: str):
+async def test_gpus_of_a_node_with_equal_facts_have_equal_evidence_as_of_the_time_of_each(
+    core: CollectorState,
+):
+    gpus = ("GPU-0", "GPU-1", "GPU-2")
+    envelopes = NodeReporter().envelopes_of(gpus_of(*gpus), range(0, 201, 10), each=10)
+    accept(core, envelopes[:1])
+    files = AdministratorInputs()
+    placer = ClaimPlacer(core.evidence, files)
+    first, second = placer.evidence("GPU-0"), placer.evidence("GPU-1")
+    assert first[1] is second[1], "built once"
+    assert second == build_evidence(core.evidence.facts("GPU-1"), files)
+    accept(core, envelopes[1:])
+    third = placer.evidence("GPU-2")
+    assert third == build_evidence(core.evidence.facts("GPU-2"), files)
+    assert third[0].stretches[-1].last_ns > first[0].stretches[-1].last_ns
+
+
+async def test_another_collector_reads_the_counts(tmp_path: Path, url: str):
     one, two = (
         FinalizingCollector(tmp_path / "one", url),
         FinalizingCollector(tmp_path / "two", url),

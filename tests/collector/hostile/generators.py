@@ -172,7 +172,7 @@ def giant_events() -> Bodies:
 
 @attack
 def events_of_many_facts() -> Bodies:
-    """Events with more facts than anybody reads."""
+    """Events with far more facts than any event has."""
     schema = gpu_schema(1)
     facts = {str(number): "" for number in range(100_000)}
     yield sealed((schema,), batch(schema, 1, events=(_event(facts),)))

@@ -37,7 +37,7 @@ RESULT = "result.json"
 
 
 class MeteredLoop(asyncio.SelectorEventLoop):
-    """An event loop that knows the CPU time of the longest callback that was scheduled at once."""
+    """An event loop that measures the CPU time of the longest callback that was scheduled at once."""
 
     longest_seconds = 0.0
 

@@ -1,4 +1,4 @@
-"""The inventory against what is shown: the states add up, and what is not known is not missing."""
+"""The inventory and the reported devices: the states add up, and unknown devices are not missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_lost_gpu_is_missing_and_a_hung_one_is_unknown():
     assert found.counts == {GPU: DeviceCounts(6, 1, 1, 0), RDMA_PORT: DeviceCounts(8, 0, 0, 0)}
 
 
-def test_the_devices_of_a_silent_node_are_unknown_and_not_missing():
+def test_the_devices_of_a_stale_node_are_unknown_and_not_missing():
     silent = reporting_devices("the node is stale", "the node is stale", reporting=False)
     found = compare_node("n1", EIGHT, silent)
     assert found.state is NodeInventoryState.STALE

@@ -88,10 +88,10 @@ def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
     assert watched.content.expected_devices(START)["n1"].gpus == 8
 
 
-def spelled(instant_ns: int) -> str:
-    if instant_ns == FOREVER_NS:
+def spelled(timestamp_ns: int) -> str:
+    if timestamp_ns == FOREVER_NS:
         return ""
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=instant_ns // 1000)
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_ns // 1000)
     return moment.isoformat()
 
 
@@ -124,10 +124,10 @@ def rows(draw: st.DrawFn) -> ExpectedDevices:
 
 
 @given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)
-def test_what_is_written_is_what_is_read(found: list[ExpectedDevices], instant_ns: int):
+def test_what_is_written_is_what_is_read(found: list[ExpectedDevices], timestamp_ns: int):
     inventory = DeviceInventory.from_rows(found)
     assert parse_inventory(as_text(inventory)) == inventory
-    at = inventory.expected_devices(instant_ns)
+    at = inventory.expected_devices(timestamp_ns)
     for node in ("n1", "n2", "gpu-3"):
-        in_force = [r for r in found if r.node == node and r.start_ns <= instant_ns < r.end_ns]
+        in_force = [r for r in found if r.node == node and r.start_ns <= timestamp_ns < r.end_ns]
         assert at.get(node) == max(in_force, key=lambda row: row.start_ns, default=None)

@@ -1,4 +1,4 @@
-"""A running collector and the files of what there should be and what is retired, over real HTTP."""
+"""A running collector with its inventory and its retired file, over real HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
-    """Wait for the wanted response; return it."""
+    """Wait for the expected response; return it."""
     async with asyncio.timeout(20):
         while True:
             found = await ask()
@@ -54,7 +54,9 @@ async def report(one: RunningCollector, node: str = "n1", *, at: int = 0) -> Non
 async def test_without_an_inventory_nothing_is_reported_of_it(tmp_path: Path):
     async with run_collector(settings_in(tmp_path)) as one:
         await report(one)
-        found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
+        found = await once(
+            lambda: one.json("/api/v1/inventory"), lambda found: found["timestamp_ns"]
+        )
         assert (found["nodes"], found["gone_gpus"], found["retired_gpus"]) == (None, [], [])
         assert set(await page(one)) == {'railscope_collector_file_valid{file="tokens"}'}
 
@@ -92,7 +94,9 @@ async def test_an_inventory_that_was_never_valid_reports_nothing(tmp_path: Path)
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.sqlite'}")
     async with run_collector(settings_in(tmp_path, inventory_file=str(path), ledger=away)) as one:
         await report(one)
-        found = await once(lambda: one.json("/api/v1/inventory"), lambda found: found["instant_ns"])
+        found = await once(
+            lambda: one.json("/api/v1/inventory"), lambda found: found["timestamp_ns"]
+        )
         assert found["nodes"] is None
         (tmp_path / "away").mkdir()
         assert await one.collector.finalizer.attempt()
@@ -100,7 +104,7 @@ async def test_an_inventory_that_was_never_valid_reports_nothing(tmp_path: Path)
         assert '"gpus":1' in account[1] or '"gpus":2' in account[1], "who holds what is known"
 
 
-async def test_a_silent_node_that_was_taken_out_is_listed_no_more_and_still_answers(
+async def test_a_stale_node_that_was_removed_is_not_listed_and_still_found_by_name(
     tmp_path: Path,
 ):
     path = tmp_path / "inventory.csv"

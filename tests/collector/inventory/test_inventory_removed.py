@@ -29,7 +29,7 @@ async def reported(core: CollectorState, second: float, *rows: ExpectedDevices) 
     inventory = DeviceInventory.from_rows(rows)
     refresher = ViewRefresher(
         core,
-        LiveAccount(core.evidence, AdministratorInputs, ready=False),
+        LiveAccount(core.evidence, AdministratorInputs, is_ready=False),
         STALE,
         1.0,
         lambda: at(second),

@@ -35,7 +35,7 @@ OF_A_GPU = 3
 
 
 def sources(**states: int) -> tuple[Schema, list[int]]:
-    """The agent's own stream: how some sources fare."""
+    """The agent's own stream: states of some sources."""
     columns = tuple((agent.SOURCE_STATE, Entity(SOURCE, (name,))) for name in states)
     return Schema("agent", columns), list(states.values())
 
@@ -43,7 +43,7 @@ def sources(**states: int) -> tuple[Schema, list[int]]:
 def with_reasons(frames: Sequence[Frame], reasons: Sequence[int]) -> list[Frame]:
     """The same frames without values for some columns."""
     return [
-        Frame(f.origin, f.schema, f.sequence, f.instant, array("q", f.values), bytes(reasons))
+        Frame(f.origin, f.schema, f.sequence, f.timestamp, array("q", f.values), bytes(reasons))
         for f in frames
     ]
 
@@ -115,7 +115,7 @@ async def test_a_gpu_without_values(
     assert gone == ([("GPU-1", at(4))] if reason is Absent.GONE else [])
 
 
-async def test_a_silent_node_has_unknown_devices(core: CollectorState):
+async def test_a_stale_node_has_unknown_devices(core: CollectorState):
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(10)))
     found = await compare(core, 10 + STALE, {"n1": (1, 1)})
     assert of(found, "n1").state is NodeInventoryState.STALE

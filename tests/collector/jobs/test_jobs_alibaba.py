@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.job_books import job_days, with_stand_ins, write_jobs
+from support.job_books import job_days, with_placeholders, write_jobs
 
 from bench import tenants
 from bench.tenants import units_of_share
@@ -45,12 +45,13 @@ def straight(path: Path) -> Iterator[tuple[str, int, int, int]]:
             yield row["app_name"], length, int(row["gpu_request"]), int(row["rdma_request"])
 
 
+@pytest.mark.thorough  # below: the same of some of its GPUs
 def test_every_application_has_its_gpus_to_the_nanosecond(trace):
     expected: Counter[str] = Counter()
     for application, length, gpus, _ in straight(trace):
         expected[application] += gpus * length * GPU_CAPACITY
     found: Counter[str] = Counter()
-    listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
+    listed = with_placeholders(tenants.jobs_of_trace(tenants.read_trace(trace)))
     tiled: Counter[Tiling] = Counter()
     for day in job_days(listed):
         for entry in day.entries:
@@ -63,7 +64,7 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
 
 
 def test_the_ledger_of_some_of_its_gpus_equals_the_list(trace, tmp_path):
-    listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
+    listed = with_placeholders(tenants.jobs_of_trace(tenants.read_trace(trace)))
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)

@@ -1,4 +1,4 @@
-"""A cluster's job history alone: imported, closed, stated, and compared with the books again."""
+"""A cluster billed by its job history alone: imported, closed, with statements, and reconciled."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BilledCluster:
         return CliRunner().invoke(railscope, ["bill", *given])
 
     def publish(self) -> None:
-        """Let there be prices."""
+        """Publish prices."""
         published = self.bill("prices", "publish", self.file("prices.toml", PRICES))
         assert published.exit_code == 0, published.output
 
@@ -78,8 +78,8 @@ class BilledCluster:
             books,
             "--period",
             period,
-            "--stand-ins",
-            "--as-observed",
+            "--placeholder-gpus",
+            "--treat-as-observed",
             "--sku",
             "h100",
             "--tenants",
@@ -155,7 +155,7 @@ def test_months_follow_one_another_and_a_gpu_that_no_list_names_is_not_idled(clu
     later = cluster.books(*ROWS[:4], row(5, "biology", 31 * 24 - 3, 31 * 24 + 1, 2))
     january = cluster.imported(later, "2026-01")
     assert january.exit_code == 0, january.output
-    # Only the jobs that run on have GPUs in January: nothing is said of the others.
+    # Only the jobs that run on have GPUs in January: the list states nothing about the others.
     assert january.stdout.splitlines()[-1] == f"ledger: {3 * 31} GPU-days written, 0 unchanged"
     cluster.publish()
     for period in ("2025-12", "2026-01"):

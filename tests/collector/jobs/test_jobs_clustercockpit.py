@@ -132,12 +132,12 @@ def test_a_missing_field_is_named(field):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "job_id=7", "[" * 100_000])
-def test_what_is_no_json_object_is_refused(text):
+def test_a_value_that_is_not_a_json_object_is_rejected(text):
     with pytest.raises(JobListError, match=r"^line 2: .*JSON"):
         read_clustercockpit([line(), text])
 
 
-def test_two_lines_that_contradict_each_other_are_refused():
+def test_two_lines_that_contradict_each_other_are_rejected():
     with pytest.raises(JobListError, match=r"^line 2: job 7 differs from line 1$"):
         read_clustercockpit([line(), line(duration=21)])
 
@@ -153,7 +153,7 @@ def test_two_lines_that_contradict_each_other_are_refused():
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     ),
 )
-def test_any_value_anywhere_is_read_or_refused_with_its_field(field, value):
+def test_any_value_anywhere_is_read_or_rejected_with_its_field(field, value):
     try:
         read = read_clustercockpit([line(**{field: value})])
     except JobListError as error:

@@ -1,4 +1,4 @@
-"""`railscope bill import-jobs` as its users meet it."""
+"""`railscope bill import-jobs` from the command line."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ def run(*arguments: object) -> Result:
 def job(number: int, start: int, seconds: int, project: str, *named: str) -> str:
     return json.dumps(
         {
-            "job_id": number, "start_time": start, "duration": seconds, "project": project,
-            "hpc_user": "u", "resources": [{"hostname": "n1", "accelerators": named}],
+            "job_id": number,
+            "start_time": start,
+            "duration": seconds,
+            "project": project,
+            "hpc_user": "u",
+            "resources": [{"hostname": "n1", "accelerators": named}],
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
 
 @pytest.mark.parametrize("form", ["clustercockpit", "sacct"])
 @pytest.mark.parametrize("content", [b"", b"\n", b"hello\n", b"\xff\xfe\x00", b"[1]", b"{}"])
-def test_a_file_that_is_no_job_list_is_one_clear_line(tmp_path, form, content):
+def test_a_file_that_is_not_a_job_list_is_one_clear_line(tmp_path, form, content):
     found = tmp_path / "file"
     found.write_bytes(content)
     outcome = run(found, "--format", form)
@@ -124,7 +128,7 @@ def test_a_file_that_is_no_job_list_is_one_clear_line(tmp_path, form, content):
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}', "[]", "{"])
-def test_json_of_another_kind_asks_for_the_format(tmp_path, content):
+def test_json_of_another_kind_requires_the_format(tmp_path, content):
     found = tmp_path / "file"
     found.write_text(content)
     outcome = run(found)

@@ -30,7 +30,7 @@ def test_a_line_of_alibabas_list_is_reported_and_the_others_are_imported(column:
     assert len(str(wrong)) < 200
 
 
-def test_a_label_of_a_node_that_is_no_number_is_unknown() -> None:
+def test_a_label_of_a_node_that_is_not_a_number_is_unknown() -> None:
     labels = {"nvidia.com/gpu.memory": NINES, "nvidia.com/gpu.replicas": NINES}
     assert NodeGpuLabels.parse(labels) == NodeGpuLabels()
 
@@ -44,7 +44,9 @@ def test_a_label_of_a_node_that_is_no_number_is_unknown() -> None:
     ],
     ids=range(3),
 )
-def test_an_annotation_that_is_no_share_is_a_problem_of_its_pod(annotation: str, text: str) -> None:
+def test_an_annotation_that_is_not_a_share_is_a_problem_of_its_pod(
+    annotation: str, text: str
+) -> None:
     pod = pod_entry(("ns", "pod"), "", {annotation: text}, [("c", {})])
     found = requests_of(pod, lambda _place: 80_000)
     assert not found.parts
@@ -55,7 +57,7 @@ HOSTILE = [f"x = {NINES}", "x = " + "[" * 5000, 'listen = "\\u0000"', "\0", "x =
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_files_of_a_node_are_refused(text: str, tmp_path: Path) -> None:
+def test_files_of_a_node_are_rejected(text: str, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(SettingsError):

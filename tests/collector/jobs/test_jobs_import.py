@@ -27,11 +27,18 @@ def clustercockpit(
 ) -> dict[str, object]:
     """A job in the JSON of ClusterCockpit; `start` in hours after the start of October."""
     return {
-        "jobId": number, "cluster": "alex", "subCluster": "main", "project": "p", "user": "u",
-        "startTime": 1_790_812_800 + start * 3600, "duration": 3600, "jobState": "completed",
-        "numAcc": 1, "shared": "none",
+        "jobId": number,
+        "cluster": "alex",
+        "subCluster": "main",
+        "project": "p",
+        "user": "u",
+        "startTime": 1_790_812_800 + start * 3600,
+        "duration": 3600,
+        "jobState": "completed",
+        "numAcc": 1,
+        "shared": "none",
         "resources": [{"hostname": node, "hwthreads": [0], "accelerators": [gpu]}],
-    } | more  # fmt: skip
+    } | more
 
 
 class ImportDirectory:
@@ -113,7 +120,9 @@ def test_a_job_in_a_final_state_has_an_end(place):
         "1|u|a|COMPLETED|1790812800|Unknown|n1|gres/gpu=1",
         "2|u|a|RUNNING|1790812800|Unknown|n1|gres/gpu=1",
     ]
-    counted_ = place.run("\n".join([header, *rows]), *OCTOBER, "--stand-ins", "--source", "x")
+    counted_ = place.run(
+        "\n".join([header, *rows]), *OCTOBER, "--placeholder-gpus", "--source", "x"
+    )
     assert "line 2: End: unknown: expected a time, as State is COMPLETED" in counted_.output
     assert place.held() == {"p": 1, "a": 31 * 24}
 
@@ -192,13 +201,23 @@ def sacct_json(count: int) -> str:
 
 def pod(count: int) -> str:
     state = {"terminated": {"finishedAt": "2026-10-01T01:00:00Z"}}
-    return json.dumps({
-        "kind": "Pod", "metadata": {"name": "a", "namespace": "x", "uid": "1"},
-        "spec": {"nodeName": "n1", "containers": [
-            {"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(count)}}}]},
-        "status": {"phase": "Succeeded", "startTime": "2026-10-01T00:00:00Z",
-                   "containerStatuses": [{"name": "c", "state": state}]},
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "kind": "Pod",
+            "metadata": {"name": "a", "namespace": "x", "uid": "1"},
+            "spec": {
+                "nodeName": "n1",
+                "containers": [
+                    {"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(count)}}}
+                ],
+            },
+            "status": {
+                "phase": "Succeeded",
+                "startTime": "2026-10-01T00:00:00Z",
+                "containerStatuses": [{"name": "c", "state": state}],
+            },
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +236,7 @@ def pod(count: int) -> str:
     ],
 )  # fmt: skip
 def test_a_job_has_no_more_gpus_than_its_nodes_can_have(place, text, message):
-    found = place.run(text, *OCTOBER, "--stand-ins", "--shards-per-gpu", "4")
+    found = place.run(text, *OCTOBER, "--placeholder-gpus", "--shards-per-gpu", "4")
     assert found.exit_code == 1
     assert message in found.output
 
@@ -256,7 +275,7 @@ def test_models_of_a_cluster_are_read_from_an_inventory(place):
 def test_slurm_names_models_of_gpus_it_counts(place):
     header = "JobIDRaw|User|Account|State|Start|End|NodeList|AllocTRES"
     row = "1|u|a|COMPLETED|1790812800|1790816400|n1|gres/gpu=3,gres/gpu:a40=1,gres/gpu:a100=2"
-    assert place.run(f"{header}\n{row}\n", *OCTOBER, "--stand-ins").exit_code == 0
+    assert place.run(f"{header}\n{row}\n", *OCTOBER, "--placeholder-gpus").exit_code == 0
     ledger = Ledger.open(place.url, metadata)
     found = Counter(one.tiling.sku for one in ledger.revisions(ledger.newest(0, 30_000)))
     assert found == {"a40": 31, "a100": 62}
@@ -267,7 +286,7 @@ def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
     text = capture_path("jobs/clustercockpit-alex-60pct.jsonl").read_text()
     halves = ("2023-02-01..2023-02-14", "2023-02-15..2023-02-28")
     for number in order:
-        arguments = ("--period", halves[number], "--as-of", "2024-01-01", "--stand-ins")
+        arguments = ("--period", halves[number], "--as-of", "2024-01-01", "--placeholder-gpus")
         assert place.run(text, *arguments).exit_code == 0
     ledger = Ledger.open(place.url, metadata)
     totals = ledger.totals(0, FOREVER_NS).items()
@@ -285,7 +304,7 @@ def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
         "2024-01-01",
         "--source",
         "x",
-        "--stand-ins",
+        "--placeholder-gpus",
         "--json",
     )
     reported = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}

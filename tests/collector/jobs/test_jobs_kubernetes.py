@@ -64,7 +64,7 @@ def test_a_pod_has_its_gpus_from_admission_to_the_end_of_its_last_container():
     assert read(two) == JobList((JOB,))
 
 
-def test_pods_without_gpus_that_wait_that_run_and_that_were_refused():
+def test_pods_without_gpus_that_wait_that_run_and_that_were_rejected():
     found = read(
         pod("web", 0),
         pod("waits", phase="Pending", startTime=None, containerStatuses=None),
@@ -102,7 +102,7 @@ def test_a_name_that_is_used_again_is_another_run():
     ]
 
 
-def test_what_containers_ask_for_together_or_one_before_them():
+def test_requests_of_containers_together_or_of_an_init_container():
     spec = {
         "nodeName": "n1",
         "initContainers": [
@@ -158,7 +158,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG)
-def test_what_is_no_list_of_pods(text, problem):
+def test_input_that_is_not_a_list_of_pods(text, problem):
     with pytest.raises(JobListError, match=problem):
         read_kubernetes(text)
 
@@ -189,7 +189,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), ANYTHING), ANYTHING)
-def test_any_json_is_pods_or_is_refused(changes, other):
+def test_any_json_is_pods_or_is_rejected(changes, other):
     for document in (pod() | changes, other):
         try:
             found = read_kubernetes(json.dumps(document))

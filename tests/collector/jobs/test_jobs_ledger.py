@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from support.job_books import job_days, with_stand_ins, write_jobs
+from support.job_books import job_days, with_placeholders, write_jobs
 from support.metered import revision_of
 
 from collector.jobs.clustercockpit import read_clustercockpit
@@ -80,8 +80,8 @@ def max_at_once(jobs: Sequence[ListedJob]) -> int:
 
 
 @given(counted_jobs())
-def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
-    placed = with_stand_ins(jobs)
+def test_stand_ins_are_as_many_as_were_held_at_once_and_never_overlap(jobs):
+    placed = with_placeholders(jobs)
     assert [job.unplaced for job in placed] == [()] * len(jobs)
     expected: Counter[str] = Counter()
     for job in jobs:
@@ -102,7 +102,7 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
 @given(counted_jobs())
 def test_every_day_is_a_complete_tiling_of_whole_days(jobs):
     for as_observed in (False, True):
-        for day in job_days(with_stand_ins(jobs), as_observed=as_observed):
+        for day in job_days(with_placeholders(jobs), as_observed=as_observed):
             check_tiling(day)
             states = {entry.state for entry in day.entries if entry.tenant}
             assert states <= {SlotState.OBSERVED if as_observed else SlotState.INFERRED}
@@ -119,13 +119,13 @@ def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
     lacking = compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).differences
     assert [one.job for one in lacking] == [job.id for job in jobs if job.unplaced]
     assert {one.kinds for one in lacking} == {(DifferenceKind.NOT_IN_LEDGER,)}
-    write_jobs(ledger, with_stand_ins(jobs))
+    write_jobs(ledger, with_placeholders(jobs))
     assert compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
 
 
 def test_an_operator_without_an_agent_may_count_reports_as_observation(ledger):
     job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
-    write_jobs(ledger, with_stand_ins([job]), as_observed=True)
+    write_jobs(ledger, with_placeholders([job]), as_observed=True)
     assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
     revision = revision_of(ledger, "n1/000002", 0)
     assert revision

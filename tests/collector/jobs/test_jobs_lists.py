@@ -15,7 +15,12 @@ from support.job_lists import GPU_1, GPU_2, HOUR, tenant_hours
 from collector.jobs import imported_lists
 from collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
 from collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import ImportCounts, import_list, number_stand_ins, place_jobs
+from collector.jobs.job_list_import import (
+    ImportCounts,
+    import_list,
+    number_placeholders,
+    place_jobs,
+)
 from collector.ledger.audit_outbox import TimedActor, outbox_rows
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period
@@ -213,7 +218,7 @@ def test_models_come_from_the_inventory_by_gpu_by_node_the_list_and_then_the_def
     }  # fmt: skip
 
 
-def test_a_list_that_names_two_models_of_one_gpu_is_refused():
+def test_a_list_that_names_two_models_of_one_gpu_is_rejected():
     gpu = (ListedGpu("n1", GPU_1),)
     two = (
         ListedJob(0, "1", "a", "u", HOUR, gpu, model="a40"),
@@ -230,7 +235,7 @@ def test_stand_ins_are_named_by_source_node_model_and_number():
         counted(2, "c", "n[1-2]", 1),
         counted(20, "d", "n1", 1, "a40"),
     ]
-    found = number_stand_ins(jobs_, "alex", GpuModels(by_node={"n9": "x"}))
+    found = number_placeholders(jobs_, "alex", GpuModels(by_node={"n9": "x"}))
     assert [[str(gpu) for gpu in one.gpus] for one in found.jobs] == [
         ["n1/alex:a40:000001", "n1/alex:a40:000002"],
         ["n1/alex:a100:000001"],
@@ -242,9 +247,9 @@ def test_stand_ins_are_named_by_source_node_model_and_number():
 
 def test_the_order_of_jobs_does_not_change_stand_ins():
     jobs_ = [counted(number, "a", "n1", 1) for number in range(4)]
-    named = [str(one.gpus) for one in number_stand_ins(jobs_, "s", GpuModels()).jobs]
+    named = [str(one.gpus) for one in number_placeholders(jobs_, "s", GpuModels()).jobs]
     for other in permutations(jobs_):
-        assert [str(one.gpus) for one in number_stand_ins(other, "s", GpuModels()).jobs] == named
+        assert [str(one.gpus) for one in number_placeholders(other, "s", GpuModels()).jobs] == named
 
 
 def test_days_after_now_are_not_written_and_those_there_are_withdrawn():

@@ -1,4 +1,4 @@
-"""R3 as it could go wrong: each of these must be noticed by what R3 is tested with."""
+"""Defective implementations of R3, each of which the cases of R3 must detect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def totals_only(
 def jobs_only(
     entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
 ) -> JobComparison:
-    """Jobs that only one of the two knows are passed over."""
+    """Jobs in only one of the two lists are skipped."""
     found = compare_jobs(entries, records, tolerance)
     alone = {DifferenceKind.NOT_IN_LEDGER, DifferenceKind.NOT_IN_RECORDS}
     kept = tuple(one for one in found.differences if not alone.intersection(one.kinds))
@@ -68,7 +68,7 @@ def tenants_ignored(
 def patient(
     entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
 ) -> JobComparison:
-    """Clocks are trusted ten times less than they deserve."""
+    """The tolerance is ten times too large."""
     return compare_jobs(entries, records, 10 * tolerance)
 
 
@@ -164,5 +164,5 @@ def test_the_comparison_itself_is_not_refuted():
 
 
 @pytest.mark.parametrize("wrong", MUTANTS)
-def test_a_wrong_comparison_is_noticed(wrong):
+def test_a_wrong_comparison_is_detected(wrong):
     assert refuted(wrong)

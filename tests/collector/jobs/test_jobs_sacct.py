@@ -58,7 +58,7 @@ def test_json_has_the_same_jobs():
         read_sacct(json.dumps({"jobs": [job | {"time": {"start": 100, "end": 99}}]}))
 
 
-def test_steps_and_jobs_without_gpus_are_no_gpu_time():
+def test_steps_and_jobs_without_gpus_have_no_gpu_time():
     jobs = read(
         row(),
         row(JobIDRaw="7.batch", Account=""),
@@ -73,7 +73,7 @@ def test_steps_and_jobs_without_gpus_are_no_gpu_time():
 
 
 @pytest.mark.parametrize("text", ["", "Unknown", "None", "NONE", "N/A", "(null)"])
-def test_a_time_that_slurm_does_not_know_is_no_time(text):
+def test_an_unknown_time_of_slurm_is_not_a_time(text):
     assert read(row(Start=text)).never_started == 1
     assert read(row(End=text, State="RUNNING")).running == ("7",)
 
@@ -151,14 +151,14 @@ def test_a_time_without_a_zone_is_not_guessed():
 
 
 @pytest.mark.parametrize("field", COLUMNS)
-def test_a_header_without_a_field_is_refused(field):
+def test_a_header_without_a_field_is_rejected(field):
     with pytest.raises(
         JobListError, match=rf"^line 1: {field.removesuffix('Raw')}: missing in the header$"
     ):
         read_sacct(HEADER.replace(field, "Comment"))
 
 
-def test_output_of_another_command_is_no_list():
+def test_output_of_another_command_is_not_a_list():
     lines = capture_path("jobs/slurm/sample-squeue-output.txt").read_text()
     with pytest.raises(JobListError, match=r"^line 1: JobID: missing in the header$"):
         read_sacct(lines)

@@ -1,4 +1,4 @@
-"""Shares of GPUs in job lists: exact fractions on stand-ins, or a reason."""
+"""Shares of GPUs in job lists: exact fractions on placeholders, or a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from collector.jobs.imported_lists import newest_lists
 from collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import number_stand_ins
+from collector.jobs.job_list_import import number_placeholders
 from collector.jobs.job_list_reader import detect_format, read_alibaba, read_jobs
 from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import read_kubernetes
@@ -32,17 +32,20 @@ def pod(number: int, limits: dict[str, object], **annotations: str) -> dict[str,
     return {
         "kind": "Pod",
         "metadata": {
-            "uid": str(number), "name": f"p{number}", "namespace": "team",
+            "uid": str(number),
+            "name": f"p{number}",
+            "namespace": "team",
             "annotations": annotations,
         },
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"limits": limits}}]},
         "status": {
-            "phase": "Succeeded", "startTime": "2026-10-01T00:00:00Z",
+            "phase": "Succeeded",
+            "startTime": "2026-10-01T00:00:00Z",
             "containerStatuses": [
                 {"state": {"terminated": {"finishedAt": "2026-10-01T01:00:00Z"}}}
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def node(**labels: str) -> dict[str, object]:
@@ -142,7 +145,8 @@ def test_the_trace_of_alibaba_is_in_the_ledger(tmp_path):
     file.write_text(TRACE)
     arguments = ("--ledger", url, "--period", "1970-01", "--as-of", "1970-01-01T03:00:00Z")
     found = CliRunner().invoke(
-        railscope, ["bill", "import-jobs", str(file), *arguments, "--stand-ins", "--as-observed"]
+        railscope,
+        ["bill", "import-jobs", str(file), *arguments, "--placeholder-gpus", "--treat-as-observed"],
     )
     assert found.exit_code == 0, found.output
     ledger = Ledger.open(url, metadata)
@@ -182,7 +186,7 @@ def test_shares_are_exact_and_never_overlap(found):
         )
         for number, (start, seconds, tenant, gpus, share) in enumerate(found)
     ]
-    placed = number_stand_ins(jobs, "s", GpuModels()).jobs
+    placed = number_placeholders(jobs, "s", GpuModels()).jobs
     assert not any(job.unplaced for job in placed)
     expected: dict[str, Fraction] = defaultdict(Fraction)
     for _, seconds, tenant, gpus, share in found:

@@ -187,11 +187,16 @@ def as_line(index: int, job: ListedJob) -> str:
     ]
     return json.dumps(
         {
-            "id": index, "job_id": int(job.id), "start_time": job.start_ns // S,
-            "duration": job.duration_ns // S, "project": job.tenant, "hpc_user": job.user,
-            "num_acc": len(job.gpus), "resources": resources,
+            "id": index,
+            "job_id": int(job.id),
+            "start_time": job.start_ns // S,
+            "duration": job.duration_ns // S,
+            "project": job.tenant,
+            "hpc_user": job.user,
+            "num_acc": len(job.gpus),
+            "resources": resources,
         }
-    )  # fmt: skip
+    )
 
 
 def test_the_later_job_prevails_and_both_are_named():

@@ -1,4 +1,4 @@
-"""GPU-days to write: by hand, and whatever metering makes of any evidence."""
+"""GPU-days to write: by hand, and results of metering of any evidence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 names = st.text(letters, max_size=8)
 ids = st.text(letters, min_size=1, max_size=8)
 """Every claim has one: an entry with an empty id belongs to no claim."""
-instants = st.integers(START - HOUR, START + DAY_NS + HOUR)
+timestamps_ns = st.integers(START - HOUR, START + DAY_NS + HOUR)
 slots = st.one_of(
     st.just((WHOLE, WHOLE)),
     st.integers(0, 3).map(lambda quarter: (CapacityRange(210 * quarter, 210 * (quarter + 1)),) * 2),
@@ -66,7 +66,7 @@ slots = st.one_of(
 @st.composite
 def claims(draw):
     compute, memory = draw(slots)
-    start, end = draw(instants), draw(st.one_of(instants, st.just(FOREVER_NS)))
+    start, end = draw(timestamps_ns), draw(st.one_of(timestamps_ns, st.just(FOREVER_NS)))
     return MeteredClaim(
         authority=draw(
             st.sampled_from([one for one in ClaimAuthority if one is not ClaimAuthority.REVIEW])
@@ -85,8 +85,8 @@ def claims(draw):
 @st.composite
 def histories(draw):
     """Evidence of one GPU about one day."""
-    begin, end = sorted(draw(st.tuples(instants, instants)))
-    first, last = sorted(draw(st.tuples(instants, instants)))
+    begin, end = sorted(draw(st.tuples(timestamps_ns, timestamps_ns)))
+    first, last = sorted(draw(st.tuples(timestamps_ns, timestamps_ns)))
     return Evidence(
         gpu="GPU-0",
         stays=(NodeStay(begin, draw(names), draw(st.sampled_from([end, FOREVER_NS]))),),
@@ -105,7 +105,7 @@ def counts(draw):
             st.lists(st.tuples(st.integers(1, 5 * HOUR), st.integers(0, 10**15)), max_size=6)
         )
         elapsed, counters = zip((0, 0), *steps, strict=True)
-        at = draw(instants) + np.cumsum(np.array(elapsed, np.int64))
+        at = draw(timestamps_ns) + np.cumsum(np.array(elapsed, np.int64))
         found[measure] = compute_increments(
             [CounterReadings("boot", at, np.array(counters, np.int64))]
         )
@@ -114,5 +114,5 @@ def counts(draw):
 
 @st.composite
 def days(draw):
-    """One GPU on one day, with everything that may be known of it."""
+    """One GPU on one day, with every kind of evidence."""
     return metered(draw(histories()), counted=draw(counts()))

@@ -10,7 +10,7 @@ from days import DAY, START, held, metered
 from sqlalchemy import create_engine, inspect, text
 from support.metered import revision_of
 
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
@@ -26,7 +26,7 @@ def refused() -> int:
 
 
 def test_a_server_that_is_not_there_is_named_without_its_password(refused):
-    with pytest.raises(LedgerError) as caught:
+    with pytest.raises(UnusableLedgerError) as caught:
         Ledger.open(
             f"postgresql://meter:hunter2@127.0.0.1:{refused}/ledger?password=hunter3", metadata
         )
@@ -41,35 +41,37 @@ def test_a_server_that_is_not_there_is_named_without_its_password(refused):
 def test_a_directory_that_is_not_there(tmp_path):
     url = f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}"
     with pytest.raises(
-        LedgerError, match=r"unable to open database file; fix: check that its directory"
+        UnusableLedgerError, match=r"unable to open database file; fix: check that its directory"
     ):
         Ledger.open(url, metadata)
 
 
-def test_a_file_that_is_no_database(tmp_path):
+def test_a_file_that_is_not_a_database(tmp_path):
     path = tmp_path / "ledger.db"
     path.write_text("not a database at all, but long enough to be looked at as one " * 50)
-    with pytest.raises(LedgerError, match="file is not a database"):
+    with pytest.raises(UnusableLedgerError, match="file is not a database"):
         Ledger.open(f"sqlite:///{path}", metadata)
 
 
 @pytest.mark.parametrize("url", ["", "ledger.db", "postgresql:/hunter2", "://hunter2@x"])
-def test_what_is_no_url(url):
-    with pytest.raises(LedgerError, match="expected sqlite:////PATH or postgresql://") as caught:
+def test_text_that_is_not_a_url(url):
+    with pytest.raises(
+        UnusableLedgerError, match="expected sqlite:////PATH or postgresql://"
+    ) as caught:
         Ledger.open(url, metadata)
     assert "hunter2" not in str(caught.value)
 
 
 def test_another_kind_of_database():
     with pytest.raises(
-        LedgerError, match=r"mysql://me:\*\*\*@host/ledger: expected sqlite"
+        UnusableLedgerError, match=r"mysql://me:\*\*\*@host/ledger: expected sqlite"
     ) as caught:
         Ledger.open("mysql://me:hunter2@host/ledger", metadata)
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [2, 5, 9])
-def test_another_schema_version_is_refused_and_left_alone(url, version):
+def test_another_schema_version_is_rejected_and_left_alone(url, version):
     Ledger.open(url, metadata).close()
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     change = (
@@ -83,19 +85,19 @@ def test_another_schema_version_is_refused_and_left_alone(url, version):
         connection.execute(text("DROP TABLE ledger_stop"))
     for _ in range(2):
         message = f"schema version {version}: expected 6; fix: run the version of Railscope that"
-        with pytest.raises(LedgerError, match=message):
+        with pytest.raises(UnusableLedgerError, match=message):
             Ledger.open(url, metadata)
     with engine.begin() as connection:
         assert not inspect(connection).has_table("ledger_stop"), "nothing was created"
     engine.dispose()
 
 
-def test_a_database_with_tables_of_others_is_refused(url):
+def test_a_database_with_tables_of_others_is_rejected(url):
     engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE ledger_entry (x INTEGER)"))
     engine.dispose()
-    with pytest.raises(LedgerError, match="foreign tables: ledger_entry"):
+    with pytest.raises(UnusableLedgerError, match="foreign tables: ledger_entry"):
         Ledger.open(url, metadata)
 
 
@@ -114,7 +116,9 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
     ledger = Ledger(database)
     with database.transaction() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(LedgerError, match=r"readonly database; fix: check that its directory"):
+    with pytest.raises(
+        UnusableLedgerError, match=r"readonly database; fix: check that its directory"
+    ):
         ledger.write(metered(held("GPU-0", "red")))
     assert revision_of(ledger, "GPU-0", DAY) is None
     ledger.close()
@@ -153,7 +157,8 @@ def test_a_mark_that_was_altered_is_reported(url, mark):
         connection.execute(text(off))
         connection.execute(text("UPDATE ledger_revision SET clock_suspect = :mark"), {"mark": mark})
     with pytest.raises(
-        LedgerError, match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)"
+        UnusableLedgerError,
+        match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)",
     ):
         revision_of(ledger, "GPU-0", DAY)
     ledger.close()

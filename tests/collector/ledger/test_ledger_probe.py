@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from collector.ledger import database as probe
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.tables import metadata
 
 
@@ -33,7 +33,7 @@ def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
         probe.commit_probe(reading)
         with reading.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
-        with pytest.raises(LedgerError, match="readonly"):
+        with pytest.raises(UnusableLedgerError, match="readonly"):
             probe.commit_probe(reading)
     finally:
         reading.close()
@@ -48,7 +48,7 @@ async def test_callers_share_one_write_and_its_result_is_reused_for_a_while(tmp_
         opened += 1
         if opened == 2:
             message = "gone: /secret/path"
-            raise LedgerError(message)
+            raise UnusableLedgerError(message)
         return database
 
     one = probe.LedgerProbe(opens, lambda: now)
@@ -65,7 +65,7 @@ async def test_callers_share_one_write_and_its_result_is_reused_for_a_while(tmp_
     database.close()
 
 
-async def test_a_database_that_does_not_answer_is_unwritable_and_asked_once():
+async def test_a_database_that_does_not_answer_is_unwritable_and_queried_once():
     answer = threading.Event()
     asked = 0
 
@@ -74,7 +74,7 @@ async def test_a_database_that_does_not_answer_is_unwritable_and_asked_once():
         asked += 1
         answer.wait(60)
         message = "gone"
-        raise LedgerError(message)
+        raise UnusableLedgerError(message)
 
     one = probe.LedgerProbe(hangs, wait_seconds=0.05)
     assert "no write to the ledger" in await one.problem()

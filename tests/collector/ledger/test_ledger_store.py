@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from support.examples import fewer_examples
 from support.metered import revision_of
 
-from collector.ledger.database import Database, LedgerError
+from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.day_tiling import TilingError, evidence_root
 from collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
 from collector.ledger.row_conversion import GpuDay
@@ -142,7 +142,7 @@ def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
 
 
 def test_a_revision_that_is_gone_is_an_error(ledger):
-    with pytest.raises(LedgerError, match="lacks revision 4 of GPU-0 on day 20000"):
+    with pytest.raises(UnusableLedgerError, match="lacks revision 4 of GPU-0 on day 20000"):
         list(ledger.revisions({GpuDay("GPU-0", DAY): 4}))
 
 
@@ -167,7 +167,7 @@ def test_revisions_follow_one_another_and_none_is_lost(ledger, evidences):
     assert ledger.entries(START, START + DAY_NS, gpu) == list(expected[-1].entries)
 
 
-def test_the_same_tiling_of_other_evidence_and_engine_is_no_revision(ledger):
+def test_the_same_tiling_of_other_evidence_and_engine_is_not_a_revision(ledger):
     first = metered(held("GPU-0", "red"))
     again = msgspec.structs.replace(first, evidence_root="0", engine_version="2", computed_ns=1)
     assert ledger.write(first).added
@@ -221,7 +221,7 @@ def test_a_window_without_time_has_nothing(ledger):
     "table", ["ledger_entry", "ledger_revision", "ledger_share", "ledger_claim", "ledger_schema"]
 )
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
-def test_the_database_refuses_to_change_what_is_written(url, table, change):
+def test_the_database_rejects_to_change_what_is_written(url, table, change):
     ledger = Ledger.open(url, metadata)
     counted = compute_increments(
         [CounterReadings("b", np.array([START, START + HOUR]), np.array([0, 9]))]
@@ -246,7 +246,7 @@ def test_the_database_refuses_to_change_what_is_written(url, table, change):
     ledger.close()
 
 
-def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
+def test_entries_that_were_altered_behind_the_triggers_are_detected(url):
     ledger = Ledger.open(url, metadata)
     ledger.write(metered(held("GPU-0", "red", "green")))
     database = Database(url, metadata)
@@ -258,7 +258,7 @@ def test_entries_that_were_altered_behind_the_triggers_are_noticed(url):
         connection.execute(text(triggers[connection.dialect.name]))
         connection.execute(text("UPDATE ledger_entry SET tenant_id = 'blue' WHERE entry = 1"))
     database.close()
-    with pytest.raises(LedgerError, match="was altered: revision 1 of GPU-0"):
+    with pytest.raises(UnusableLedgerError, match="was altered: revision 1 of GPU-0"):
         revision_of(ledger, "GPU-0", DAY)
     ledger.close()
 
@@ -289,7 +289,7 @@ def test_people_read_entries_with_their_revision(url):
 
 @on_one_database
 @given(histories(), st.data())
-def test_a_tiling_with_a_hole_or_an_overlap_is_refused(ledger, evidence, data):
+def test_a_tiling_with_a_hole_or_an_overlap_is_rejected(ledger, evidence, data):
     whole = metered(evidence)
     if not whole.entries:
         return
@@ -301,7 +301,7 @@ def test_a_tiling_with_a_hole_or_an_overlap_is_refused(ledger, evidence, data):
             ledger.write(msgspec.structs.replace(whole, entries=entries))
 
 
-def test_entries_of_another_gpu_or_day_are_refused(ledger):
+def test_entries_of_another_gpu_or_day_are_rejected(ledger):
     whole = metered(held("GPU-0", "red"))
     with pytest.raises(TilingError, match="expected the GPU of its tiling, GPU-1"):
         ledger.write(msgspec.structs.replace(whole, gpu="GPU-1"))
@@ -311,7 +311,7 @@ def test_entries_of_another_gpu_or_day_are_refused(ledger):
 
 
 @given(histories(), st.randoms())
-def test_the_root_of_evidence_knows_neither_order_nor_repetition(evidence, random):
+def test_the_root_of_evidence_is_independent_of_order_and_repetition(evidence, random):
     claims = [*evidence.claims, *evidence.claims]
     random.shuffle(claims)
     shuffled = msgspec.structs.replace(evidence, claims=tuple(claims))

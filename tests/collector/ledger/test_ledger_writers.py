@@ -105,7 +105,7 @@ Ledger(database).write(metered(held("GPU-0", "red")))
 """
 
 
-def test_a_writer_that_dies_in_the_middle_leaves_nothing(url, request):
+def test_a_writer_that_ends_in_the_middle_leaves_nothing(url, request):
     script = KILLED.format(directory=str(request.path.parent), url=url)
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert ended.returncode == 9, ended.stderr

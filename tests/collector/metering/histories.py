@@ -1,4 +1,4 @@
-"""Histories of one GPU, with everything that may happen to it, for properties to check."""
+"""Histories of one GPU with random events, for property tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROFILES = [(1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)]
 
 @dataclass(frozen=True)
 class MeteringCase:
-    """A history, a window cut in two, and what else a property needs to vary it."""
+    """A history, a window divided in two, and further inputs of properties."""
 
     evidence: Evidence
     readings: tuple[CounterReadings, ...]

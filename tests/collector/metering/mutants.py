@@ -1,4 +1,4 @@
-"""Metering as it goes wrong in the field: each of these must break a property."""
+"""Defective implementations of metering, each of which must violate a property."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def ignored_release(evidence: Evidence, start: int, end: int) -> list[TilingEntr
 
 
 def clipped_samples(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """Samples outside the window are not looked at."""
+    """Samples outside the window are ignored."""
     inside = tuple(s for s in evidence.stretches if start <= s.first_ns < end)
     return tile(msgspec.structs.replace(evidence, stretches=inside), start, end)
 
@@ -157,7 +157,7 @@ def ignored_level(evidence: Evidence, start: int, end: int) -> list[TilingEntry]
 
 
 def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
-    """Memory is given like compute."""
+    """Memory is assigned like compute."""
     alike = tuple(msgspec.structs.replace(c, memory=c.compute) for c in evidence.claims)
     return tile(msgspec.structs.replace(evidence, claims=alike), start, end)
 
@@ -175,7 +175,7 @@ def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[TilingE
 
 
 def no_overlaps(_: Evidence) -> list[Overlap]:
-    """Time that a claim requested and did not hold is on no record."""
+    """Time that a claim requested and did not hold is not recorded."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""One GPU, one story each: examples of the rules that properties check in general."""
+"""Examples with one GPU of the rules that properties check in general."""
 
 import sys
 from fractions import Fraction
@@ -192,7 +192,7 @@ def test_a_claim_under_review_holds_what_no_other_claim_does():
     assert reasons == {"received too late"}
 
 
-def test_a_process_that_no_one_gave_the_gpu_to_is_unclaimed_use():
+def test_a_process_without_a_claim_is_unclaimed_use():
     evidence = Evidence(
         "g", HERE, claims=(claim("p", 10, 20, ClaimAuthority.PROCESS), claim("s", 15, 50))
     )
@@ -239,7 +239,7 @@ def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
     assert moved(evidence) == []
 
 
-def test_silence_is_inferred_with_the_best_witness_and_its_whole_length():
+def test_a_gap_is_inferred_with_the_best_witness_and_its_whole_length():
     evidence = Evidence(
         "g",
         HERE,
@@ -305,7 +305,7 @@ def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
         PartitionLayout(0, "l", (halves[0], halves[0]))
 
 
-def test_maintenance_is_no_outage_and_a_reservation_counts_where_it_is_not_used():
+def test_maintenance_is_not_an_outage_and_a_reservation_counts_where_it_is_not_used():
     evidence = Evidence(
         "g",
         HERE,
@@ -337,7 +337,7 @@ def counters(*pairs: tuple[int, int], boot="a"):
     return CounterReadings(boot, np.array(seconds, np.int64) * S, np.array(values, np.int64))
 
 
-def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
+def test_energy_over_a_gap_is_the_holders_and_over_a_handover_unattributed():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 55), claim("b", 55, 100)))
     counted = compute_increments(
         [counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))]
@@ -394,7 +394,7 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
     ]
 
 
-def test_counters_below_zero_are_refused():
+def test_counters_below_zero_are_rejected():
     with pytest.raises(ValueError, match="expected 0 or more"):
         counters((0, -1))
     with pytest.raises(ValueError, match="expected 2, one per time"):

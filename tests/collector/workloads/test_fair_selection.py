@@ -16,7 +16,9 @@ from collector.workloads.job_roster import (
 
 def job(number: int, *nodes: str) -> RunningJob:
     key = JobKey("tenant", "slurm", str(number))
-    places = (JobGpu(f"GPU-{number}-{n}", 0, JobHolding(key, n, 840, 0), alone=True) for n in nodes)
+    places = (
+        JobGpu(f"GPU-{number}-{n}", 0, JobHolding(key, n, 840, 0), is_alone=True) for n in nodes
+    )
     return RunningJob(key, number, tuple(places))
 
 

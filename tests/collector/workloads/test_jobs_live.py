@@ -1,4 +1,4 @@
-"""From claims to jobs: what begins, ends, is shared, is silent, and what each is called."""
+"""From claims to jobs: starts, ends, shares, stale nodes and names."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     assert list(jobs.cells()) == []
 
 
-async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
+async def test_a_stale_node_is_counted_and_not_compared(tmp_path: Path):
     site = ReportingNodes(tmp_path)
     for node in ("n1", "n2"):
         site.report(node, 10, (90, 80), *claims("1", f"{node}-0", f"{node}-1"))
@@ -275,7 +275,7 @@ async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(
     }
 
 
-async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path):
+async def test_use_without_a_claim_and_health_checks_are_not_jobs(tmp_path: Path):
     site = ReportingNodes(tmp_path)
     unclaimed = claim_started(
         "n1-0", "unclaimed", 0, unclaimed=True, workload="pid 17", level="process"
@@ -285,7 +285,7 @@ async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
-def test_a_pattern_that_cannot_work_is_refused(setting: str):
+def test_a_pattern_that_cannot_work_is_rejected(setting: str):
     with pytest.raises(SettingsError, match="pod_job_pattern"):
         compile_pattern(setting)
 

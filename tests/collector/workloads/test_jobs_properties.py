@@ -20,7 +20,7 @@ from collector.metering.tiling import HELD, GpuTimeline
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import (
-    OVER_SECONDS,
+    DEFAULT_TIME_CONSTANT_SECONDS,
     FleetPositions,
     GatheredReadings,
     GpuReadings,
@@ -194,8 +194,8 @@ def view_of(streams, held) -> RunningJobs:
             schema=known.digest,
             reasons=[codes, codes],
         )
-        instant_ns = NOW if fresh else SECOND
-        core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, instant_ns))
+        timestamp_ns = NOW if fresh else SECOND
+        core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, timestamp_ns))
     for (node, name), jobs in held.items():
         roster.set_holdings(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
     positions, gathered = FleetPositions(core, roster), GatheredReadings()
@@ -210,7 +210,7 @@ def view_of(streams, held) -> RunningJobs:
 
 
 def job_of(held, node: str, entity: Entity) -> JobKey | None:
-    """The one job that has the GPU, or all GPUs of the rail that anybody has."""
+    """The one job that has the GPU, or all held GPUs of the rail."""
     if entity.kind.outermost is GPU:
         jobs = held[node, entity.key[0]]
         return jobs[0] if len(jobs) == 1 else None
@@ -264,7 +264,7 @@ def test_the_straggler_is_the_one_furthest_below_the_median(positions):
     for number in range(4):
         reported = [v for job, v in positions if job == number and v is not None]
         places = tuple(
-            JobGpu(str(position), position, JobHolding(KEY, "n", 840, 1), alone=True)
+            JobGpu(str(position), position, JobHolding(KEY, "n", 840, 1), is_alone=True)
             for position, (job, _) in enumerate(positions)
             if job == number
         )
@@ -314,7 +314,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
             )
         )
         jobs = np.array([job for job, _ in positions], np.int32)
-        reported = averages.follow(gathered, jobs, now_ns)["sm_activity"]
+        reported = averages.update(gathered, jobs, now_ns)["sm_activity"]
         for position, (job, value) in enumerate(positions):
             if job != before[position] or job == -1 or value is None:
                 history[position] = []
@@ -322,7 +322,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
                 assert math.isnan(reported.values[position])
                 assert reported.absence_reason(position) == "stale"
                 continue
-            faded = math.exp(-seconds / OVER_SECONDS)
+            faded = math.exp(-seconds / DEFAULT_TIME_CONSTANT_SECONDS)
             history[position] = [(v, w * faded) for v, w in history[position]] + [
                 (float(value), seconds)
             ]

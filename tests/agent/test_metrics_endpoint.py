@@ -11,7 +11,7 @@ import pytest
 from support.clock import ManualClock
 from support.gpus import add_gpus
 from support.machine import FakeHost
-from support.pages import Sample, sample, samples
+from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import add_nic
 from support.sampling import run_sampler
 
@@ -59,7 +59,7 @@ def host_with_nic() -> FakeHost:
         (OPENMETRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
     ],
 )
-async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content_type: str) -> None:
+async def test_the_exposition_has_the_requested_format(accept: str, content_type: str) -> None:
     host = host_with_nic()
     async with (
         run_sampler(host, [RdmaSource()]) as run,
@@ -155,7 +155,7 @@ async def test_ready_when_every_source_has_reported() -> None:
                 assert answer.status == 200, "alive, whatever its sources do"
 
 
-async def page_of(session: aiohttp.ClientSession) -> dict[Sample, float]:
+async def scrape(session: aiohttp.ClientSession) -> dict[Sample, float]:
     async with session.get("/metrics", headers={"Accept-Encoding": "identity"}) as answer:
         return samples(await answer.text())
 
@@ -166,16 +166,16 @@ async def test_readings_that_are_too_old_are_left_out() -> None:
     async with run_sampler(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
         statuses = run.sampler.statuses.values()
     async with served(statuses, host.clock) as session:
-        assert {PACKETS, POWER} <= set(await page_of(session))
+        assert {PACKETS, POWER} <= set(await scrape(session))
         host.clock.advance(5.0)
-        assert {PACKETS, POWER} <= set(await page_of(session))
+        assert {PACKETS, POWER} <= set(await scrape(session))
         host.clock.advance(0.1)
-        assert PACKETS not in await page_of(session)
-        assert POWER in await page_of(session)
+        assert PACKETS not in await scrape(session)
+        assert POWER in await scrape(session)
         host.clock.advance(6.8)
-        assert POWER in await page_of(session)
+        assert POWER in await scrape(session)
         host.clock.advance(0.2)
-        assert await page_of(session) == {}
+        assert await scrape(session) == {}
 
 
 async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
@@ -185,9 +185,9 @@ async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         host.clock.step_wall(-7 * 24 * 3600)
-        assert PACKETS in await page_of(session)
+        assert PACKETS in await scrape(session)
         host.clock.step_wall(14 * 24 * 3600)
-        assert PACKETS in await page_of(session)
+        assert PACKETS in await scrape(session)
 
 
 async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
@@ -197,14 +197,14 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
         run_sampler(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
-        assert POWER in await page_of(session)
+        assert POWER in await scrape(session)
         healthy, host.calls[count] = host.calls[count], NvmlError(999)
         await run.step(60)  # the next probe
-        assert set(await page_of(session)) >= {PACKETS}
-        assert POWER not in await page_of(session)
+        assert set(await scrape(session)) >= {PACKETS}
+        assert POWER not in await scrape(session)
         host.calls[count] = healthy
         await run.step()
-        assert POWER in await page_of(session)
+        assert POWER in await scrape(session)
 
 
 async def test_the_landing_page_shows_source_states_and_escapes_their_texts() -> None:

@@ -1,0 +1,135 @@
+"""Commands of `railscope collector` for the administrator of a collector that exists: all but `run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collector import clock
+from collector.access import credentials
+from collector.commands.collector_check import check_collector
+from collector.config import PREFIX, CollectorSettings
+from collector.framelog.segment_files import accept_loss
+from railscope import service, settings
+
+config_option = click.option(
+    "--config",
+    "config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Settings file (TOML). Default: {settings.CONFIGURATION}/collector.toml, if it exists.",
+)
+
+
+def load_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -> CollectorSettings:
+    """Return the settings from the file, the environment and the flags. Raises SettingsError."""
+    file = config or settings.default_file("collector")
+    return settings.load(CollectorSettings, file=file, prefix=PREFIX, flags=flags)
+
+
+@click.command(name="check")
+@config_option
+def check_command(config: Path | None) -> None:
+    """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
+    service.configure_logs("critical")  # the findings report it
+    if not check_collector(load_settings(config), click.echo):
+        sys.exit(1)
+
+
+@click.command()
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in credentials.Role]),
+    default="node",
+    show_default=True,
+    help="Access role of the token.",
+)
+@click.option(
+    "--tenant", default="", help="Tenant whose data the token may read; only with --role tenant."
+)
+@click.option(
+    "--days", type=click.IntRange(min=1), help="Days until the token expires. Default: never."
+)
+@click.option(
+    "--max-authority",
+    type=click.IntRange(1, credentials.MAX_AUTHORITY),
+    help="Highest authority of claims that the node reports with this token: 1 process, 2 node plugin, "
+    f"3 scheduler. Default: {credentials.MAX_AUTHORITY}.",
+)
+@click.argument("name")
+def token(role: str, tenant: str, days: int | None, max_authority: int | None, name: str) -> None:
+    """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
+    if bool(tenant) is not (role == credentials.Role.TENANT):
+        message = "--tenant and --role tenant: expected both or neither"
+        raise click.UsageError(message)
+    if max_authority and role != credentials.Role.NODE:
+        message = "--max-authority: expected --role node as well"
+        raise click.UsageError(message)
+    if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
+        message = "invalid name: expected printable text in Unicode NFC"
+        raise click.UsageError(message)
+    new_token = credentials.generate_token()
+    click.echo(f"token (for {name} only): {new_token}")
+    section = credentials.section_name(credentials.Credential(name, credentials.Role(role), tenant))
+    click.echo(f"line for the tokens file, section [{section}]:")
+    value = json.dumps(credentials.digest_token(new_token))
+    options = ""
+    if days:
+        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        options += f", until = {until:%Y-%m-%dT%H:%M:%SZ}"
+    if max_authority:
+        options += f", max_authority = {max_authority}"
+    if options:
+        value = f"{{ token = {value}{options} }}"
+    click.echo(f"{credentials.quote_key(name)} = {value}")
+
+
+@click.command(name="accept-loss")
+@config_option
+@click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
+def accept_loss_command(config: Path | None) -> None:
+    """Let the next start continue without files that were lost; run it while no collector runs."""
+    directory = service.state_directory(load_settings(config))
+    lines = list(accept_loss(directory))
+    for line in lines:
+        click.echo(line)
+    click.echo(
+        "accepted: the next start continues without "
+        f"{'this file' if len(lines) == 1 else f'{len(lines)} files'}"
+    )
+
+
+@click.command(name="accept-clock")
+@config_option
+@click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
+def accept_clock_command(config: Path | None) -> None:
+    """Make the running collector accept the current wall clock after it was found suspect."""
+    directory = service.state_directory(load_settings(config))
+    try:
+        state = clock.read_state(directory)
+    except clock.ClockFileError as error:
+        message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
+        raise click.ClickException(message) from error
+    if state is None or not state.problem:
+        message = "nothing to accept: the clock is not suspect"
+        raise click.ClickException(message)
+    (directory / clock.ACCEPTED_FILE).touch()
+    click.echo(
+        "accepted; the running collector applies it within seconds; it was suspect: "
+        f"{state.problem}"
+    )
+
+
+@click.command(name="sample-config")
+def sample_config() -> None:
+    """Print a commented settings file with every setting at its default."""
+    text = settings.sample(CollectorSettings, "Settings of the Railscope collector.")
+    click.echo(text, nl=False)
+
+
+COMMANDS = (check_command, token, accept_loss_command, accept_clock_command, sample_config)

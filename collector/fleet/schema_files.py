@@ -1,0 +1,113 @@
+"""Files of stored schemas: those that were stored together share a file.
+
+`<hash>.schema` contains one schema, whose hash is its name; `<hash>.schemas` contains several, and the
+hash is that of all. A node registers with a dozen schemas: one file costs a fifth of a dozen.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from railscope import durable_files
+from railscope.wire import HASH_BYTES, WireSchema
+
+_SINGLE, _SEVERAL = ".schema", ".schemas"
+
+
+def schema_digest(content: bytes) -> bytes:
+    """Return the hash by which batches refer to an encoded schema."""
+    return blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+def encode_schema(wire: WireSchema) -> bytes:
+    """Return a schema as stored."""
+    return msgspec.msgpack.encode(wire)
+
+
+def decode_schema(content: bytes) -> WireSchema:
+    """Return a schema from its stored form. Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(content, type=WireSchema)
+
+
+@dataclass(slots=True)
+class SchemaFiles:
+    """The directory of schemas. All methods block, and raise OSError; only one thread may write."""
+
+    directory: Path
+    _names: dict[bytes, str] = field(default_factory=dict)
+    """The file of each schema, by hash."""
+
+    def open(self) -> Iterator[bytes | None]:
+        """Yield the content of every stored schema; None for a damaged file."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable_files.delete_partial_files(self.directory)
+        for path in sorted(self.directory.iterdir()):
+            if path.suffix in {_SINGLE, _SEVERAL}:
+                contents = _read_contents(path)
+                if not contents:
+                    yield None
+                self._names |= dict.fromkeys(contents, path.name)
+                yield from contents.values()
+
+    def name_of(self, digest: bytes) -> str:
+        """Return the name of the file of a schema."""
+        return self._names.get(digest, digest.hex() + _SINGLE)
+
+    def read(self, digest: bytes) -> WireSchema:
+        """Return a stored schema."""
+        while True:
+            name = self.name_of(digest)
+            content = _read_contents(self.directory / name).get(digest)
+            if content is not None:
+                return decode_schema(content)
+            if self.name_of(digest) == name:  # otherwise it was moved meanwhile
+                message = f"reading schema {digest.hex()} failed: {name} does not contain it"
+                raise OSError(message)
+
+    def write(self, contents: Mapping[bytes, bytes]) -> None:
+        """Store schemas by hash, durable on return, unless a file already has them."""
+        self._write({d: content for d, content in contents.items() if d not in self._names})
+
+    def _write(self, new: Mapping[bytes, bytes]) -> None:
+        if not new:
+            return
+        if len(new) == 1:
+            ((digest, file_content),) = new.items()
+            name = digest.hex() + _SINGLE
+        else:
+            file_content = msgspec.msgpack.encode(list(new.values()))
+            name = schema_digest(file_content).hex() + _SEVERAL
+        durable_files.write_durably(self.directory / name, file_content)
+        self._names |= dict.fromkeys(new, name)
+
+    def delete(self, digests: Iterable[bytes]) -> None:
+        """Delete schemas; others in the same files are stored again first."""
+        unused = self._names.keys() & set(digests)
+        names = {self._names[digest] for digest in unused}
+        shared = {d for d, name in self._names.items() if name in names and d not in unused}
+        contents: Mapping[bytes, bytes] = {}
+        if shared:
+            contents = ChainMap(*(_read_contents(self.directory / name) for name in names))
+            self._write({digest: contents[digest] for digest in shared & contents.keys()})
+        for digest in unused | (shared - contents.keys()):
+            del self._names[digest]
+        for name in names:
+            (self.directory / name).unlink(missing_ok=True)
+
+
+def _read_contents(path: Path) -> dict[bytes, bytes]:
+    """Return the encoded schemas of a file by hash; empty if it is missing or damaged. Raises OSError."""
+    try:
+        file_content = path.read_bytes()
+        contents = [file_content]
+        if path.suffix == _SEVERAL:
+            contents = msgspec.msgpack.decode(file_content, type=list[bytes])
+    except (FileNotFoundError, msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
+    return {schema_digest(content): content for content in contents}

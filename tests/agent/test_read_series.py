@@ -1,0 +1,98 @@
+"""Series of reads that the thread of burst sampling times by itself, on the clock of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.nic_burst import CountingNic
+from support.reading import ORIGIN
+from support.sampling import PATIENCE_SECONDS
+
+from agent.host.live_host import LiveClock
+from agent.sampling.sampler import Sampler
+from agent.sampling.status import OK, SourceState
+from agent.sources.nic_burst import NicBurstSource
+from railscope.frame import Frame
+
+STATISTICS = "ethtool.statistics(ens1)"
+
+
+@dataclass
+class LiveSampler:
+    """A sampler of one NIC on the live clock."""
+
+    nic: CountingNic = field(default_factory=CountingNic)
+    frames: list[Frame] = field(default_factory=list)
+    wake_ups: int = 0
+    """Number of wake-ups of the event loop by threads."""
+
+    def __post_init__(self) -> None:
+        self.nic.host.clock = LiveClock()  # type: ignore[assignment] # time passes by itself
+        self.sampler = Sampler(self.nic.host, ORIGIN, [NicBurstSource(0.05)], self.frames.append)
+
+    @property
+    def status(self) -> SourceState:
+        """State of the source."""
+        return self.sampler.statuses["nic_burst"]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run it, and count wake-ups."""
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def count(*call: Any) -> asyncio.Handle:
+            self.wake_ups += 1
+            return wake(*call)
+
+        loop.call_soon_threadsafe = count  # type: ignore[method-assign,assignment] # counts
+        task = asyncio.create_task(self.sampler.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+            assert task.done(), "the sampler does not stop"
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110 - threads have no event
+                await asyncio.sleep(0.05)
+
+
+async def test_the_event_loop_is_woken_once_per_series() -> None:
+    live = LiveSampler()
+    async with live.running():
+        await live.until(lambda: len(live.frames) > 3)
+        assert live.status.state == OK
+        assert live.status.reads > len(live.frames), "a series has several reads"
+        assert live.wake_ups <= len(live.frames) + 1
+        sequences = [frame.sequence for frame in live.frames]
+        assert sequences == list(range(1, len(sequences) + 1))
+
+
+async def test_a_call_that_hangs_in_a_series_is_left_to_its_thread() -> None:
+    live, released = LiveSampler(), threading.Event()
+    answer = live.nic.host.calls[STATISTICS]
+
+    def hang() -> Any:
+        assert released.wait(PATIENCE_SECONDS), "the test forgot to release the call"
+        return answer
+
+    async with live.running():
+        await live.until(lambda: len(live.frames) > 1)
+        live.nic.host.calls[STATISTICS] = hang
+        await live.until(lambda: bool(live.sampler.hung.by_device))
+        assert list(live.sampler.hung.by_device) == ["net/ens1"]
+        count = len(live.frames)
+        await live.until(lambda: len(live.frames) > count)
+        assert live.frames[-1].reasons, "the values of the NIC are absent"
+        live.nic.host.calls[STATISTICS] = answer
+        released.set()
+        await live.until(lambda: live.status.state == OK and not live.sampler.hung.by_device)

@@ -1,0 +1,181 @@
+"""Rates of counters: continued, reset, and without a previous value."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import numpy as np
+import pytest
+from fleet_updates import (
+    LAYOUT,
+    SCHEMA,
+    SECOND,
+    WIDTH,
+    make_row,
+    update,
+)
+from hypothesis import given, strategies as st
+from makers import rdma_schema
+
+from collector.fleet.fleet import Fleet
+from collector.fleet.schemas import SchemaLayout, make_layout
+from collector.fleet.sheets import increase
+from railscope.catalog import gpu
+from railscope.reading import to_stored
+from railscope.wire import to_wire_schema
+
+counter = st.integers(0, 2**64 - 1)
+
+
+@given(counter, counter)
+def test_a_wide_counter_goes_on_or_starts_from_zero(before: int, after: int):
+    step = (after - before) % 2**64
+    expected = step if step < 2**63 else after
+    got = increase(
+        np.array(array("q", [to_stored(before)]), np.int64),
+        np.array(array("q", [to_stored(after)]), np.int64),
+        np.array([False]),
+    )
+    assert got[0] == pytest.approx(expected)
+
+
+low = st.integers(0, 2**32 - 1)
+wraps = st.integers(0, 1000)
+
+
+@given(low, wraps, st.integers(0, 2**40))
+def test_what_an_agent_carried_on_goes_on_and_falls_only_when_reset(
+    before: int, wrapped: int, step: int
+):
+    """Within one run of the agent, which has distinguished wraps from resets itself."""
+    carried = before + wrapped * 2**32
+    for after in (carried + step, step):
+        got = increase(np.array([carried]), np.array([after]), np.array([False]))
+        assert got[0] == (after - carried if after >= carried else after)
+
+
+@given(low, wraps, st.integers(0, 2**30 - 1))
+def test_an_agent_that_forgot_the_wraps_goes_on_with_the_low_bits(
+    before: int, wrapped: int, step: int
+):
+    carried = before + wrapped * 2**32
+    after = (before + step) % 2**32
+    got = increase(np.array([carried]), np.array([after]), np.array([True]))
+    assert got[0] == step
+
+
+@given(low, wraps, low)
+def test_a_reset_while_the_agent_was_away_is_never_a_fall_or_many_wraps(
+    before: int, wrapped: int, after: int
+):
+    carried = before + wrapped * 2**32
+    got = increase(np.array([carried]), np.array([after]), np.array([True]))
+    assert 0 <= got[0] < 2**32
+    if after < carried and (after - before) % 2**32 >= 2**30:
+        assert got[0] == after, "fell too far to have gone on: a reset"
+
+
+def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
+    place = fleet.nodes["n"].rows["rdma"]
+    return float(place.block.rates[place.index, list(layout.narrow).index(True)])
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "after", "rate"),
+    [
+        ("run-1", 5 * 2**32 + 100, 5 * 2**32 + 130, 30),
+        ("run-1", 5 * 2**32 + 100, 130, 130),
+        ("run-1", 2**32 - 10, 20, 20),
+        ("run-2", 5 * 2**32 + 100, 130, 30),
+        ("run-2", 5 * 2**32 - 10, 20, 30),
+        ("run-2", 5 * 2**32 + 100, 50, 50),
+    ],
+    ids=["continues", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
+)
+def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: int):
+    wire = to_wire_schema(rdma_schema(1))
+    layout, fleet = make_layout(wire), Fleet()
+    for second, name, number in ((1, "run-1", before), (2, run, after)):
+        at, numbers = second * SECOND, [0, number]
+        fleet.apply(
+            update(
+                "n",
+                layout,
+                numbers,
+                numbers,
+                run=name,
+                first_boot_ns=at,
+                last_boot_ns=at,
+                timestamp_ns=at,
+            )
+        )
+    assert narrow_rate(fleet, layout) == rate
+
+
+def energy_rate(fleet: Fleet, name: str = "n") -> float:
+    place = fleet.nodes[name].rows["test"]
+    index = [m for m, _ in (SCHEMA.columns[c] for c in LAYOUT.counters)].index(gpu.GPU_ENERGY)
+    return float(place.block.rates[place.index, index])
+
+
+def test_a_rate_goes_from_batch_to_batch_and_not_over_a_reboot():
+    fleet = Fleet()
+    fleet.apply(update("n", LAYOUT, make_row(1, 100), make_row(1, 300)))
+    assert energy_rate(fleet) == 100.0
+    fleet.apply(
+        update(
+            "n",
+            LAYOUT,
+            make_row(1, 400),
+            make_row(1, 800),
+            first_boot_ns=4 * SECOND,
+            last_boot_ns=8 * SECOND,
+            timestamp_ns=105 * SECOND,
+        )
+    )
+    assert energy_rate(fleet) == 100.0
+    fleet.apply(
+        update(
+            "n",
+            LAYOUT,
+            make_row(1, 5),
+            make_row(1, 5),
+            boot_id="b2",
+            first_boot_ns=SECOND,
+            last_boot_ns=SECOND,
+            timestamp_ns=200 * SECOND,
+        )
+    )
+    assert math.isnan(energy_rate(fleet)), "one sample of a new boot has no rate"
+
+
+def test_no_rate_from_a_value_that_was_not_there():
+    fleet = Fleet()
+    absent = [4] * WIDTH
+    fleet.apply(update("n", LAYOUT, make_row(1, 0), make_row(1, 10**15), first_reasons=absent))
+    assert math.isnan(energy_rate(fleet))
+
+
+def test_what_was_not_there_and_comes_back_has_a_rate_from_its_second_reading_on():
+    fleet, absent = Fleet(), [4] * WIDTH
+    readings = [(100, ()), (0, absent), (900, ()), (1000, ())]
+    rates = []
+    for number, (energy, reasons) in enumerate(readings, 1):
+        at = number * SECOND
+        fleet.apply(
+            update(
+                "n",
+                LAYOUT,
+                make_row(1, energy),
+                make_row(1, energy),
+                reasons=reasons,
+                first_boot_ns=at,
+                last_boot_ns=at,
+                timestamp_ns=at,
+            )
+        )
+        rates.append(energy_rate(fleet))
+        place = fleet.nodes["n"].rows["test"]
+        assert place.block.reasons_of(place.index).tolist() == list(reasons or [0] * WIDTH)
+    np.testing.assert_equal(rates, [math.nan, math.nan, math.nan, 100.0])

@@ -1,0 +1,82 @@
+"""A claims endpoint in its own thread, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.tenancy import NODE, PolledTenancy, cut, node
+
+from agent.config import TenancySettings
+from agent.endpoint.claims_endpoint import ClaimsEndpoint
+
+
+class UnixSocketConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self.path))
+
+
+def ask(
+    where: Path | http.client.HTTPConnection, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    """Send a request over a new connection; return the status and the JSON or text of the answer."""
+    content = body if isinstance(body, bytes) or body is None else json.dumps(body)
+    with closing(UnixSocketConnection(where) if isinstance(where, Path) else where) as connection:
+        connection.request(method, path, content)
+        answer = connection.getresponse()
+        received = answer.read()
+        is_json = received.startswith(b"{")
+        return answer.status, json.loads(received) if is_json else received.decode()
+
+
+class ServedEndpoint:
+    """A claims endpoint in its own thread, with its tenancy."""
+
+    def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
+        self.host = node(3)
+        cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+        self.looked = PolledTenancy(self.host)
+        self.looked.tenancy.remember(directory, NODE)
+        self.endpoint = ClaimsEndpoint(
+            settings or TenancySettings(), directory, self.looked.tenancy, self.host.clock
+        )
+        self.path = directory / "claims.sock"
+
+
+@contextmanager
+def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
+    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        await served.endpoint.start()
+        started.put((asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await served.endpoint.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    loop, stop = started.get(timeout=20)
+    try:
+        yield served
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+BATCH = {"id": "b-1", "gpus": ["0", "1"], "tenant": "red", "workload": "batch"}

@@ -1,0 +1,125 @@
+"""Settings that cannot work are rejected at the start, and `collector check` names them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import refusal, run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('listen = "127.0.0.1:99999"', "expected HOST:PORT with a port from 0 to 65535"),
+        ('listen = "9470"', "expected HOST:PORT"),
+        ('[ledger]\nurl = "mysql://me:hunter2@db/ledger"', "ledger.url: invalid ledger URL mysql"),
+        ('[ledger]\nurl = "oracle://db"', "expected sqlite:////PATH or postgresql://"),
+        (
+            'view_refresh_seconds = "soon"',
+            "collector.toml: 'soon': expected a finite number",
+        ),
+        (
+            "[limits]\nframes_per_batch = 0",
+            "[limits]: 0: expected an integer, at least 1",
+        ),
+        ('[billing]\nseller_file = "/absent/seller.toml"', "/absent/seller.toml"),
+        ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
+    ],
+)
+def test_a_collector_that_cannot_work_does_not_start(tmp_path: Path, text: str, expected: str):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    file = tmp_path / "collector.toml"
+    paths = {
+        "STATE_DIRECTORY": str(tmp_path / "state"),
+        "TOKENS_FILE": str(tmp_path / "tokens.toml"),
+    }
+    file.write_text(text)
+    environment = {f"RAILSCOPE_COLLECTOR_{name}": value for name, value in paths.items()}
+    line = refusal(run("collector", "run", "--config", str(file), **environment))
+    assert expected in line
+    assert "hunter2" not in line
+    assert not (tmp_path / "state").exists(), "nothing is half-made"
+
+
+@pytest.mark.parametrize("text", ["[budget]\ncpu_ratio = 5", 'listen = "0.0.0.0:99999"'])
+def test_an_agent_that_cannot_work_does_not_start(tmp_path: Path, text: str):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    line = refusal(run("agent", "run", "--config", str(file), "--root", str(tmp_path)))
+    assert "expected" in line
+
+
+def checked(directory: Path, text: str) -> tuple[int, dict[str, str]]:
+    """Exit status and lines of `collector check`, by what each is about."""
+    file = directory / "collector.toml"
+    file.write_text(text)
+    outcome = run("collector", "check", "--config", str(file))
+    assert not outcome.stderr, outcome.stderr
+    _, *lines = outcome.stdout.splitlines()
+    return outcome.exit_code, {line[8:].partition(": ")[0]: line for line in lines}
+
+
+def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
+    before = sorted(tmp_path.iterdir())
+    status, lines = checked(
+        tmp_path,
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n',
+    )
+    assert status == 0, lines
+    assert {line[:8] for line in lines.values()} == {"ok      "}
+    assert "is valid" in lines["claims_file"]
+    assert "will be created" in lines["ledger"]
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "collector.toml"])
+
+
+def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text('[nodes]\nn1 = "short"\n')
+    (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")
+    (tmp_path / "seller.toml").write_text("provider = 3\n")
+    (tmp_path / "ledger.sqlite").write_bytes(b"this is not a database, whatever its name says")
+    (tmp_path / "audit.key").write_text("no key\n")
+    status, lines = checked(
+        tmp_path,
+        f'listen = "192.0.2.1:0"\nstate_directory = "{tmp_path}"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\nclaims_file = "{tmp_path}/claims.csv"\n'
+        f'calendar_file = "{tmp_path}/absent.toml"\n'
+        f'[billing]\nseller_file = "{tmp_path}/seller.toml"\n'
+        f'[tls]\ncertificate_file = "{tmp_path}/absent.pem"\n'
+        '[influx]\nurl = "http://127.0.0.1:9"\n',
+    )
+    assert status == 1
+    broken = {what for what, line in lines.items() if line.startswith("BROKEN")}
+    assert broken == {
+        "listen", "tls", "tokens_file", "claims_file", "calendar_file", "billing.seller_file",
+        "ledger", "audit.key_file", "influx",
+    }  # fmt: skip
+    assert "line 2" in lines["claims_file"]
+
+
+def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
+    tokens = [run("collector", "token", name).stdout for name in ("gpu-1", "gpu-2")]
+    lines = [line for text in tokens for line in text.splitlines() if " = " in line]
+    (tmp_path / "tokens.toml").write_text("\n".join(["[nodes]", *lines]) + "\n")
+    header = "node,gpus,rdma_ports,from,to"
+    rows = {"gpu-1": "gpu-1,8,,2026-01-01T00:00:00Z,", "gpu-3": "gpu-3,8,,2026-01-01T00:00:00Z,"}
+    settings = (
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\ninventory_file = "{tmp_path}/inventory.csv"\n'
+    )
+    (tmp_path / "collector.toml").write_text(settings)
+    for listed, expected in (
+        (["gpu-1"], ["nodes without a row: all of their GPUs are under review: gpu-2"]),
+        (["gpu-1", "gpu-3"], ["under review: gpu-2", "reported no GPU: gpu-3"]),
+        ([], []),
+    ):
+        text = "\n".join([header, *(rows[name] for name in listed)]) + "\n"
+        (tmp_path / "inventory.csv").write_text(text)
+        outcome = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
+        assert outcome.exit_code == 0, outcome.stdout
+        found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
+        assert len(found) == len(expected), found
+        assert all(arguments in line for arguments, line in zip(expected, found, strict=True))
