@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from collector.account.account_cells import Quotas, quotas_file
+from collector.billing import focus_rows
 from collector.config import CollectorSettings
 from collector.evidence import evidence_tables, gpu_evidence, review_rules
 from collector.files import device_files, tenancy_files, watched_file
@@ -39,7 +40,8 @@ class AdministratorFiles:
 
     @classmethod
     def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
-        """Return the files that the settings name."""
+        """Return the files that the settings name. Raises SettingsError for an unusable seller file."""
+        _require_seller(settings.billing.seller_file)
         empty = gpu_evidence.AdministratorInputs()
 
         def watched(kind: str, path: str) -> watched_file.WatchedFile[Any]:
@@ -124,3 +126,14 @@ class AdministratorFiles:
 
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
+
+
+def _require_seller(path: str) -> None:
+    """Raise SettingsError if statements and exports could not be issued because of the seller file."""
+    if not path:
+        return
+    try:
+        focus_rows.read_seller(Path(path))
+    except focus_rows.SellerFileError as error:
+        message = f"invalid billing.seller_file: {error}"
+        raise SettingsError(message) from error

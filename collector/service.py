@@ -16,7 +16,7 @@ from collector.access.access_trail import AccessTrail
 from collector.access.credentials import Role
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
-from collector.billing import focus_rows, tenant_statements
+from collector.billing import tenant_statements
 from collector.evidence import evidence_records, evidence_store, review_rules
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
@@ -87,6 +87,7 @@ class Collector:
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
+        self.ledger_probe = LedgerProbe(self.database.open)
         self.audit = audit_service.AuditService.from_directory(
             self.settings, self.checkpointer, self._listed_nodes, self.database.open
         )
@@ -144,7 +145,6 @@ class Collector:
         self._tls = server_connections.server_tls(
             tls.certificate_file, tls.key_file, tls.client_ca_file
         )
-        _require_seller(self.settings.billing.seller_file)
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
     def _node_offsets(self) -> list[int]:
@@ -209,7 +209,7 @@ class Collector:
         watchdog = asyncio.create_task(service.feed_watchdog())
         try:
             await self._wait_for_space()
-            await asyncio.to_thread(self.restore)
+            await service.run_in_thread(self.restore)
             tune_interpreter()
             await self._serve()
         finally:
@@ -223,7 +223,7 @@ class Collector:
 
     async def _wait_for_space(self) -> None:
         """Serve existing data while the disk is full; see `collector.http.web_server`."""
-        problem = await asyncio.to_thread(self.find_write_problem, self.directory)
+        problem = await service.run_in_thread(self.find_write_problem, self.directory)
         if not problem:
             return
         log.error(
@@ -234,7 +234,7 @@ class Collector:
         )
         serving = replace(self, read_only=problem)
         try:
-            await asyncio.to_thread(serving.restore_read_only)
+            await service.run_in_thread(serving.restore_read_only)
             await serving.serve_read_only()
         finally:
             serving.reading.close()
@@ -266,6 +266,7 @@ class Collector:
                     task.cancel()
         finally:
             await server.close()
+            await self.ledger_probe.close()
 
     def application(self) -> Application:
         """Return the application with all routes, behind the authorizer."""
@@ -309,7 +310,7 @@ class Collector:
             lambda: self.refresher.views,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
-            ledger_problem=LedgerProbe(self.database.open).problem,
+            ledger_problem=self.ledger_probe.problem,
             read_only=self.read_only,
         )
         billing = billing_api.BillingApi(
@@ -364,12 +365,13 @@ class Collector:
                     group.create_task(work)
         finally:
             await server.close()
+            await self.ledger_probe.close()
 
     async def _check_files(self) -> None:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_FILES_SECONDS)
-            lost = await asyncio.to_thread(
+            lost = await service.run_in_thread(
                 self.state_files.find_new_losses, lambda: self.core.schemas.file_names
             )
             if lost:
@@ -437,14 +439,3 @@ class Collector:
         self.state_files.begin(self.log.number, self.log.offset)
         if self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=self.log.stats.damaged_records)
-
-
-def _require_seller(path: str) -> None:
-    """Raise SettingsError if statements and exports could not be issued because of the seller file."""
-    if not path:
-        return
-    try:
-        focus_rows.read_seller(Path(path))
-    except focus_rows.SellerFileError as error:
-        message = f"invalid billing.seller_file: {error}"
-        raise SettingsError(message) from error

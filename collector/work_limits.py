@@ -45,20 +45,6 @@ class TimeSlices:
         self._since = self._clock()
 
 
-async def run_to_end(work: Coroutine[Any, Any, object]) -> None:
-    """Await work that must not be interrupted; a cancellation takes effect when it has ended."""
-    running = asyncio.ensure_future(work)
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait({running})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError from running.exception()
-    running.result()
-
-
 EVERY_SECONDS = 60.0
 _MAX_KEYS = 4096
 

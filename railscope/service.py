@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias, cast
+from typing import Any, ParamSpec, TextIO, TypeAlias, TypeVar, cast
 
 import structlog
 
@@ -30,6 +30,8 @@ from railscope.settings import SettingsError
 from railscope.untrusted_text import printable
 
 _US_PER_SECOND = 1_000_000
+Parameters = ParamSpec("Parameters")
+ResultT = TypeVar("ResultT")
 
 
 def notify(state: str) -> None:
@@ -54,6 +56,32 @@ async def feed_watchdog() -> None:
     while True:
         notify("WATCHDOG=1")
         await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
+
+
+async def run_to_end(work: Awaitable[ResultT]) -> ResultT:
+    """Await work that must not be interrupted; a cancellation takes effect when it has ended."""
+    running = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError from running.exception()
+    return running.result()
+
+
+async def run_in_thread(
+    work: Callable[Parameters, ResultT], *arguments: Parameters.args, **named: Parameters.kwargs
+) -> ResultT:
+    """Run a blocking call in a thread; a cancellation takes effect when the call has ended.
+
+    `asyncio.to_thread` returns at once when it is cancelled, and its thread would write on after the service
+    has closed its files and released the lock of its state directory.
+    """
+    running = asyncio.to_thread(work, *arguments, **named)  # noqa: TID251 - awaited to its end
+    return await run_to_end(running)
 
 
 def state_directory(settings: Any) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 from structlog.testing import capture_logs
 
-from railscope.service import Serve, supervise
+from railscope.service import Serve, run_in_thread, supervise
 from railscope.settings import SettingsError
 
 
@@ -99,3 +100,31 @@ async def test_a_service_that_cannot_start_at_first_reports_it():
 async def test_a_service_that_breaks_is_not_hidden():
     with pytest.raises(RuntimeError, match="broken"):
         await supervise(FakeServices("broken").load)
+
+
+async def test_a_cancelled_call_in_a_thread_is_awaited_to_its_end():
+    loop = asyncio.get_running_loop()
+    started, release = asyncio.Event(), threading.Event()
+    written: list[str] = []
+
+    def write(text: str, *, repeated: int) -> None:
+        loop.call_soon_threadsafe(started.set)
+        release.wait()
+        written.extend([text] * repeated)
+
+    task = asyncio.create_task(run_in_thread(write, "row", repeated=2))
+    await started.wait()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.wait({task}, timeout=0)
+        assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert written == ["row", "row"]
+
+
+async def test_the_result_and_the_error_of_a_call_in_a_thread_are_its_own():
+    assert await run_in_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await run_in_thread(divmod, 7, 0)

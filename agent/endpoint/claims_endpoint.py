@@ -9,7 +9,6 @@ Status 200 means that the change is on disk. Repeating a request changes nothing
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import hmac
 import re
@@ -34,6 +33,7 @@ from agent.tenancy import TenancyError, claims, command_claims, devices as namin
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope.claim_terms import ShareError, parse_written_share, share_text
 from railscope.server_connections import is_loopback, split_address
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
 from railscope.timestamps import SECOND_NS, TimestampError, format_timestamp, from_datetime
 from railscope.untrusted_text import DECODING_ERRORS
@@ -173,14 +173,14 @@ class ClaimsEndpoint:
         if request.path == CLAIMS_PATH and request.method == "POST":
             start = msgspec.json.decode(request.body, type=ClaimStartRequest)
             claim = self._claim(start)
-            stored = await asyncio.to_thread(
+            stored = await run_in_thread(
                 self._tenancy.commands.start, claim, allow_restart=start.allow_restart
             )
             return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
             end_time = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
             edge = self._timestamp(end_time, "end")
-            stored = await asyncio.to_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
+            stored = await run_in_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
             return _json_response({"claim": _claim_json(stored)})
         is_known = request.path == CLAIMS_PATH or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND

@@ -19,6 +19,7 @@ import h11
 import structlog
 
 from railscope import server_connections
+from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -196,7 +197,7 @@ class _HttpConversation:
             )
         body, more = response.body, dict(response.headers)
         if "gzip" in headers.get("accept-encoding", "") and body:
-            body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL)
+            body = await run_in_thread(gzip.compress, body, GZIP_LEVEL)
             more["Content-Encoding"] = "gzip"
         await self._send(request.method, response, body, more)
 

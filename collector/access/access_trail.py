@@ -19,8 +19,9 @@ from collector.access.credentials import Credential, CredentialKey, Credentials,
 from collector.access.tokens_file import CredentialChange, RecordedCredentials, find_changes
 from collector.audit.collector_records import AuditTrail, DeniedRequest
 from collector.ledger.audit_outbox import RecordDraft
-from collector.work_limits import MinuteCounts, run_to_end, write_for_a_minute
+from collector.work_limits import MinuteCounts, write_for_a_minute
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
+from railscope.service import run_in_thread, run_to_end
 from railscope.timestamps import DAY_NS
 
 MAX_MISUSES_PER_MINUTE = 100
@@ -186,10 +187,10 @@ class AccessTrail:
         current = self._current
         if current is None or current is self.identities.credentials:
             return
-        changes = await asyncio.to_thread(find_changes, self.identities.credentials, current)
+        changes = await run_in_thread(find_changes, self.identities.credentials, current)
         if await self._append(map(self._draft_change, changes)):
             try:
-                await asyncio.to_thread(self.identities.store, current)
+                await run_in_thread(self.identities.store, current)
             except OSError as error:
                 log.error(
                     "identities_write_failed",

@@ -17,6 +17,7 @@ import structlog
 
 from collector.access import credentials as credential_types
 from railscope.durable_files import write_durably
+from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 
 _WATCH_SECONDS = 1.0
@@ -42,7 +43,7 @@ class TokensFile:
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
         while True:
-            credentials = await asyncio.to_thread(self.read)
+            credentials = await run_in_thread(self.read)
             if credentials is not None and credentials != self.credentials:
                 self.credentials = credentials
                 log.info("tokens_loaded", file=str(self.path), entries=len(credentials.entries))

@@ -39,6 +39,7 @@ from collector.workloads.job_roster import (
     join_pod_holdings,
 )
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 _WHEN_OBSERVED = {
@@ -350,7 +351,7 @@ class LiveAccount:
         open_ns = self.finalized.open_ns(gpu)
         if evidence.claims:
             of = partial(GpuAccount.compute, evidence, newest_span, open_ns, now_ns)
-            new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
+            new = await run_in_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
         else:
             new = self._compute_unclaimed(evidence, newest_span, open_ns, now_ns)
         if old := self._gpus.pop(gpu, None):

@@ -22,8 +22,9 @@ import structlog
 from collector.audit import AuditLogError, housekeeping_files, log_writer
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError
-from collector.work_limits import MinuteCounts, run_to_end, write_for_a_minute
+from collector.work_limits import MinuteCounts, write_for_a_minute
 from railscope.audit import merkle, record
+from railscope.service import run_in_thread, run_to_end
 from railscope.settings import SettingsError
 
 MAX_BATCH_ROWS = 256
@@ -80,16 +81,16 @@ class OutboxDrain:
 
         Raises UnusableLedgerError, LogWriteError, RecordError, TileError, OSError.
         """
-        database = await asyncio.to_thread(self.database)
+        database = await run_in_thread(self.database)
         if not self._log:
-            await asyncio.to_thread(self._find_unnoted_records, database)
-        batch = await asyncio.to_thread(self._take_rows, database)
+            await run_in_thread(self._find_unnoted_records, database)
+        batch = await run_in_thread(self._take_rows, database)
         positions = await self._append_rows(batch)
-        await asyncio.to_thread(self._store, database, positions)
+        await run_in_thread(self._store, database, positions)
         for row in batch:
             self._sequences.pop(row.reference)
         if any(row.draft.type == audit_outbox.HEAD for row in batch):
-            await asyncio.to_thread(self.on_heads_recorded)
+            await run_in_thread(self.on_heads_recorded)
         return len(batch) == MAX_BATCH_ROWS
 
     def _find_unnoted_records(self, database: Database) -> None:

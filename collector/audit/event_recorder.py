@@ -27,6 +27,7 @@ from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
 from railscope.durable_files import write_durably
+from railscope.service import run_in_thread
 from railscope.wire import Envelope
 
 _ANY_NUMBER = (1 << 53) - 1
@@ -142,7 +143,7 @@ class EventRecorder:
         log.warning("audit_events_reloaded", events=self.overflowed)
         self._has_overflowed, self._is_rereading = False, True
         events = self.reread()
-        while missing := await asyncio.to_thread(self._find_unrecorded, events):
+        while missing := await run_in_thread(self._find_unrecorded, events):
             self._queue.extend(missing)
             while self.waiting_items:
                 await self._record_batch()
@@ -162,7 +163,7 @@ class EventRecorder:
         events = list(islice(self._queue, MAX_BATCH_EVENTS))
         while True:
             try:
-                drafts = await asyncio.to_thread(self._make_drafts, events)
+                drafts = await run_in_thread(self._make_drafts, events)
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))

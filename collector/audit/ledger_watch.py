@@ -26,6 +26,7 @@ from collector.ledger import audit_outbox, head_chain
 from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
 from railscope.audit.record import RecordActor, RecordData
 from railscope.durable_files import write_durably
+from railscope.service import run_in_thread
 from railscope.untrusted_text import DECODING_ERRORS
 
 KNOWN_HEAD_FILE = "ledger.known"
@@ -155,7 +156,7 @@ class LedgerWatch:
         """Check once per period, until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self.check)
+                await run_in_thread(self.check)
             except OlderCopyError as error:
                 await self._report(str(error))
             except UnusableLedgerError:

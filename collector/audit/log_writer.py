@@ -18,9 +18,9 @@ import structlog
 from collector.audit import AuditLogError, housekeeping_files, journal
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft, build_record, with_number
-from collector.work_limits import run_to_end
 from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import write_durably
+from railscope.service import run_in_thread, run_to_end
 
 EMPTY_TREE = merkle.TreeHead(0, merkle.EMPTY_ROOT)
 
@@ -297,7 +297,7 @@ class AuditLog:
             if not encoded:
                 return
             try:
-                await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
+                await run_in_thread(self._journal.append, [raw for _, raw in encoded])
             except OSError as error:
                 problem = LogWriteError(
                     f"cannot write to {self.directory}: {error.strerror}; no record was written"
@@ -376,16 +376,16 @@ class AuditLog:
             if not records:
                 return
             # Records that arrive while tiles are written go to a new journal file.
-            await asyncio.to_thread(self._rotate)
+            await run_in_thread(self._rotate)
             records = list(records)
         before = self.signed.size
-        published = await asyncio.to_thread(self.publisher.publish, records)
+        published = await run_in_thread(self.publisher.publish, records)
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
         async with self._write_lock:
-            await asyncio.to_thread(self._journal.delete_signed_files, self.signed.size)
+            await run_in_thread(self._journal.delete_signed_files, self.signed.size)
         tiles = Tiles(self.directory, self.signed.size)
-        await asyncio.to_thread(tiles.delete_outgrown, before)
+        await run_in_thread(tiles.delete_outgrown, before)
 
     def _rotate(self) -> None:
         self._journal.check_in_place()

@@ -22,6 +22,7 @@ from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import sync_directory, write_durably
+from railscope.service import run_in_thread
 
 DISPUTED_DIRECTORY = "disputed"
 """Below the log's directory: checkpoints held by agents that this log cannot be continued from."""
@@ -128,7 +129,7 @@ class SigningGuard:
         size = 0
         if note:
             checkpoint = signed_note.read_checkpoint(note, self.audit.signer.public)
-            problem = await asyncio.to_thread(self._find_conflict, checkpoint)
+            problem = await run_in_thread(self._find_conflict, checkpoint)
             if problem:
                 await self._report_conflict(node, note, problem)
             size = checkpoint.tree.size
@@ -181,7 +182,7 @@ class SigningGuard:
                 advice="signing is stopped; check if an older copy was restored",
             )
         self.stop_reason = self.stop_reason or text
-        await asyncio.to_thread(self._store_note, node, note)
+        await run_in_thread(self._store_note, node, note)
         raise DisputeError(text)
 
     def _store_note(self, node: str, note: str) -> None:

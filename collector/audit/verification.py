@@ -29,6 +29,7 @@ from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 
 
@@ -377,7 +378,7 @@ class PeriodicVerification:
         """Verify the log once, on a separate thread."""
         began_ns = self.clock_ns()
         try:
-            await asyncio.to_thread(self._verify)
+            await run_in_thread(self._verify)
         except directory_check.LogVerificationError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
+from railscope.service import run_in_thread
 from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
 from railscope.untrusted_text import CsvError, parse_csv
 
@@ -58,7 +59,7 @@ class WatchedFile(Generic[T]):
     async def watch(self) -> None:
         """Read the file whenever it changes, until cancelled."""
         while self.path:
-            await asyncio.to_thread(self.refresh)
+            await run_in_thread(self.refresh)
             await asyncio.sleep(_WATCH_SECONDS)
 
     def refresh(self) -> None:

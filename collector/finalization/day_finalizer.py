@@ -31,6 +31,7 @@ from collector.evidence import (
 from collector.finalization import ledger_days
 from collector.ledger import database, row_conversion
 from railscope.durable_files import write_durably
+from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
@@ -136,7 +137,7 @@ class DayFinalizer:
             await self._round(everything=everything)
 
     async def _round(self, *, everything: bool) -> None:
-        await asyncio.to_thread(self.check)
+        await run_in_thread(self.check)
         stores = await self._open_stores()
         await self._notify_auditors(stores)
         now_ns = self.wall_ns()
@@ -144,7 +145,7 @@ class DayFinalizer:
         texts = self.texts()
         for kind, text in (texts or {}).items():
             if self._written.get(kind) != text:
-                await asyncio.to_thread(stores.store.write_file, kind, text, now_ns)
+                await run_in_thread(stores.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
         if self.hold_reason():
             return  # facts in memory may still be placed differently
@@ -154,9 +155,9 @@ class DayFinalizer:
         await self._store(stores, now_ns, everything=everything)
         if texts is None or self.hold_reason():
             return
-        files = await asyncio.to_thread(stores.store.files)
+        files = await run_in_thread(stores.store.files)
         self.decided(files.decisions)
-        homes = await asyncio.to_thread(stores.store.homes)
+        homes = await run_in_thread(stores.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
         await self._finalize(stores, homes, now_ns)
         await self._open_days.count_new(stores, files, homes)
@@ -165,14 +166,14 @@ class DayFinalizer:
         """Record new problems in the audit log, each once."""
         problems, self._problems[:] = list(self._problems), []
         try:
-            await asyncio.to_thread(stores.store.record_problems, problems)
+            await run_in_thread(stores.store.record_problems, problems)
         except BaseException:
             self._problems.extend(problems)
             raise
 
     async def _open_stores(self) -> ledger_days.MeteringStores:
         if self._stores is None:
-            self._stores = await asyncio.to_thread(self.open)
+            self._stores = await run_in_thread(self.open)
         return self._stores
 
     async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
@@ -184,14 +185,12 @@ class DayFinalizer:
         if not new and self.live.is_ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        finalized = await asyncio.to_thread(
-            ledger_days.read_finalized, stores.ledger, new, oldest_day
-        )
-        if self._accounted or await asyncio.to_thread(self._seen_ns) is None:
-            homes = await asyncio.to_thread(stores.store.homes)
+        finalized = await run_in_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
+        if self._accounted or await run_in_thread(self._seen_ns) is None:
+            homes = await run_in_thread(stores.store.homes)
             known = {gpu: homes[gpu] for gpu in finalized.days.keys() & homes.keys()}
             which = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
-            self._late |= set(await asyncio.to_thread(stores.store.late, known, which))
+            self._late |= set(await run_in_thread(stores.store.late, known, which))
         async with self.live.lock:
             self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
             self.live.amounts.add_gpus(finalized.amounts)
@@ -241,11 +240,11 @@ class DayFinalizer:
 
     async def _exchange_contacts(self, stores: ledger_days.MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
-        known = await asyncio.to_thread(stores.store.contacts)
+        known = await run_in_thread(stores.store.contacts)
         self.book.merge_contacts(known)
         new = self.book.find_new_contacts(known)
         if new:
-            await asyncio.to_thread(stores.store.write_contacts, new)
+            await run_in_thread(stores.store.write_contacts, new)
 
     async def _write(
         self,
@@ -264,7 +263,7 @@ class DayFinalizer:
                 async for interval, content in _encode_intervals(kept)
             ]
             early = node_claims.find_early_claims(claims, self.book.receipts)
-            await asyncio.to_thread(stores.store.write, written, claims, self.wall_ns(), early)
+            await run_in_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
             for interval in kept:
                 interval.stored = False
@@ -283,10 +282,10 @@ class DayFinalizer:
         self, stores: ledger_days.MeteringStores, homes: ledger_days.GpuNodes, now_ns: int
     ) -> None:
         end_day = self._end_day(now_ns)
-        seen_ns = await asyncio.to_thread(self._seen_ns)
+        seen_ns = await run_in_thread(self._seen_ns)
         if seen_ns is None:
             seen_ns = now_ns - _MEANWHILE_NS
-        changes = self._late | set(await asyncio.to_thread(stores.store.changes, seen_ns))
+        changes = self._late | set(await run_in_thread(stores.store.changes, seen_ns))
         new = changes - self._handled
         if any(not (change.node or change.gpu) for change in new):
             self.book.late.update(self.book.gpus)  # a file may name other tenants now
@@ -298,10 +297,10 @@ class DayFinalizer:
         oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
         finalized_days = dict(self.live.finalized.days)
-        new = await asyncio.to_thread(stores.store.spread, new, homes)
-        due = await asyncio.to_thread(ledger_days.due_days, homes, finalized_days, window, new)
+        new = await run_in_thread(stores.store.spread, new, homes)
+        due = await run_in_thread(ledger_days.due_days, homes, finalized_days, window, new)
         for due_group in ledger_days.group_due_days(due, homes):
-            days = await asyncio.to_thread(
+            days = await run_in_thread(
                 ledger_days.write_days, stores, homes, due_group, self._counted, now_ns
             )
             async with self.live.lock:
@@ -316,7 +315,7 @@ class DayFinalizer:
         if due:
             for gpu_day in [known for known in self._counted if known.day < oldest_day]:
                 del self._counted[gpu_day]
-        await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
+        await run_in_thread(self._remember, now_ns - _MARGIN_NS)
 
     async def _read_claims(
         self, stores: ledger_days.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
@@ -333,7 +332,7 @@ class DayFinalizer:
             if gpu in self.book.gpus or not claim_events.is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
-            self.book.add_claims(await asyncio.to_thread(stores.store.claim_facts, gpus, start_ns))
+            self.book.add_claims(await run_in_thread(stores.store.claim_facts, gpus, start_ns))
         self._requested |= affected
 
     def _open_ns(self, gpu: str) -> int:

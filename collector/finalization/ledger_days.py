@@ -13,7 +13,6 @@ All calls that read or write the database block, and raise UnusableLedgerError.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -36,6 +35,7 @@ from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import day_metering, day_tiling, ledger_queries, ledger_store, row_conversion
 from collector.metering import evidence, measures, units
 from collector.metering.tiling import SlotState
+from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
@@ -260,7 +260,7 @@ class OpenDayCounter:
         ]
         for job_group in group_by_nodes(jobs, homes):
             try:
-                tally = await asyncio.to_thread(open_amounts, stores.store, homes, files, job_group)
+                tally = await run_in_thread(open_amounts, stores.store, homes, files, job_group)
             except BaseException:
                 self.book.late |= late
                 raise

@@ -37,6 +37,7 @@ from collector.http.access_control import RouteHandlers, json_error, json_respon
 from collector.http.web_server import ReadPool
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.service import run_in_thread
 
 MAX_ENTRIES = 100
 """Maximum number of entries per response."""
@@ -89,7 +90,7 @@ class SignedEntries:
     async def run(self) -> None:
         """Update the index in small steps, until cancelled."""
         while True:
-            everything = await asyncio.to_thread(self._index_step)
+            everything = await run_in_thread(self._index_step)
             await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
 
     def read_checkpoint(self) -> tuple[str, Tiles]:

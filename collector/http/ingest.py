@@ -38,6 +38,7 @@ from collector.state.collector_state import (
 )
 from collector.work_limits import LogRateLimit
 from railscope import envelopes, http_responses, timestamps, wire
+from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -251,7 +252,7 @@ class Ingest:
                 envelope = envelopes.unpack_plain(body, MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES)
             if envelope is None:
                 async with self._large:
-                    envelope = await asyncio.to_thread(envelopes.unpack, body, max_bytes)
+                    envelope = await run_in_thread(envelopes.unpack, body, max_bytes)
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -275,7 +276,7 @@ class Ingest:
         if problem := self.core.schemas.reason_to_reject(envelope.node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
-            stored = await asyncio.to_thread(self._check_and_store, new)
+            stored = await run_in_thread(self._check_and_store, new)
             self.core.schemas.record_uses(envelope.node, [known.digest for known in stored])
             sender.schemas.count += len(stored)
         except (ValueError, ArithmeticError, LookupError) as error:

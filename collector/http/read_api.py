@@ -5,7 +5,6 @@ The collector's /metrics: the aggregates of the views, and the collector's own s
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -60,7 +59,9 @@ class JobsApi:
             else set(request.query.getall("tenant", []))
         )
         jobs = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await asyncio.to_thread(lambda: [view.to_json(job, self.names_of) for job in jobs])
+        rows = await service.run_in_thread(
+            lambda: [view.to_json(job, self.names_of) for job in jobs]
+        )
         content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["suppressed"] = view.suppressed
@@ -73,7 +74,7 @@ class JobsApi:
         if job is None:
             text = "unknown job: expected one that holds GPUs now"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_response(await asyncio.to_thread(self._job_document, view, job))
+        return json_response(await service.run_in_thread(self._job_document, view, job))
 
     def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
         document = {"timestamp_ns": view.timestamp_ns, **view.to_json(job, self.names_of)}
@@ -239,7 +240,7 @@ class ViewApi:
                 *(table.cells for table in tables), views.jobs.cells(), self.metrics.cells(views)
             )
         text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
-        text = await asyncio.to_thread(render, cells, text_format)
+        text = await service.run_in_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             response.enable_compression(web.ContentCoding.gzip)
@@ -334,7 +335,9 @@ class ViewApi:
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return json_response(await asyncio.to_thread(inventory_json, result, self.core.names_of))
+        return json_response(
+            await service.run_in_thread(inventory_json, result, self.core.names_of)
+        )
 
     async def _account(self, _: web.Request, credential: Credential) -> web.Response:
         views = self.views()

@@ -30,6 +30,7 @@ from aiohttp.typedefs import Handler
 
 from collector.access.credentials import Credential
 from railscope import durable_files, server_connections
+from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -217,6 +218,6 @@ class SpaceWatch:
     async def wait(self) -> None:
         """Return once there is space. Raises OSError for any other failure."""
         # No event signals that a file system has free space again.
-        while await asyncio.to_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
+        while await run_in_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self.retry_seconds)
         log.info("writes_resumed", directory=str(self.directory))

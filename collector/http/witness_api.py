@@ -27,6 +27,7 @@ from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit import merkle, record, signed_note
+from railscope.service import run_in_thread
 from railscope.untrusted_text import DECODING_ERRORS
 
 PRESENT_HEADER = "Railscope-Show"
@@ -70,7 +71,7 @@ class WitnessApi:
         try:
             while True:
                 await asyncio.sleep(self.save_every_seconds)
-                await asyncio.to_thread(self._save)
+                await run_in_thread(self._save)
         finally:
             self._save()
 
@@ -102,7 +103,7 @@ class WitnessApi:
             text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
             return json_error(HTTPStatus.NOT_FOUND, text)
         try:
-            return web.Response(text=await asyncio.to_thread(self._proof, old, new))
+            return web.Response(text=await run_in_thread(self._proof, old, new))
         except TileError as error:
             log.error("consistency_proof_failed", problem=str(error))
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")

@@ -25,6 +25,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from collector.config import LedgerSettings
 from collector.ledger import LedgerError, head_chain, schema
 from railscope.server_connections import MAX_PORT
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
 
 _BUSY_SECONDS = 60
@@ -349,12 +350,17 @@ class LedgerProbe:
         if self._ended_at is not None and self.monotonic() - self._ended_at < REUSE_SECONDS:
             return _UNWRITABLE if self._problem else ""
         if self._task is None:
-            self._task = asyncio.create_task(asyncio.to_thread(self._write))
+            self._task = asyncio.create_task(run_in_thread(self._write))
             self._task.add_done_callback(self._end_write)
         done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
         if not done:
             return f"no write to the ledger has succeeded for {self.wait_seconds:g} s"
         return _UNWRITABLE if self._problem else ""
+
+    async def close(self) -> None:
+        """Wait for a write that has not ended."""
+        if self._task:
+            await asyncio.wait({self._task})
 
     def _write(self) -> str:
         try:

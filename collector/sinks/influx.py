@@ -22,6 +22,7 @@ from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
 from collector.view_refresh import CollectorViews
 from railscope.http_responses import bound_responses
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
 
 log = structlog.get_logger(__name__)
@@ -93,7 +94,7 @@ class InfluxSink:
         """Write until cancelled; return immediately if no server is configured."""
         if not self.settings.url:
             return
-        client = await asyncio.to_thread(_client, self.settings, self._token, self.timeout_seconds)
+        client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
         try:
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
@@ -115,7 +116,7 @@ class InfluxSink:
             batch = [self._lines[i] for i in range(min(LINES_PER_WRITE, len(self._lines)))]
             refused = problem = ""
             try:
-                problem = await asyncio.to_thread(_write, client, self.settings, batch)
+                problem = await run_in_thread(_write, client, self.settings, batch)
             except RejectedLinesError as error:
                 refused = str(error)
             if problem:

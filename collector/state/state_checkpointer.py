@@ -15,9 +15,10 @@ from collector.config import IngestLimits
 from collector.fleet.fleet import SeenEvent, events_of
 from collector.framelog import framelog, segment_files
 from collector.state import StateError, collector_state, state_checkpoint
-from collector.work_limits import TimeSlices, return_free_memory, run_to_end
+from collector.work_limits import TimeSlices, return_free_memory
 from railscope.durable_files import PARTIAL, publish_file, write_durably
 from railscope.envelopes import unpack
+from railscope.service import run_in_thread
 from railscope.wire import Envelope, WireError
 
 log = structlog.get_logger(__name__)
@@ -167,7 +168,7 @@ class StateCheckpointer:
                     reason=reason,
                     advice="no segment is deleted until a checkpoint succeeds",
                 )
-                await run_to_end(asyncio.to_thread(self._drop_partial))
+                await run_in_thread(self._drop_partial)
                 return False
             # Last, so that they contain the events of all frames that the checkpoint records as
             # received.
@@ -179,10 +180,10 @@ class StateCheckpointer:
                         file=str(path),
                         advice="the events of these segments are not recorded yet",
                     )
-                    await run_to_end(asyncio.to_thread(self._drop_partial))
+                    await run_in_thread(self._drop_partial)
                     return False
-                await run_to_end(asyncio.to_thread(write_durably, path, content))
-            await run_to_end(asyncio.to_thread(publish_file, self._partial, self._path))
+                await run_in_thread(write_durably, path, content)
+            await run_in_thread(publish_file, self._partial, self._path)
         except OSError as error:
             log.error(
                 "checkpoint_failed",
@@ -190,7 +191,7 @@ class StateCheckpointer:
                 problem=str(error),
                 advice="no segment is deleted until a checkpoint succeeds",
             )
-            await run_to_end(asyncio.to_thread(self._drop_partial))
+            await run_in_thread(self._drop_partial)
             return False
         self.first_segment = first_segment
         return True
@@ -208,7 +209,7 @@ class StateCheckpointer:
         for node in list(received.nodes):
             received.drop_old_runs(node, horizon_ns)
             await slices.yield_if_due()
-        await run_to_end(asyncio.to_thread(self._partial.write_bytes, state_checkpoint.MAGIC))
+        await run_in_thread(self._partial.write_bytes, state_checkpoint.MAGIC)
         pieces: list[bytes] = []
         size = 0
         slices = TimeSlices()
@@ -216,10 +217,10 @@ class StateCheckpointer:
             pieces.append(state_checkpoint.encode_part(part))
             size += len(pieces[-1])
             if size >= WRITE_BYTES:
-                await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
+                await run_in_thread(_append, self._partial, pieces)
                 pieces, size, slices = [], 0, TimeSlices()
             await slices.yield_if_due()
-        await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
+        await run_in_thread(_append, self._partial, pieces)
 
 
 def _append(path: Path, pieces: list[bytes]) -> None:
@@ -283,13 +284,13 @@ class CheckpointSchedule:
             core = self.checkpointer.core
             unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
-            await asyncio.to_thread(return_free_memory)
+            await run_in_thread(return_free_memory)
             try:
-                await run_to_end(asyncio.to_thread(core.schemas.delete, unused))
+                await run_in_thread(core.schemas.delete, unused)
                 if self.files:
                     record_checkpoint = self.files.record_checkpoint
-                    await run_to_end(asyncio.to_thread(record_checkpoint, first_segment))
-                await run_to_end(asyncio.to_thread(self.frames.delete_before, first_segment))
+                    await run_in_thread(record_checkpoint, first_segment)
+                await run_in_thread(self.frames.delete_before, first_segment)
             except OSError as error:
                 directory = str(self.frames.directory)
                 log.error("segment_deletion_failed", directory=directory, problem=str(error))

@@ -29,6 +29,7 @@ from dashboards import build, prometheus_api, promql
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
 from railscope.capture import write_capture
+from railscope.service import run_in_thread
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program, ProgramError
 
@@ -101,7 +102,7 @@ _AGENT_SETTINGS = {
 @asynccontextmanager
 async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
     """Run a collector, agents and a Prometheus; yield the address of Prometheus, and our own programs."""
-    tokens = await asyncio.to_thread(_prepare, directory, seconds)
+    tokens = await run_in_thread(_prepare, directory, seconds)
     async with AsyncExitStack() as stack:
 
         async def start(name: str, arguments: list[str], more: Mapping[str, str]) -> Program:

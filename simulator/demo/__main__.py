@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from railscope.durable_files import lock_directory
+from railscope.service import run_in_thread
 from simulator import spec
 from simulator.demo import child
 from simulator.demo.cluster import DemoCluster
@@ -122,13 +123,13 @@ class DemoRun:
 
     async def _run(self) -> bool:
         cluster, watchers, screen = self._cluster, self._watchers, self._screen
-        await asyncio.to_thread(watchers.write)
-        await asyncio.to_thread(cluster.prepare)
+        await run_in_thread(watchers.write)
+        await run_in_thread(cluster.prepare)
         screen.print(
             f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
         async with cluster:
-            await asyncio.to_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
+            await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
             where = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
             screen.print(where)
             await self._show(where)
@@ -172,7 +173,7 @@ class DemoRun:
             while (remaining_seconds := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
                 await asyncio.sleep(remaining_seconds)
             struck = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
-            await asyncio.to_thread(record.add, change, struck)
+            await run_in_thread(record.add, change, struck)
             self._screen.announce(_fault_message(change, struck))
             if not change.fault.scenario:
                 cluster = self._cluster

@@ -22,6 +22,7 @@ from agent.host import NvmlError
 from agent.machine_sources import machine_sources
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent, to_stored
+from railscope.service import run_in_thread
 
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
@@ -214,7 +215,7 @@ async def test_a_wrong_bus_address_of_a_nic_takes_no_columns(
     mode: str, nic: str, bus: str, tmp_path: Path
 ) -> None:
     host = failing_host(tmp_path, mode, nic)
-    pairs = await asyncio.to_thread(answers_of, "nic_burst", tmp_path, mode, nic)
+    pairs = await run_in_thread(answers_of, "nic_burst", tmp_path, mode, nic)
     asked = [question for question, _ in pairs]
     drivers = [question for question in asked if question.key.startswith("ethtool.driver(")]
     assert drivers

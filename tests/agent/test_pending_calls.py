@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from agent.service import Agent
 from agent.sources.nvidia.gpu_devices import GpuSource
 from railscope.capture import PENDING, Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
+from railscope.service import run_in_thread
 from simulator import NodeSpec, simulate
 
 PATIENCE_SECONDS = 60
@@ -238,7 +238,7 @@ async def test_it_recovers_once_the_driver_answers(
     assert list(sampler.hung.by_device) == ["nvml/1"]
     clock.advance(10)
     while sampler.hung.by_device:
-        await asyncio.to_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread polls as often
+        await run_in_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread polls as often
     await sampler.once()
     assert status.state == OK
     assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})

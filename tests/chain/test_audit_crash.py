@@ -18,6 +18,7 @@ from collector.ledger.audit_outbox import count_unrecorded, put_record
 from collector.ledger.database import Database
 from collector.tables import metadata
 from railscope.audit.signed_note import PublicKey
+from railscope.service import run_in_thread
 
 BODIES, FRAMES, FACTS = 10, 100, 40
 
@@ -39,7 +40,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
     database = Database(f"sqlite:///{site.directory / 'collector' / 'ledger.sqlite'}", metadata)
     for number in range(rounds):
         collector = await site.collector(**SMALL)
-        facts = asyncio.create_task(asyncio.to_thread(put_facts, database, number * FACTS))
+        facts = asyncio.create_task(run_in_thread(put_facts, database, number * FACTS))
         for _ in range(BODIES):
             sent.append(agent.body(FRAMES))
             await send_until_acknowledged(site, sent[-1], agent.at)

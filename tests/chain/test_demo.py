@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from chain_support import debian_server, free_port
 
+from railscope.service import run_in_thread
 from simulator.demo.watchers import WatcherPorts, Watchers
 from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
@@ -219,7 +220,7 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
             assert json.loads(line)["end"] is None
 
             async def raised() -> bool:
-                firings: list[AlertFiring] = await asyncio.to_thread(
+                firings: list[AlertFiring] = await run_in_thread(
                     alerts_since, url, began, time.time()
                 )
                 names = {one.alert for one in firings}
@@ -227,5 +228,5 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
 
             await until(raised)
             now = time.time()
-            firings = await asyncio.to_thread(alerts_since, url, began, now)
+            firings = await run_in_thread(alerts_since, url, began, now)
         assert alert_mismatches(faults_in([line]), firings, now) == []

@@ -32,6 +32,7 @@ from collector.http.read_api import CollectorMetrics, ViewApi
 from collector.view_refresh import CollectorViews, ViewRefresher
 from collector.views.rollups import Rollups, find_fresh_rows
 from railscope.catalog import account as account_catalog, collector as catalog
+from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.wire import Batch
 
@@ -71,7 +72,7 @@ async def test_views_over_the_api(tmp_path: Path):
         )
         assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
         await one.collector.refresher.refresh()
-        await asyncio.to_thread(one.collector.files.refresh)
+        await run_in_thread(one.collector.files.refresh)
         assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         cluster = {r["metric"]: r["value"] for r in (await one.json("/api/v1/cluster"))["rows"]}
@@ -162,7 +163,7 @@ async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
         assert "claims file has never been valid" in (await one.get("/-/ready"))[1]
         (tmp_path / "away").mkdir()
         claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
-        await asyncio.to_thread(one.collector.files.refresh)
+        await run_in_thread(one.collector.files.refresh)
         assert await one.collector.finalizer.attempt()
         await one.collector.refresher.refresh()
         assert (await one.get("/api/v1/account"))[0] == 200

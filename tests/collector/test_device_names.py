@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from railscope.catalog.entities import (
 )
 from railscope.device_names import MAX_DEVICES, names_in
 from railscope.frame import Entity, Event, Schema
+from railscope.service import run_in_thread
 from railscope.wire import WireEntity
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}
@@ -89,7 +89,7 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
     )
     async with run_collector(settings) as one:
         assert (await one.post(sender.body(frames, schemas=True), at=1))[0] == 200
-        await asyncio.to_thread(one.collector.files.refresh)
+        await run_in_thread(one.collector.files.refresh)
         await one.collector.refresher.refresh()
         found = await one.json("/api/v1/inventory")
     (node,) = found["nodes"]

@@ -15,6 +15,7 @@ from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from railscope.service import run_in_thread
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60
@@ -101,7 +102,7 @@ async def test_a_stop_waits_for_the_deletion_of_segments(core, tmp_path):
     keeping = CheckpointSchedule(StateCheckpointer(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())
     keeping.note_rotation(2)
-    assert await asyncio.to_thread(frames.begun.wait, PATIENCE_SECONDS)
+    assert await run_in_thread(frames.begun.wait, PATIENCE_SECONDS)
     task.cancel()
     for _ in range(10):
         await asyncio.sleep(0)

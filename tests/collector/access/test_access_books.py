@@ -26,6 +26,7 @@ from collector.ledger.ledger_store import Ledger
 from collector.metering.units import period_name
 from collector.service import Collector
 from collector.tables import metadata
+from railscope.service import run_in_thread
 
 TENANTS = ("imaging", "speech")
 GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}
@@ -45,7 +46,7 @@ def fill(directory: Path) -> None:
 async def served(directory: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
     """Send a request with a credential; return status and content."""
     if ledger:
-        await asyncio.to_thread(fill, directory)
+        await run_in_thread(fill, directory)
     settings = settings_in(directory, ledger=LedgerSettings(url=url))
     holder = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
     holder += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
@@ -163,7 +164,7 @@ async def test_an_unavailable_ledger_is_reported(tmp_path: Path, path: str) -> N
 
 
 async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> None:
-    await asyncio.to_thread(fill, tmp_path)
+    await run_in_thread(fill, tmp_path)
     settings = settings_in(tmp_path)
     (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest_token("token-v")}"\n')
     async with run_collector(settings) as one:
@@ -191,7 +192,7 @@ async def test_many_requests_of_one_tenant_wait_and_others_do_not() -> None:
         with pytest.raises(web.HTTPTooManyRequests):
             await reading.read(one, lambda: 1)
     assert await asyncio.wait_for(reading.read(other, lambda: 2), 20) == 2, "nor do other tenants"
-    assert await asyncio.wait_for(asyncio.to_thread(lambda: 3), 20) == 3, "ingest has its threads"
+    assert await asyncio.wait_for(run_in_thread(lambda: 3), 20) == 3, "ingest has its threads"
     held.set()
     assert all(await asyncio.gather(*waiting))
     assert await reading.read(greedy, lambda: 4) == 4

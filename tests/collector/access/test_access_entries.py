@@ -25,6 +25,7 @@ from collector.service import Collector
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
 from railscope.audit.signed_note import read_checkpoint
+from railscope.service import run_in_thread
 
 SCHEDULER = RecordActor("scheduler", "slurm")
 names = st.sampled_from(["vision", "speech", "a/b", "a", "b"])
@@ -199,7 +200,7 @@ def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
 
 
 async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
-    await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
+    await run_in_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
     entries = SignedEntries(tmp_path, KEY.public, max_read=10, step_records=7)
     with pytest.raises(IndexBehindError, match="50 records are not indexed yet"):
         entries.select(EntrySelection(0, 100, "vision"))

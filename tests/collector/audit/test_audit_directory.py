@@ -23,6 +23,7 @@ from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
 from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
+from railscope.service import run_in_thread
 
 RUNS = (300, 290)
 TAIL = 5
@@ -52,8 +53,8 @@ async def written(directory: Path, copies: Path) -> None:
             await trail.log.append(join)
             note = add_cosignature(trail.log.publisher.note, agent, NOON_NS // 10**9)
             trail.log.witnesses.put("n1", CosignedCheckpoint(note, key))
-            await asyncio.to_thread(trail.log.witnesses.save)
-        await asyncio.to_thread(shutil.copytree, directory, copies / str(number))
+            await run_in_thread(trail.log.witnesses.save)
+        await run_in_thread(shutil.copytree, directory, copies / str(number))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         trail.log.close()

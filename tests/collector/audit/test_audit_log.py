@@ -19,6 +19,7 @@ from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
 from railscope.audit.record import RecordError, RecordSource, decode_audit_record
 from railscope.audit.signed_note import read_checkpoint
+from railscope.service import run_in_thread
 
 
 def stored(directory: Path, size: int) -> list[bytes]:
@@ -265,7 +266,7 @@ async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
     async def check_on() -> None:
         sizes = []
         while not written.is_set():
-            found = await asyncio.to_thread(verify_log, tmp_path, KEY.public)
+            found = await run_in_thread(verify_log, tmp_path, KEY.public)
             sizes.append(found.checkpoint.tree.size)
             assert found.findings == ()
         assert len(set(sizes)) > 1

@@ -51,6 +51,7 @@ from collector.ledger.schema import covered_tables
 from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
+from railscope.service import run_in_thread
 
 EVERYTHING = evidence_of(
     gpu(
@@ -407,9 +408,7 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
             own.close()
 
     async def both() -> None:
-        await asyncio.gather(
-            asyncio.to_thread(record_credits, "a"), asyncio.to_thread(record_credits, "b")
-        )
+        await asyncio.gather(run_in_thread(record_credits, "a"), run_in_thread(record_credits, "b"))
 
     asyncio.run(both())
     assert reconciled(BillingBooks.for_ledger(ledger, ALL)) == (True, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -25,6 +24,7 @@ from collector.ledger.head_chain import ChainHead
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from railscope.cli import root
+from railscope.service import run_in_thread
 
 FILE = "ledger.sqlite"
 WRITING = {
@@ -156,7 +156,7 @@ async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None
         while await drain.drain_batch():
             pass
         first = known()
-        await asyncio.to_thread(books.close, ONE, manager_after(ONE))
+        await run_in_thread(books.close, ONE, manager_after(ONE))
         await drain.drain_batch()
         second = known()
     ledger.close()
