@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -18,7 +19,12 @@ MAX_SECONDS = 86_400.0
 
 
 class SourcePeriods(Struct, frozen=True, kw_only=True):
-    """Periods of the sources: seconds between two reads."""
+    """Periods of the sources, by name: seconds between two reads."""
+
+    renamed = MappingProxyType({
+        "storage": "nfs, lustre and ceph", "drives": "nvme", "power": "rapl", "sensors": "hwmon",
+        "memory_errors": "edac",
+    })  # fmt: skip
 
     gpu: Annotated[float, Meta(ge=0.02)] = 1.0
     """GPU load, memory, clocks, power and temperature."""
@@ -26,8 +32,10 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Activity of SMs, pipes and links of GPUs and MIG devices (GPM)."""
     gpu_event: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """Events of the NVIDIA driver."""
+    gpu_sharing: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Numbers of processes on GPUs and of virtual GPUs, and the sharing mode."""
     gpu_process: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Processes on GPUs, and virtual GPUs."""
+    """Each process on GPUs, and each virtual GPU."""
     gpu_burst: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
     """Samples that the NVIDIA driver buffers (nvmlDeviceGetSamples)."""
     mig: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
@@ -51,7 +59,9 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     nic: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
     """Driver statistics of NICs."""
     link: Annotated[float, Meta(ge=0.1)] = 5.0
-    """Speed, carrier and forward error correction of interfaces."""
+    """Speed and carrier of interfaces."""
+    link_errors: Annotated[float, Meta(ge=0.1)] = 5.0
+    """Forward error correction and pause of interfaces whose driver statistics lack them."""
     nic_settings: Annotated[float, Meta(ge=1)] = 60.0
     """NIC settings and their changes."""
     optics: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
@@ -60,24 +70,32 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Switch ports that NICs are connected to (LLDP)."""
     pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
     """PCIe links and errors."""
+    gpu_pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """PCIe links of GPUs, up to the root port."""
     host: Annotated[float, Meta(ge=0.1)] = 5.0
     """CPUs, memory, disks and network of the node."""
     protocols: Annotated[float, Meta(ge=0.1)] = 5.0
-    """TCP, UDP, IP, backlogs, connection tracking and bonds."""
+    """TCP, UDP, IP, backlogs and connection tracking."""
+    bonds: Annotated[float, Meta(ge=0.1)] = 5.0
+    """Bonds and their members."""
     gpudirect: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
     """GPUDirect Storage and GPUDirect kernel modules."""
-    storage: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
-    """NFS, Lustre and Ceph clients."""
-    drives: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
+    nfs: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """NFS mounts."""
+    lustre: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """Lustre clients."""
+    ceph: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """Ceph clients."""
+    nvme: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
     """State and health of NVMe drives."""
-    power: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
-    """Period of the energy of processors (RAPL)."""
-    sensors: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 10.0
+    rapl: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Energy and power limits of processors (RAPL)."""
+    hwmon: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 10.0
     """Temperatures, fans, voltages and power."""
-    memory_errors: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
-    """Errors of main memory."""
+    edac: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
+    """Errors of main memory (EDAC)."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
-    """Period of the kernel log."""
+    """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
     """The agent's own state."""
 
@@ -150,8 +168,8 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
     groups: dict[str, Literal["off", "basic", "standard", "full"]] = {}
     """Detail by group of metrics, or off, in place of that for all groups."""
     disabled_sources: str = ""
-    """Sources that are not sampled at all: space-separated names. Their readings are missing in frames too. Sources that
-    metering or the health of GPUs needs cannot be disabled.
+    """Sources that are not sampled at all: space-separated names, those of period_seconds or nic_burst. Their readings are
+    missing in frames too. Sources that metering or the health of GPUs needs cannot be disabled.
     """
 
 

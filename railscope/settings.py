@@ -1,7 +1,8 @@
 """Settings: one TOML file per program, then the environment, then flags.
 
 A settings type is a frozen msgspec Struct with a docstring below each field; sample files and the
-reference are generated from it. Unknown keys are errors that name the most similar valid one.
+reference are generated from it. Unknown keys are errors that name the most similar valid one. A type may
+have `renamed`, which maps former names of its settings to the present ones.
 """
 
 from __future__ import annotations
@@ -112,13 +113,18 @@ def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
 ) -> dict[str, dict[str, Any]]:
     """Return the setting in each environment variable with the prefix."""
-    known = {key.upper().replace(".", "__"): key for key, *_ in _leaves(kind)}
+    known, renamed = {}, {}
+    for key, section, info, _ in _leaves(kind):
+        name = key.upper().replace(".", "__")
+        known[name] = key
+        for former, present in getattr(section, "renamed", {}).items():
+            renamed[name.removesuffix(info.name.upper()) + former.upper()] = present
     values = {}
     for name, value in environment.items():
         if name.startswith(prefix):
             suffix = name.removeprefix(prefix)
             if suffix not in known:
-                message = f"unknown environment variable {name}{_nearest(suffix, known)}"
+                message = f"unknown environment variable {name}{_nearest(suffix, known, renamed)}"
                 raise SettingsError(message)
             values[name] = _nest({known[suffix]: value}, ".")
     return values
@@ -141,7 +147,8 @@ def _merge(
     known = typing.get_type_hints(kind, include_extras=True)
     for key, value in new.items():
         if key not in known:
-            message = f"unknown key {key!r} in {where}{_nearest(key, known)}"
+            hint = _nearest(key, known, getattr(kind, "renamed", {}))
+            message = f"unknown key {key!r} in {where}{hint}"
             raise SettingsError(message)
         section = _section(known[key])
         if section is None:
@@ -214,9 +221,11 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
+def _nearest(name: str, known: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
     import difflib  # noqa: PLC0415 - only for a mistake
 
+    if name in renamed:
+        return f": renamed to {renamed[name]}"
     near = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(known))}"

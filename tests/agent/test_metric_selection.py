@@ -17,7 +17,13 @@ from support.metric_samples import sample, samples
 
 from agent.cli import agent as agent_command
 from agent.commands.check import QUERY
-from agent.config import AgentSettings, BudgetSettings, MetricsSettings
+from agent.config import (
+    AgentSettings,
+    BudgetSettings,
+    BurstSettings,
+    MetricsSettings,
+    SourcePeriods,
+)
 from agent.endpoint.http_server import AgentRequest
 from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
 from agent.host.recorded_host import RecordedHost
@@ -268,6 +274,17 @@ def test_groups_have_a_detail_of_their_own() -> None:
     for detail in DETAILS:
         shown = scraped_names(agent, f"detail={detail}")
         assert not any(SUBJECT_OF[name] == "storage" for name in shown)
+
+
+def test_each_source_has_the_period_of_its_name() -> None:
+    """The window of burst sampling of NICs is in its own section, with burst sampling as a whole."""
+    names = SourcePeriods.__struct_fields__
+    configured = {name: 10.0 + number for number, name in enumerate(names)}
+    settings = AgentSettings(node="n1", period_seconds=SourcePeriods(**configured))
+    sources = Agent(settings, FakeHost(), "n1").sampler.sources
+    periods = {source.name: source.period_seconds for source in sources}
+    assert periods.pop("nic_burst") == BurstSettings().window_seconds
+    assert periods == configured
 
 
 def test_a_disabled_source_is_not_read() -> None:
