@@ -101,7 +101,7 @@ def month(index: int, times: int = 1) -> GpuMonth:
         stretches=tuple(usage_evidence.join_samples("boot", timestamps_ns)),
         sightings=(
             usage_evidence.NodeSighting(
-                usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns
+                usage_evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, MONTH.end_ns
             ),
         ),
     )

@@ -127,7 +127,7 @@ def _evidence(claims: dict[str, list[evidence.MeteredClaim]]) -> Iterator[eviden
     for nic, own in sorted(claims.items()):
         start = min(claim.start_ns for claim in own)
         end = max(claim.end_ns for claim in own)
-        sighting = evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, start, end)
+        sighting = evidence.NodeSighting(evidence.NodeEvidence.SCHEDULER, start, end)
         yield evidence.Evidence(
             nic, (evidence.NodeStay(start, nic, end),), tuple(own), sightings=(sighting,)
         )
@@ -193,7 +193,7 @@ def gpu(index: int) -> evidence.Evidence:
             for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
         ),
         sightings=(
-            evidence.NodeSighting(evidence.NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),
+            evidence.NodeSighting(evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, MONTH.end_ns),
         ),
     )
 

@@ -124,7 +124,7 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         else (),
         sightings=(
             usage_evidence.NodeSighting(
-                usage_evidence.NodeWitness.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS
+                usage_evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS
             ),
         ),
     )

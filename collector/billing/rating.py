@@ -3,7 +3,7 @@
 Billable by state of the ledger:
 
     observed      time and energy
-    inferred      time under an allocation tariff, if a witness proves that the node was up and the
+    inferred      time under an allocation tariff, if there is evidence that the node was up and the
                   gap is at most an hour, else for review; under a usage tariff nothing;
                   energy if the counter covers it
     reserved      the reservation
@@ -378,9 +378,9 @@ def _review_reason(usage: Usage, gap_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
     if usage.state is not tiling.SlotState.INFERRED:
         return ""
-    if usage.witness is evidence.NodeWitness.NONE:
-        return "inferred without a witness"
-    if max(gap_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
+    if usage.node_evidence is evidence.NodeEvidence.NONE:
+        return "inferred without evidence that the node was running"
+    if max(gap_ns, usage.gap_ns) > MAX_BILLED_GAP_NS:
         return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
     return ""
 

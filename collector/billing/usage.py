@@ -1,6 +1,6 @@
 """Input of rating: intervals in which one resource was in one state, read from the ledger.
 
-States and witnesses are those of the metering ledger. A GPU has `GPU_CAPACITY` units of capacity; a
+States and node evidence are those of the metering ledger. A GPU has `GPU_CAPACITY` units of capacity; a
 share of a GPU is an exact fraction of them. Usages of one resource in sequence give the length of
 observation gaps, and overlaps.
 
@@ -39,7 +39,7 @@ class Usage:
     """One interval [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
 
     `capacity_units` is its share of a GPU. `claim` is the claim that held it, `claim_start_ns` the
-    start of that claim. `silence_ns` is the length of the observation gap that contains the
+    start of that claim. `gap_ns` is the length of the observation gap that contains the
     interval, as far as the ledger has it: a lower bound. Energy is the counter's difference over the
     interval, in millijoules, or the reason for its absence. Raises ValueError for an empty interval,
     more than a GPU, held time without a claim, and any number that is not an integer. Usage without
@@ -53,14 +53,14 @@ class Usage:
     end_ns: int
     capacity_units: Units
     state: tiling.SlotState
-    witness: evidence.NodeWitness = evidence.NodeWitness.NONE
+    node_evidence: evidence.NodeEvidence = evidence.NodeEvidence.NONE
     claim: str = ""
     claim_start_ns: int = 0
     energy_millijoules: Reading = Absent.UNSUPPORTED
     mig_profile: str = ""
     instance_units: Units = 0
     """Capacity of its MIG instance, of which it may hold a share; 0 if the ledger does not state it."""
-    silence_ns: int = 0
+    gap_ns: int = 0
     reason: str = ""
     """Reason why a person has to decide, in state `review`."""
     claim_end_ns: int | None = None
@@ -173,10 +173,10 @@ class _UsageKey(NamedTuple):
     """Properties that the entries of one usage have in common."""
 
     state: tiling.SlotState
-    witness: evidence.NodeWitness | None
+    node_evidence: evidence.NodeEvidence | None
     tenant: str
     claim: str
-    silence_ns: int
+    gap_ns: int
     reason: str
     counted_on: str
 
@@ -255,13 +255,13 @@ def _day_usages(
             end_ns=interval.end_ns,
             capacity_units=interval.units,
             state=holding.state,
-            witness=holding.witness or evidence.NodeWitness.NONE,
+            node_evidence=holding.node_evidence or evidence.NodeEvidence.NONE,
             claim=holding.claim,
             claim_start_ns=began.get((day.gpu, holding.claim), interval.start_ns),
             energy_millijoules=energy.get(interval, Absent.UNSUPPORTED),
             mig_profile=claim.mig_profile if claim else "",
             instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
-            silence_ns=holding.silence_ns,
+            gap_ns=holding.gap_ns,
             reason=holding.reason,
             claim_end_ns=ends.get((day.gpu, holding.claim)),
             counted_on=holding.counted_on,
@@ -277,7 +277,7 @@ def _by_holding(
             holding = (entry.tenant, entry.claim)
             node = entry.node if entry.counted else ""
             usage_key = _UsageKey(
-                entry.state, entry.witness, *holding, entry.silence_ns, entry.reason, node
+                entry.state, entry.node_evidence, *holding, entry.gap_ns, entry.reason, node
             )
             entries_by_holding.setdefault(usage_key, []).append(entry)
     return entries_by_holding

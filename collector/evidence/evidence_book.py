@@ -377,7 +377,7 @@ class EvidenceBook:
     # Facts ---------------------------------------------------------------------------------------
 
     def facts(self, uuid: str) -> node_claims.GpuFacts:
-        """Return the facts about a GPU's time; witnesses are in the database only."""
+        """Return the facts about a GPU's time; node evidence is in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}

@@ -246,7 +246,7 @@ def find_deviceless_claims(
     ]
 
 
-# Layouts, witnesses -----------------------------------------------------------------------------
+# Layouts, node evidence -------------------------------------------------------------------------
 
 
 def _build_layouts(
@@ -297,10 +297,10 @@ def _find_sightings(
             free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
                 held_time = timeline.TimePiece(
-                    start_ns, until, usage_evidence.NodeWitness.SCHEDULER
+                    start_ns, until, usage_evidence.NodeEvidence.SCHEDULER
                 )
-                for start, end, witness in timeline.subtract_spans(held_time, free):
-                    yield usage_evidence.NodeSighting(witness, start, end)
+                for start, end, node_evidence in timeline.subtract_spans(held_time, free):
+                    yield usage_evidence.NodeSighting(node_evidence, start, end)
 
 
 def _sample_sightings(
@@ -309,7 +309,7 @@ def _sample_sightings(
     for span in spans:
         start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
         if start < end:
-            yield usage_evidence.NodeSighting(usage_evidence.NodeWitness.NODE_READY, start, end)
+            yield usage_evidence.NodeSighting(usage_evidence.NodeEvidence.NODE_READY, start, end)
 
 
 # Counters ---------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Import of job lists into a ledger: the days of every GPU of their jobs.
 
-All time is `inferred`, with the scheduler as witness; rating leaves it undecided if no agent
+All time is `inferred`, with the scheduler as node evidence; rating leaves it undecided if no agent
 observed the GPU for more than an hour. An operator without agents may count the scheduler's report
 as observation; such days are marked by a separate engine version.
 

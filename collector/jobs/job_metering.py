@@ -1,6 +1,6 @@
 """Metering of jobs without samples, and its report as text and JSON.
 
-Each GPU of a job has a claim. All held time is inferred, with the scheduler as its witness. A GPU
+Each GPU of a job has a claim. All held time is inferred, with the scheduler as node evidence. A GPU
 is assumed present from the start of the first job that names it to the end of the last. Of two jobs
 on one GPU the later holds it while it lasts, in order of start and claim id. Times are exact and
 computed with integers only.
@@ -99,9 +99,11 @@ def _evidence(
 def claims_evidence(
     gpu: str, stay: evidence.NodeStay, claims: Sequence[evidence.MeteredClaim]
 ) -> evidence.Evidence:
-    """Evidence of a GPU from claims of job lists, with the scheduler as the witness of each."""
-    witness = evidence.NodeWitness.SCHEDULER
-    sightings = {evidence.NodeSighting(witness, claim.start_ns, claim.end_ns) for claim in claims}
+    """Evidence of a GPU from claims of job lists, with the scheduler as node evidence for each."""
+    node_evidence = evidence.NodeEvidence.SCHEDULER
+    sightings = {
+        evidence.NodeSighting(node_evidence, claim.start_ns, claim.end_ns) for claim in claims
+    }
     return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
 
 

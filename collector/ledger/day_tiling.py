@@ -93,13 +93,18 @@ class DayTiling(msgspec.Struct, frozen=True):
         return (self.day + 1) * DAY_NS
 
 
+def _encoded_fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct by their encoded names, which roots contain."""
+    return dict(zip(struct.__struct_encode_fields__, msgspec.structs.astuple(struct), strict=True))
+
+
 def evidence_root(evidence: Evidence) -> str:
     """Return SHA-256 in hex over the evidence as JSON, every fact once and in order."""
     layouts = {
         msgspec.structs.replace(layout, instances=tuple(sorted(layout.instances)))
         for layout in evidence.layouts
     }
-    fields = msgspec.structs.asdict(evidence).items()
+    fields = _encoded_fields(evidence).items()
     facts = {name: sorted(set(value)) for name, value in fields if isinstance(value, tuple)}
     document = {**facts, "gpu": evidence.gpu, "layouts": sorted(layouts)}
     return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
@@ -206,7 +211,7 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 
 def _entry(entry: TilingEntry, units: int) -> dict[str, Any]:
     """Return the fields of an entry; optional ones only if they are set."""
-    fields = _slots(msgspec.structs.asdict(entry), units)
+    fields = _slots(_encoded_fields(entry), units)
     if entry.state is SlotState.UNCLAIMED:
         fields["state"] = _ROOT_NAME_OF_UNCLAIMED
     fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted

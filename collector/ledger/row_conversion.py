@@ -16,7 +16,7 @@ from collector.metering.units import Tiling, Units
 
 ASSUMED = "assumed"
 COUNTED = "counted"
-_WITNESSES = {witness: witness.name.lower() for witness in evidence.NodeWitness}
+_NODE_EVIDENCE = {kind: kind.name.lower() for kind in evidence.NodeEvidence}
 
 RowValues = dict[str, Any]
 
@@ -84,7 +84,7 @@ def entry_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[Row
             **key,
             **slots,
             entry=position,
-            witness=None if entry.witness is None else _WITNESSES[entry.witness],
+            witness=None if entry.node_evidence is None else _NODE_EVIDENCE[entry.node_evidence],
             qty_capns=(slots["slot_hi"] - slots["slot_lo"]) * (entry.t1_ns - entry.t0_ns),
             placement=ASSUMED if entry.assumed else COUNTED if entry.counted else "",
         )
@@ -160,7 +160,7 @@ def parse_entry(row: Row[Any], units: int) -> tiling.TilingEntry:
         **_parse_slots(row, units),
         tiling=Tiling(row.tiling),
         state=tiling.SlotState(row.state),
-        witness=None if row.witness is None else evidence.NodeWitness[row.witness.upper()],
+        node_evidence=None if row.witness is None else evidence.NodeEvidence[row.witness.upper()],
         assumed=row.placement == ASSUMED,
         counted=bool(row.placement),
     )

@@ -30,6 +30,7 @@ _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 _COLUMNS = {
     "gpu": "gpu_uuid", "tenant": "tenant_id", "workload": "workload_id", "claim": "claim_id",
     "layout": "layout_id", "other": "other_claim_id", "other_tenant": "other_tenant_id",
+    "node_evidence": "witness", "gap_ns": "silence_ns",
 }  # fmt: skip
 """Columns with another name than the attribute that they store."""
 _ATTRIBUTES = {column: name for name, column in _COLUMNS.items()} | {

@@ -31,7 +31,7 @@ def job_id(workload: str) -> str:
     return name if colon and source in SCHEDULERS else workload
 
 
-class NodeWitness(IntEnum):
+class NodeEvidence(IntEnum):
     """Independent evidence that a stale node was running; the highest one is recorded."""
 
     NONE = 0
@@ -218,7 +218,7 @@ class SlotReservation(msgspec.Struct, frozen=True, order=True, gc=False):
 class NodeSighting(msgspec.Struct, frozen=True, order=True, gc=False):
     """Evidence from a source other than the agent that the node was running in [start, end)."""
 
-    witness: NodeWitness
+    node_evidence: NodeEvidence = msgspec.field(name="witness")
     start_ns: int
     end_ns: int
 

@@ -45,14 +45,14 @@ class EntryContent(NamedTuple):
     """Content of an entry, without its slots and time.
 
     `claim` is the id of the claim, or of the reservation if the state is `reserved`. A claim within
-    an outage is named too. `witness` is set if the state is `inferred`; `silence_ns` is then the
+    an outage is named too. `node_evidence` is set if the state is `inferred`; `gap_ns` is then the
     time without a sample, `FOREVER_NS` if there is none on one of the sides.
     """
 
     node: str
     state: SlotState
-    witness: evidence.NodeWitness | None = None
-    silence_ns: int = 0
+    node_evidence: evidence.NodeEvidence | None = None
+    gap_ns: int = 0
     tenant: str = ""
     workload: str = ""
     claim: str = ""
@@ -76,8 +76,8 @@ class TilingEntry(msgspec.Struct, frozen=True, gc=False):
     t1_ns: int
     node: str
     state: SlotState
-    witness: evidence.NodeWitness | None
-    silence_ns: int
+    node_evidence: evidence.NodeEvidence | None = msgspec.field(name="witness")
+    gap_ns: int = msgspec.field(name="silence_ns")
     tenant: str
     workload: str
     claim: str
@@ -98,7 +98,7 @@ class _GpuConditions(NamedTuple):
     stay: evidence.NodeStay | None
     layout: evidence.PartitionLayout | None
     outage: evidence.GpuOutage | None
-    witness: evidence.NodeWitness | None
+    node_evidence: evidence.NodeEvidence | None
     gap_ns: int
     """Time between the samples around it; 0 while the GPU was observed."""
 
@@ -139,7 +139,7 @@ class GpuTimeline:
                 timeline.TimePiece(o.start_ns, o.end_ns, o) for o in facts.outages
             ),
             timeline.resolve_overlaps(
-                timeline.TimePiece(s.start_ns, s.end_ns, s.witness) for s in facts.sightings
+                timeline.TimePiece(s.start_ns, s.end_ns, s.node_evidence) for s in facts.sightings
             ),
             evidence.observation_gaps(facts.stretches, sorted(boundaries)),
         )
@@ -256,8 +256,8 @@ def _held_content(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryC
     return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
-        witness=(scene.witness or evidence.NodeWitness.NONE) if inferred else None,
-        silence_ns=scene.gap_ns if inferred else 0,
+        node_evidence=(scene.node_evidence or evidence.NodeEvidence.NONE) if inferred else None,
+        gap_ns=scene.gap_ns if inferred else 0,
         tenant=claim.tenant,
         workload=claim.workload,
         claim=claim.id,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collector.billing.charges import PriceUnit
 from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.usage import Usage
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period
 from railscope.reading import Absent
@@ -126,7 +126,7 @@ def _stretch(
         end_ns=span[1],
         capacity_units=draw(st.sampled_from([840, 420, 360, 120, 105, 1])),
         state=state,
-        witness=draw(st.sampled_from(list(NodeWitness))),
+        node_evidence=draw(st.sampled_from(list(NodeEvidence))),
         claim=name if held else "",
         claim_start_ns=since if held else 0,
         energy_millijoules=draw(st.integers(0, 10**13) | st.just(Absent.ERROR)),

@@ -25,9 +25,9 @@ from collector.metering.evidence import (
     ClaimRelease,
     Evidence,
     MeteredClaim,
+    NodeEvidence,
     NodeSighting,
     NodeStay,
-    NodeWitness,
     SampleStretch,
 )
 from collector.metering.measures import (
@@ -105,7 +105,7 @@ def gpu(
     usual: dict[str, object] = {
         "stays": (NodeStay(START, "node-1"),),
         "stretches": (SampleStretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
-        "sightings": (NodeSighting(NodeWitness.SCHEDULER, START, FOREVER_NS),),
+        "sightings": (NodeSighting(NodeEvidence.SCHEDULER, START, FOREVER_NS),),
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
     return AssembledGpu(evidence, {CountedQuantity.ENERGY: counted}, SKU)

@@ -23,7 +23,7 @@ from collector.billing.invoices import (
 )
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period
 from railscope.timestamps import HOUR_NS
@@ -74,7 +74,7 @@ def test_a_claim_that_moves_to_another_tenant_moves_the_charge():
 
 def test_time_that_turns_out_to_be_observed_is_not_a_correction():
     prices = book(price(2 * EUR))
-    silent = usage(0, HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
+    silent = usage(0, HOUR_NS, state=SlotState.INFERRED, node_evidence=NodeEvidence.BMC)
     invoices = issued(rate([silent], prices, MONTH).charges, MONTH)
     half = HOUR_NS // 2
     late = [replace(silent, end_ns=half), usage(half, HOUR_NS)]

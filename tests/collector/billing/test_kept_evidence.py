@@ -103,7 +103,7 @@ def test_reports_of_agents_are_billed(url: str, tmp_path: Path) -> None:
     time = sum(
         (line.charge.amount for line in invoice.lines if line.charge.kind == "usage"), Fraction(0)
     )
-    # 24 hours of one GPU, 23 of the other; a quarter of an hour without samples is witnessed by the scheduler.
+    # 24 hours of one GPU, 23 of the other; a quarter of an hour without samples is inferred from the scheduler.
     assert time == 47 * Fraction("2.49")
     checks = reconcile_period(books, PERIOD, SELLER)
     assert [check for check in checks if not check.passes] == []

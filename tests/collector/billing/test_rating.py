@@ -13,7 +13,7 @@ from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.price_book import Tariff
 from collector.billing.rating import MissingPriceError, RatingResult, rate
 from collector.billing.usage import DoubleUsageError, Usage
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period
 from railscope.reading import Absent
@@ -179,17 +179,19 @@ def test_what_is_not_held_is_not_billed_even_without_prices(state):
 
 
 @pytest.mark.parametrize(
-    ("witness", "minutes", "billed"),
+    ("node_evidence", "minutes", "billed"),
     [
-        (NodeWitness.SCHEDULER, 60, True),
-        (NodeWitness.NODE_READY, 1, True),
-        (NodeWitness.BMC, 60, True),
-        (NodeWitness.BMC, 61, False),
-        (NodeWitness.NONE, 1, False),
+        (NodeEvidence.SCHEDULER, 60, True),
+        (NodeEvidence.NODE_READY, 1, True),
+        (NodeEvidence.BMC, 60, True),
+        (NodeEvidence.BMC, 61, False),
+        (NodeEvidence.NONE, 1, False),
     ],
 )
-def test_inferred_time_needs_a_witness_and_a_short_gap(witness, minutes, billed):
-    silent = usage(0, minutes * 60 * SECOND_NS, state=SlotState.INFERRED, witness=witness)
+def test_inferred_time_needs_node_evidence_and_a_short_gap(node_evidence, minutes, billed):
+    silent = usage(
+        0, minutes * 60 * SECOND_NS, state=SlotState.INFERRED, node_evidence=node_evidence
+    )
     rating = rate([silent], book(price(EUR)), MONTH)
     assert (len(rating.charges), len(rating.reviews)) == (int(billed), int(not billed))
 
@@ -200,7 +202,7 @@ def test_a_gap_is_judged_as_a_whole_over_midnight_claims_and_the_end_of_the_peri
             start,
             end,
             state=SlotState.INFERRED,
-            witness=NodeWitness.BMC,
+            node_evidence=NodeEvidence.BMC,
             claim=claim,
             claim_start_ns=start,
         )
@@ -215,7 +217,7 @@ def test_a_gap_is_judged_as_a_whole_over_midnight_claims_and_the_end_of_the_peri
 
 
 def test_a_usage_tariff_bills_only_what_was_seen():
-    silent = usage(HOUR_NS, 2 * HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
+    silent = usage(HOUR_NS, 2 * HOUR_NS, state=SlotState.INFERRED, node_evidence=NodeEvidence.BMC)
     prices = book(price(EUR, tariff=Tariff.USED))
     found = rate([usage(0, HOUR_NS), silent], prices, MONTH)
     assert (found.charges, found.reviews) == (rate([usage(0, HOUR_NS)], prices, MONTH).charges, ())
@@ -275,7 +277,7 @@ def test_energy_is_free_before_its_first_price():
         {},
         {"claim": "c2"},
         {"capacity_units": 1},
-        {"state": SlotState.INFERRED, "witness": NodeWitness.BMC},
+        {"state": SlotState.INFERRED, "node_evidence": NodeEvidence.BMC},
     ],
 )
 def test_what_would_be_billed_twice_is_rejected(other):

@@ -16,7 +16,7 @@ from collector.billing.charges import Charge, ChargeKind, price_quantity
 from collector.billing.price_book import Price, PriceBook, PriceGroup, Tariff
 from collector.billing.rating import RatingResult, rate
 from collector.billing.usage import Usage
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import Period
 from railscope.timestamps import DAY_NS, HOUR_NS
@@ -56,7 +56,7 @@ def silence(one: Usage, usages: Sequence[Usage]) -> int:
     return end - start
 
 
-def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: int) -> Fraction:
+def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, gap_ns: int) -> Fraction:
     start, end = span
 
     def found(group: PriceGroup, instant: int = start) -> Price:
@@ -79,8 +79,8 @@ def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: i
     time = begun if begun.at_claim_start else found(PriceGroup.TIME)
     certain = one.state is SlotState.OBSERVED or (
         time.tariff is Tariff.ALLOCATED
-        and one.witness is not NodeWitness.NONE
-        and silence_ns <= HOUR_NS
+        and one.node_evidence is not NodeEvidence.NONE
+        and gap_ns <= HOUR_NS
     )
     return amount + (hours * time.nano / EUR if certain else 0)
 

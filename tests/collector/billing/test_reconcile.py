@@ -45,9 +45,9 @@ from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
     MigInstanceSlots,
+    NodeEvidence,
     NodeSighting,
     NodeStay,
-    NodeWitness,
     PartitionLayout,
     SampleStretch,
 )
@@ -187,7 +187,7 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
 
 def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
     half = (SampleStretch("boot", START, hours(36)),)
-    seen = (NodeSighting(NodeWitness.SCHEDULER, START, TWO.end_ns),)
+    seen = (NodeSighting(NodeEvidence.SCHEDULER, START, TWO.end_ns),)
     books = closed(ledger, evidence_of(gpu("GPU-0", RED, stretches=half, sightings=seen)))
     checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]

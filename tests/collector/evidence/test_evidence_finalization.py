@@ -206,7 +206,7 @@ async def test_a_node_that_never_returns_is_finalized_day_by_day(site: Finalizin
     await site.round(3 * DAY_SECONDS + 2 * HOURS)
     assert ledger_hours(site, DAY + 1) == {("inferred", "kubernetes:ns"): 24}
     entries = site.stores.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
-    assert {(e.state, e.witness.name) for e in entries} == {(SlotState.INFERRED, "NONE")}
+    assert {(e.state, e.node_evidence.name) for e in entries} == {(SlotState.INFERRED, "NONE")}
     account = await site.account(3 * DAY_SECONDS + 2 * HOURS)
     assert account.balances
     assert account.capacity == GPU_CAPACITY * (at(3 * DAY_SECONDS + 2 * HOURS) - at(0))
@@ -222,7 +222,7 @@ async def test_a_node_that_returns_after_days_ends_the_gap_of_all_of_them(
     accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(back, back + 600, 30)))
     await site.round(back + 1200)
     silences = {
-        entry.silence_ns
+        entry.gap_ns
         for entry in site.stores.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
     }
     assert silences == {at(back) - at(20 * HOURS - 30)}, "its length is known now"

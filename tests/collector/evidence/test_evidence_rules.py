@@ -28,13 +28,15 @@ from support.story import (
 
 from collector.account.account_sums import AmountKey, count_amounts
 from collector.fleet.schema_columns import sku_of
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState
 from collector.state.collector_state import CollectorState
 
 
-async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: CollectorState):
+async def test_a_node_that_never_comes_back_keeps_its_claim_without_node_evidence(
+    core: CollectorState,
+):
     events = {50: [claim_started("GPU-0", "job-1", 40, **ALICE)]}
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     day = [
@@ -42,16 +44,16 @@ async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(co
         for e in tile(known_of(core, "GPU-0").evidence, at(0), at(86_400))
         if e.tiling == "compute"
     ]
-    assert [(e.state, e.witness, (e.t0_ns - at(0)) // SECOND) for e in day] == [
+    assert [(e.state, e.node_evidence, (e.t0_ns - at(0)) // SECOND) for e in day] == [
         (SlotState.IDLE, None, 0),
         (SlotState.OBSERVED, None, 40),
-        (SlotState.INFERRED, NodeWitness.NONE, 100),
+        (SlotState.INFERRED, NodeEvidence.NONE, 100),
     ]
     account = await account_at(core, 86_400)
     assert seconds_of(account)["inferred", "alice"] == 86_300
 
 
-def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_without_samples(
+def test_other_streams_and_the_scheduler_are_evidence_for_a_gpu_without_samples(
     core: CollectorState,
 ):
     node = NodeReporter()
@@ -62,8 +64,8 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_without_samples(
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
-    assert [(e.state, e.witness, e.silence_ns) for e in silent] == [
-        (SlotState.INFERRED, NodeWitness.NODE_READY, 140 * SECOND)
+    assert [(e.state, e.node_evidence, e.gap_ns) for e in silent] == [
+        (SlotState.INFERRED, NodeEvidence.NODE_READY, 140 * SECOND)
     ]
     accept(
         core,
@@ -72,7 +74,7 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_without_samples(
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
-    assert {(e.claim, e.witness) for e in silent} == {("j", NodeWitness.SCHEDULER)}
+    assert {(e.claim, e.node_evidence) for e in silent} == {("j", NodeEvidence.SCHEDULER)}
 
 
 def test_a_reboot_is_a_gap_and_counts_from_zero(core: CollectorState):

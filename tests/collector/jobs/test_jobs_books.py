@@ -15,7 +15,7 @@ from collector.jobs.scheduler_records import (
 )
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
+from collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence, NodeSighting, NodeStay
 from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
@@ -50,7 +50,7 @@ def written(ledger: Ledger, *claims: MeteredClaim) -> None:
         "GPU-0",
         (NodeStay(0, "n1"),),
         claims,
-        sightings=(NodeSighting(NodeWitness.SCHEDULER, *_span()),),
+        sightings=(NodeSighting(NodeEvidence.SCHEDULER, *_span()),),
     )
     ledger.write(MeteredGpu.compute(evidence, {}).day(0, MeteringComputation("test", 0)))
 

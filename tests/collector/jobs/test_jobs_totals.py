@@ -17,7 +17,7 @@ from collector.billing.usage import usages_of_days
 from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import JobList, ListedGpu, ListedJob
 from collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
-from collector.metering.evidence import NodeWitness
+from collector.metering.evidence import NodeEvidence
 from collector.metering.tiling import SlotState
 from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY
@@ -155,7 +155,7 @@ def test_both_tilings_are_complete_and_held_time_is_reported_by_the_scheduler(jo
             for entry in found:
                 held = entry.state is SlotState.INFERRED
                 assert held or entry.state is SlotState.UNKNOWN
-                assert entry.witness is (NodeWitness.SCHEDULER if held else None)
+                assert entry.node_evidence is (NodeEvidence.SCHEDULER if held else None)
                 assert bool(entry.tenant) is held
 
 

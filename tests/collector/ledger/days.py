@@ -10,9 +10,9 @@ from collector.ledger.day_tiling import DayTiling
 from collector.metering.evidence import (
     Evidence,
     MeteredClaim,
+    NodeEvidence,
     NodeSighting,
     NodeStay,
-    NodeWitness,
     SampleStretch,
 )
 from collector.metering.measures import (
@@ -92,7 +92,7 @@ def histories(draw):
         stays=(NodeStay(begin, draw(names), draw(st.sampled_from([end, FOREVER_NS]))),),
         claims=tuple(draw(st.lists(claims(), max_size=5, unique_by=lambda claim: claim.id))),
         stretches=(SampleStretch("boot", first, last),),
-        sightings=(NodeSighting(draw(st.sampled_from(NodeWitness)), begin, end),),
+        sightings=(NodeSighting(draw(st.sampled_from(NodeEvidence)), begin, end),),
     )
 
 

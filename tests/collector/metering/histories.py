@@ -17,9 +17,9 @@ from collector.metering.evidence import (
     GpuOutage,
     MeteredClaim,
     MigInstanceSlots,
+    NodeEvidence,
     NodeSighting,
     NodeStay,
-    NodeWitness,
     PartitionLayout,
     SampleStretch,
     SlotReservation,
@@ -232,7 +232,7 @@ def histories(draw):
         layouts=draw(few(layouts())),
         outages=draw(few(st.builds(GpuOutage, st.booleans(), seconds, seconds))),
         reservations=draw(few(reservations())),
-        sightings=draw(few(st.builds(NodeSighting, st.sampled_from(NodeWitness), seconds, ends))),
+        sightings=draw(few(st.builds(NodeSighting, st.sampled_from(NodeEvidence), seconds, ends))),
     )
 
 

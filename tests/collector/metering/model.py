@@ -11,7 +11,7 @@ from math import floor
 
 import msgspec
 
-from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeWitness
+from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeEvidence
 from collector.metering.measures import AmountAttribution, CounterReadings
 from collector.metering.tiling import SlotState, TilingEntry
 from collector.metering.units import CapacityRange, Tiling, Units
@@ -214,13 +214,15 @@ def node(evidence: Evidence, instant: int) -> str:
     return max(here, key=lambda stay: (stay.start_ns, stay.node)).node
 
 
-def witness(evidence: Evidence, instant: int) -> NodeWitness:
-    """The best of the witnesses that the node was there."""
-    expected_text = [s.witness for s in evidence.sightings if s.start_ns <= instant < s.end_ns]
-    return max(expected_text, default=NodeWitness.NONE)
+def node_evidence(evidence: Evidence, instant: int) -> NodeEvidence:
+    """The best evidence that the node was there."""
+    expected_text = [
+        s.node_evidence for s in evidence.sightings if s.start_ns <= instant < s.end_ns
+    ]
+    return max(expected_text, default=NodeEvidence.NONE)
 
 
-def silence_ns(evidence: Evidence, instant: int) -> int:
+def gap_ns(evidence: Evidence, instant: int) -> int:
     """From the last sample to the next, of whatever boot."""
     samples = [stretch.first_ns for stretch in evidence.stretches]
     before = [sample for sample in samples if sample <= instant]

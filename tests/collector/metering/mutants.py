@@ -13,7 +13,7 @@ from histories import S
 from properties import MeteringImplementation
 from support.metered import tile
 
-from collector.metering.evidence import Evidence, MeteredClaim, NodeWitness
+from collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
 from collector.metering.holders import claims_in_force
 from collector.metering.measures import (
     AmountShare,
@@ -67,7 +67,7 @@ def counted_twice(evidence: Evidence, start: int, end: int) -> list[TilingEntry]
 
 def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Unobserved time has no holder."""
-    lost = {"state": SlotState.UNKNOWN, "witness": None, "silence_ns": 0}
+    lost = {"state": SlotState.UNKNOWN, "node_evidence": None, "gap_ns": 0}
     lost |= {"tenant": "", "workload": "", "claim": ""}
     return [
         msgspec.structs.replace(entry, **lost) if entry.state is SlotState.INFERRED else entry
@@ -164,7 +164,7 @@ def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[TilingEnt
 
 def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The holder of a GPU pays for its outages."""
-    inferred = {"state": SlotState.INFERRED, "witness": NodeWitness.NONE, "silence_ns": 1}
+    inferred = {"state": SlotState.INFERRED, "node_evidence": NodeEvidence.NONE, "gap_ns": 1}
     outage = {SlotState.MAINTENANCE, SlotState.DOWN}
     return [
         msgspec.structs.replace(entry, **inferred)

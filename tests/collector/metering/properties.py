@@ -149,10 +149,12 @@ def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, insta
         seen = entry.state in {SlotState.OBSERVED, SlotState.IDLE}
         assert seen == model.seen(evidence, instant)
         if entry.state is SlotState.INFERRED:
-            assert entry.silence_ns == model.silence_ns(evidence, instant)
-            assert entry.witness is model.witness(evidence, instant)
+            assert entry.gap_ns == model.gap_ns(evidence, instant)
+            assert entry.node_evidence is model.node_evidence(evidence, instant)
     assert (
-        (entry.witness is not None) == (entry.silence_ns > 0) == (entry.state is SlotState.INFERRED)
+        (entry.node_evidence is not None)
+        == (entry.gap_ns > 0)
+        == (entry.state is SlotState.INFERRED)
     )
 
 

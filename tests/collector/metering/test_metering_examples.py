@@ -13,9 +13,9 @@ from collector.metering.evidence import (
     GpuOutage,
     MeteredClaim,
     MigInstanceSlots,
+    NodeEvidence,
     NodeSighting,
     NodeStay,
-    NodeWitness,
     PartitionLayout,
     SampleStretch,
     SlotReservation,
@@ -239,26 +239,26 @@ def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
     assert moved(evidence) == []
 
 
-def test_a_gap_is_inferred_with_the_best_witness_and_its_whole_length():
+def test_a_gap_is_inferred_with_the_best_evidence_and_its_whole_length():
     evidence = Evidence(
         "g",
         HERE,
         claims=(claim("a", 0, 100),),
         stretches=(*seen(0, 10, 20), *seen(80, 90)),
         sightings=(
-            NodeSighting(NodeWitness.BMC, 0, 60 * S),
-            NodeSighting(NodeWitness.SCHEDULER, 30 * S, 50 * S),
+            NodeSighting(NodeEvidence.BMC, 0, 60 * S),
+            NodeSighting(NodeEvidence.SCHEDULER, 30 * S, 50 * S),
         ),
     )
     entries = [e for e in tile(evidence, 0, 100 * S) if e.tiling is Tiling.MEMORY]
-    assert [(e.t0_ns // S, e.state, e.witness, e.silence_ns) for e in entries] == [
+    assert [(e.t0_ns // S, e.state, e.node_evidence, e.gap_ns) for e in entries] == [
         (0, SlotState.OBSERVED, None, 0),
-        (20, SlotState.INFERRED, NodeWitness.BMC, 60 * S),
-        (30, SlotState.INFERRED, NodeWitness.SCHEDULER, 60 * S),
-        (50, SlotState.INFERRED, NodeWitness.BMC, 60 * S),
-        (60, SlotState.INFERRED, NodeWitness.NONE, 60 * S),
+        (20, SlotState.INFERRED, NodeEvidence.BMC, 60 * S),
+        (30, SlotState.INFERRED, NodeEvidence.SCHEDULER, 60 * S),
+        (50, SlotState.INFERRED, NodeEvidence.BMC, 60 * S),
+        (60, SlotState.INFERRED, NodeEvidence.NONE, 60 * S),
         (80, SlotState.OBSERVED, None, 0),
-        (90, SlotState.INFERRED, NodeWitness.NONE, FOREVER_NS),
+        (90, SlotState.INFERRED, NodeEvidence.NONE, FOREVER_NS),
     ]
 
 
