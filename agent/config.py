@@ -21,10 +21,15 @@ MAX_SECONDS = 86_400.0
 class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Periods of the sources, by name: seconds between two reads."""
 
-    renamed = MappingProxyType({
-        "storage": "nfs, lustre and ceph", "drives": "nvme", "power": "rapl", "sensors": "hwmon",
-        "memory_errors": "edac",
-    })  # fmt: skip
+    renamed = MappingProxyType(
+        {
+            "storage": "nfs, lustre and ceph",
+            "drives": "nvme",
+            "power": "rapl",
+            "sensors": "hwmon",
+            "memory_errors": "edac",
+        }
+    )
 
     gpu: Annotated[float, Meta(ge=0.02)] = 1.0
     """GPU load, memory, clocks, power and temperature."""

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, peak_resident_bytes
-from collector.billing import export, focus_rows
+from collector.billing import export
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
+from collector.files import seller_file
 from collector.metering.units import Period
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
 
@@ -20,9 +21,9 @@ ROWS = 100_000
 TENANTS = 20
 MONTH = Period(20_000 * DAY_NS, 20_030 * DAY_NS)
 PRICE_NANO = 2_490_000_000
-SELLER = focus_rows.Seller(
+SELLER = seller_file.Seller(
     "Bench",
-    {f"tenant-{at}": focus_rows.PayerAccount("research", "Research") for at in range(TENANTS)},
+    {f"tenant-{at}": seller_file.PayerAccount("research", "Research") for at in range(TENANTS)},
 )
 WRITTEN = Aim("<=", 30, " s")
 GROWTH = Aim("<=", 256, " MiB")

@@ -11,8 +11,6 @@ from typing import Any
 
 import structlog
 
-from collector.account.account_cells import Quotas, quotas_file
-from collector.billing import focus_rows
 from collector.config import CollectorSettings
 from collector.evidence import evidence_tables, gpu_evidence, review_rules
 from collector.files import device_files, tenancy_files, watched_file
@@ -28,7 +26,7 @@ class AdministratorFiles:
     claims: watched_file.WatchedFile[tenancy_files.FileClaims]
     tenants: watched_file.WatchedFile[tenancy_files.TenantMappings]
     calendar: watched_file.WatchedFile[device_files.Calendar]
-    quotas: watched_file.WatchedFile[Quotas]
+    quotas: watched_file.WatchedFile[tenancy_files.Quotas]
     retired: watched_file.WatchedFile[device_files.RetiredGpus]
     inventory: watched_file.WatchedFile[device_files.DeviceInventory]
     decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
@@ -40,8 +38,7 @@ class AdministratorFiles:
 
     @classmethod
     def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
-        """Return the files that the settings name. Raises SettingsError for an unusable seller file."""
-        _require_seller(settings.billing.seller_file)
+        """Return the files that the settings name."""
         empty = gpu_evidence.AdministratorInputs()
 
         def watched(kind: str, path: str) -> watched_file.WatchedFile[Any]:
@@ -53,7 +50,7 @@ class AdministratorFiles:
             tenancy_files.claims_file(_path(settings.claims_file)),
             watched("tenants", settings.tenants_file),
             watched("calendar", settings.calendar_file),
-            quotas_file(_path(settings.quotas_file)),
+            tenancy_files.quotas_file(_path(settings.quotas_file)),
             watched("retired", settings.retired_file),
             watched("inventory", settings.inventory_file),
         )
@@ -126,14 +123,3 @@ class AdministratorFiles:
 
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
-
-
-def _require_seller(path: str) -> None:
-    """Raise SettingsError if statements and exports could not be issued because of the seller file."""
-    if not path:
-        return
-    try:
-        focus_rows.read_seller(Path(path))
-    except focus_rows.SellerFileError as error:
-        message = f"invalid billing.seller_file: {error}"
-        raise SettingsError(message) from error

@@ -18,6 +18,7 @@ from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
 from collector.billing import tenant_statements
 from collector.evidence import evidence_records, evidence_store, review_rules
+from collector.files.seller_file import find_seller
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
 from collector.fleet import schemas, view_cells
@@ -97,6 +98,7 @@ class Collector:
         self.entries = audit_api.SignedEntries(
             self.trail.log.directory, self.trail.log.signer.public
         )
+        find_seller(self.settings.billing.seller_file, ())  # raises SettingsError
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._find_tenant
         self._clock_records: list[audit_outbox.RecordDraft] = []

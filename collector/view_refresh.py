@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from collector.account.account_cells import Quotas, tenant_cells
+from collector.account.account_cells import tenant_cells
 from collector.account.account_sums import AmountTotals, GpuTimeAccount
 from collector.account.live_account import LiveAccount
+from collector.files.tenancy_files import Quotas
 from collector.fleet import fleet, view_cells
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units

@@ -24,7 +24,6 @@ import agent.config
 import collector.config
 from collector.access import credentials
 from collector.access.credentials import Credential, Role
-from collector.account import account_cells
 from collector.billing import administration, price_book
 from collector.billing.period_closing import BillingBooks
 from collector.files import device_files, tenancy_files
@@ -335,7 +334,7 @@ def test_the_sample_price_book_can_be_published(tmp_path: Path):
 def test_sample_files_of_administrators_can_be_read():
     for name, parse, most in (
         ("tenants.csv", tenancy_files.parse_tenants, lambda found: len(list(found))),
-        ("quotas.csv", account_cells.parse_quotas, lambda found: len(found.quotas)),
+        ("quotas.csv", tenancy_files.parse_quotas, lambda found: len(found.quotas)),
         ("calendar.toml", device_files.parse_calendar, lambda found: len(found.entries)),
         ("retired.csv", device_files.parse_retirements, lambda found: len(list(found))),
         ("inventory.csv", device_files.parse_inventory, lambda found: len(list(found))),

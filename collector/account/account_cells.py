@@ -1,17 +1,8 @@
-"""The account as cells of views and as JSON, with the quotas of tenants.
-
-Quotas are a CSV file with the columns tenant, gpu_hours, period, gpus, from, to. `period` is day or
-month, of UTC. `gpu_hours` and `gpus` may be decimal fractions, or empty for no bound; times as in
-the claims file. Of two rows of a tenant and period that are in force, the one that began later
-counts. Quotas are reported with their use; they are not enforced.
-"""
+"""The account as cells of views and as JSON, with the quotas of tenants."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from collector.account.account_sums import (
@@ -20,49 +11,13 @@ from collector.account.account_sums import (
     gpu_nanoseconds,
     month_start,
 )
-from collector.files.watched_file import FileError, WatchedFile, parse_span, read_rows
+from collector.files.tenancy_files import Quotas
 from collector.fleet.view_cells import ViewCell
 from collector.metering import measures, tiling
 from collector.metering.units import Units
 from railscope.catalog import account as catalog, declare
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope.untrusted_text import NumberError, parse_decimal
-
-QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
-QUOTA_PERIODS = ("day", "month")
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """Quota of a tenant in [start, end)."""
-
-    start_ns: int
-    end_ns: int
-    tenant: str
-    period: str
-    gpu_hours: Fraction | None
-    gpus: Fraction | None
-
-    @property
-    def gpu_time_ns(self) -> Fraction | None:
-        """GPU time per period."""
-        return None if self.gpu_hours is None else self.gpu_hours * HOUR_NS
-
-
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """All rows of the file, by start."""
-
-    quotas: tuple[Quota, ...] = ()
-
-    def in_force(self, timestamp_ns: int) -> Iterator[Quota]:
-        """Yield the quota of each tenant and period at a timestamp."""
-        quotas: dict[tuple[str, str], Quota] = {}
-        for quota in self.quotas:
-            if quota.start_ns <= timestamp_ns < quota.end_ns:
-                quotas[quota.tenant, quota.period] = quota
-        yield from quotas.values()
 
 
 def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
@@ -72,34 +27,6 @@ def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
         return day, day + 1
     first = month_start(day)
     return first, month_start(first + 31)
-
-
-def parse_quotas(text: str) -> Quotas:
-    """Parse the text of a file. Raises FileError that names the line."""
-    parsed = []
-    for number, (tenant, gpu_hours, period, gpus, start, end) in read_rows(text, QUOTAS_HEADER):
-        where = f"line {number}"
-        if not tenant or period not in QUOTA_PERIODS:
-            message = f"invalid quota: {where}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
-            raise FileError(message)
-        bounds = (_amount(gpu_hours, f"{where}, gpu_hours"), _amount(gpus, f"{where}, gpus"))
-        parsed.append(Quota(*parse_span(start, end or None, where), tenant, period, *bounds))
-    return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
-
-
-def _amount(text: str, where: str) -> Fraction | None:
-    if not text:
-        return None
-    try:
-        return parse_decimal(text, minimum=0)
-    except NumberError as error:
-        message = f"invalid quota: {where}: {error}"
-        raise FileError(message) from error
-
-
-def quotas_file(path: Path | None) -> WatchedFile[Quotas]:
-    """Return the watched quotas file at a path."""
-    return WatchedFile("quotas", path, parse_quotas, Quotas())
 
 
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.billing import administration, focus_rows, invoices, period_closing, reconciliation
+from collector.billing import administration, invoices, period_closing, reconciliation
 from collector.evidence.gpu_evidence import AssembledGpu
+from collector.files import seller_file
 from collector.ledger import audit_outbox, day_metering, ledger_store
 from collector.metering import evidence as usage_evidence, measures, units
 from railscope.audit.record import RecordActor
@@ -190,13 +191,13 @@ def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncr
 
 
 ENGINE = "demo"
-SELLER = focus_rows.Seller(
+SELLER = seller_file.Seller(
     provider="Example Cluster",
     accounts={
-        "language": focus_rows.PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
-        "vision": focus_rows.PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
+        "language": seller_file.PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
+        "vision": seller_file.PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
     },
-    region=focus_rows.GpuRegion("hall-1", "Machine hall 1"),
+    region=seller_file.GpuRegion("hall-1", "Machine hall 1"),
 )
 CREDIT = invoices.credit_charge("vision", Fraction(50), MONTH, "three hours without an agent")
 

@@ -22,8 +22,9 @@ from urllib.parse import quote
 import msgspec
 
 from collector.billing import BillingError, charges, focus_files
-from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, invoice_rows
+from collector.billing.focus_rows import ExportContext, applicability_criteria, invoice_rows
 from collector.billing.invoices import Invoice, InvoiceStatus
+from collector.files.seller_file import Seller
 from collector.metering.units import Period, period_name
 from railscope.durable_files import stage_files
 from railscope.timestamps import format_timestamp

@@ -16,14 +16,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
-from typing import Annotated, Literal
 
-import msgspec
-
-from collector.billing import BillingError, charges, focus_files, invoices
+from collector.billing import charges, focus_files, invoices
+from collector.files.seller_file import Seller
 from railscope.timestamps import to_datetime
-from railscope.untrusted_text import TomlError, parse_toml
 
 _METERS = {
     charges.PriceUnit.GPU_HOURS: "GPU Time",
@@ -125,56 +121,6 @@ _DESCRIPTIONS = {
     charges.ChargeKind.ENERGY: "Energy",
     charges.ChargeKind.TAX: "Tax",
 }
-
-
-_Name = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class PayerAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Payer of a tenant's invoices: group, type of tenant (Namespace, Account), and tags."""
-
-    group: _Name = msgspec.field(name="account")
-    group_name: _Name | None = msgspec.field(default=None, name="account_name")
-    tenant_type: Literal["Account", "Namespace"] = msgspec.field(default="Account", name="type")
-    tenant_name: _Name | None = msgspec.field(default=None, name="name")
-    tags: dict[_Name, str] = {}
-
-
-class GpuRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Location of the GPUs."""
-
-    id: _Name
-    name: _Name
-
-
-class Seller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Issuer of invoices: provider, service, and the account that pays for each tenant.
-
-    Seller and payers are data of an export that invoices do not contain, as TOML:
-
-        provider = "Example Data Center"          # provides, publishes and bills
-        service = "GPU Cluster"            # ServiceName; this is the default
-
-        [region]                           # location of the GPUs; optional
-        id = "hall-1"
-        name = "Machine hall 1"
-
-        [tenant.language]                  # one table for every tenant that is billed
-        account = "research"               # BillingAccountId: the group that pays
-        account_name = "Research"
-        name = "Language models"           # SubAccountName; default: the tenant's id
-        type = "Account"                   # or Namespace: type of the tenant
-        tags = { CostCenter = "4711" }
-
-    A further key is publisher: the producer of the service, if it is not the provider. The provider
-    issues the invoices: FOCUS requires a BilledCost of 0 for charges that are paid to a third party.
-    """
-
-    provider: _Name
-    accounts: dict[_Name, PayerAccount] = msgspec.field(default_factory=dict, name="tenant")
-    publisher: str = ""
-    service: _Name = "GPU Cluster"
-    region: GpuRegion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,39 +305,3 @@ def _reservation(charge: charges.Charge) -> str | None:
     if charge.kind is not charges.ChargeKind.RESERVATION:
         return None
     return charge.claim or charge.resource
-
-
-class SellerFileError(BillingError, ValueError):
-    """A file without valid seller or payers; the message contains file and key."""
-
-
-def find_seller(file: str, tenants: Iterable[str]) -> Seller:
-    """The seller in a file; without a file, each of the tenants pays for itself.
-
-    Raises SellerFileError.
-    """
-    if not file:
-        return Seller("GPU cluster", {name: PayerAccount(name) for name in tenants})
-    return read_seller(Path(file))
-
-
-def read_seller(file: Path) -> Seller:
-    """Read the seller from a file. Raises SellerFileError."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot read the seller file {file}: {error}"
-        raise SellerFileError(message) from error
-    return parse_seller(text, str(file))
-
-
-def parse_seller(text: str, file: str) -> Seller:
-    """The seller in a file's text; `file` is its name, for messages. Raises SellerFileError."""
-    try:
-        return msgspec.convert(parse_toml(text), Seller, strict=True)
-    except TomlError as error:
-        message = f"cannot read the seller file {file}: invalid TOML: {error}"
-        raise SellerFileError(message) from error
-    except msgspec.ValidationError as error:
-        message = f"invalid seller file {file}: {error}"
-        raise SellerFileError(message) from error

@@ -41,6 +41,7 @@ from collector.billing.invoices import (
     manifest_root,
 )
 from collector.evidence import gpu_evidence, review_rules
+from collector.files import seller_file
 from collector.ledger import database, day_metering, day_tiling, ledger_store, row_conversion
 from collector.metering import holders, measures, timeline
 from collector.metering.evidence import Evidence
@@ -97,7 +98,7 @@ def worst_check(
 
 
 def check_amounts(
-    invoices: Sequence[Invoice], seller: focus_rows.Seller
+    invoices: Sequence[Invoice], seller: seller_file.Seller
 ) -> Iterator[ReconciliationCheck]:
     """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
     own = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
@@ -344,7 +345,7 @@ MAX_UNKNOWN = Fraction(1, 1000)
 
 
 def reconcile_period(
-    books: period_closing.BillingBooks, period: Period, seller: focus_rows.Seller
+    books: period_closing.BillingBooks, period: Period, seller: seller_file.Seller
 ) -> list[ReconciliationCheck]:
     """All checks of a period; R1, R2, R4, R7 and R9 compare the ledger with its evidence.
 
@@ -382,7 +383,7 @@ def check_records(
 
 
 def closing_checks(
-    books: period_closing.BillingBooks, closing: PeriodClosing, seller: focus_rows.Seller
+    books: period_closing.BillingBooks, closing: PeriodClosing, seller: seller_file.Seller
 ) -> Iterator[ReconciliationCheck]:
     """R5 and R7 of a closing."""
     issued = books.store.of_closing(closing.number)

@@ -17,13 +17,13 @@ from collector.billing import (
     BillingError,
     export,
     export_provenance,
-    focus_rows,
     invoices,
     period_closing,
     period_rating,
     statement_formats,
 )
 from collector.billing.statement import TenantStatement
+from collector.files import seller_file
 from collector.ledger.database import UnusableLedgerError
 from collector.metering.units import Period, parse_period, period_name
 from railscope.settings import SettingsError
@@ -191,7 +191,7 @@ class BillingReader:
     """
 
     books: period_closing.BillingBooks
-    seller: Callable[[Iterable[str]], focus_rows.Seller]
+    seller: Callable[[Iterable[str]], seller_file.Seller]
     wall_ns: Callable[[], int] = time.time_ns
 
     @property

@@ -20,7 +20,6 @@ from collector.billing import (
     export,
     export_provenance,
     focus_files,
-    focus_rows,
     period_closing,
     statement_formats,
     tenant_statements,
@@ -28,6 +27,7 @@ from collector.billing import (
 from collector.billing.invoices import Invoice
 from collector.commands import audit, bill_decisions, bill_periods, command_options
 from collector.commands.import_jobs import import_jobs
+from collector.files import seller_file
 from collector.ledger import database, ledger_store
 from collector.metering.units import Period, period_name
 from collector.tables import metadata
@@ -107,7 +107,7 @@ def export_command(  # noqa: PLR0913 - its options
         invoices = books.store.invoices(period, tenant)
         tenants = {invoice.tenant for invoice in invoices}
         order = export.ExportOrder(
-            seller=focus_rows.read_seller(sellers) if sellers else place.seller(tenants),
+            seller=seller_file.find_seller(str(sellers), ()) if sellers else place.seller(tenants),
             exported_ns=by.now_ns,
             forms=forms,
             period=period,

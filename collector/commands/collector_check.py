@@ -21,9 +21,9 @@ from sqlalchemy.engine import URL, make_url
 from collector.access import credentials
 from collector.administrator_files import AdministratorFiles
 from collector.audit import log_secrets
-from collector.billing import focus_rows
 from collector.config import CollectorSettings
 from collector.evidence.evidence_store import EvidenceStore
+from collector.files import seller_file
 from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
@@ -86,7 +86,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (SettingsError, UnusableLedgerError, focus_rows.SellerFileError, OSError) as error:
+    except (SettingsError, UnusableLedgerError, OSError) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 
@@ -183,7 +183,7 @@ def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
 def _check_seller(path: str) -> str:
     if not path:
         return "not set: each tenant is billed on its own account"
-    return f"{path} is valid: bills are issued by {focus_rows.read_seller(Path(path)).provider}"
+    return f"{path} is valid: bills are issued by {seller_file.find_seller(path, ()).provider}"
 
 
 def _check_pattern(text: str) -> str:

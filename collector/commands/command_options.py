@@ -19,14 +19,13 @@ from collector import clock, tables
 from collector.audit import ledger_watch
 from collector.billing import (
     BillingError,
-    focus_rows,
     invoices,
     period_closing,
     period_completeness,
 )
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import evidence_store
-from collector.files import tenancy_files, watched_file
+from collector.files import seller_file, tenancy_files, watched_file
 from collector.jobs import JobsError, job_reconciliation, scheduler_records
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import Database, UnusableLedgerError, ledger_url
@@ -74,12 +73,12 @@ class CommandContext:
         finally:
             ledger.close()
 
-    def seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
+    def seller(self, tenants: Iterable[str]) -> seller_file.Seller:
         """The seller; without a seller file, each of the tenants pays for itself.
 
-        Raises SettingsError, SellerFileError.
+        Raises SettingsError.
         """
-        return focus_rows.find_seller(self._settings.billing.seller_file, tenants)
+        return seller_file.find_seller(self._settings.billing.seller_file, tenants)
 
     @property
     def seller_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Administrators' files about tenants: claims, and the tenants of owners.
+"""Administrators' files about tenants: claims, the tenants of owners, and quotas.
 
 A claim is the tenant that holds a GPU or node, from start to end, in the format of `railscope.claims_file`. These
 claims rank above all claims that agents report. Names that only an agent resolves, such as an index, match nothing here.
@@ -10,6 +10,11 @@ takes precedence over `*`, and of two rows the one with the later start.
 
 An owner without a row is a tenant of its own, `source:owner`, so that no use is lost; the colon,
 which is invalid in a tenant of the file, marks it.
+
+The quotas of tenants are CSV with the columns tenant, gpu_hours, period, gpus, from, to. `period` is
+day or month, of UTC. `gpu_hours` and `gpus` may be decimal fractions, or empty for no bound; times as
+in the claims file. Of two rows of a tenant and period that are in force, the one that began later
+counts. Quotas are reported with their use; they are not enforced.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +33,8 @@ from collector.files import watched_file
 from collector.metering import evidence, timeline
 from railscope import claim_terms
 from railscope.claims_file import ClaimsFileError, parse_claims_file
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, HOUR_NS
+from railscope.untrusted_text import NumberError, parse_decimal
 
 log = structlog.get_logger(__name__)
 
@@ -250,3 +257,71 @@ def parse_tenants(text: str) -> TenantMappings:
         )
         by_owner.setdefault((source, owner), []).append(mapping)
     return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in by_owner.items()})
+
+
+QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
+QUOTA_PERIODS = ("day", "month")
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Quota of a tenant in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    tenant: str
+    period: str
+    gpu_hours: Fraction | None
+    gpus: Fraction | None
+
+    @property
+    def gpu_time_ns(self) -> Fraction | None:
+        """GPU time per period."""
+        return None if self.gpu_hours is None else self.gpu_hours * HOUR_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """All rows of the file, by start."""
+
+    quotas: tuple[Quota, ...] = ()
+
+    def in_force(self, timestamp_ns: int) -> Iterator[Quota]:
+        """Yield the quota of each tenant and period at a timestamp."""
+        quotas: dict[tuple[str, str], Quota] = {}
+        for quota in self.quotas:
+            if quota.start_ns <= timestamp_ns < quota.end_ns:
+                quotas[quota.tenant, quota.period] = quota
+        yield from quotas.values()
+
+
+def parse_quotas(text: str) -> Quotas:
+    """Parse the text of a file. Raises FileError that names the line."""
+    parsed = []
+    for number, (tenant, gpu_hours, period, gpus, start, end) in watched_file.read_rows(
+        text, QUOTAS_HEADER
+    ):
+        where = f"line {number}"
+        if not tenant or period not in QUOTA_PERIODS:
+            message = f"invalid quota: {where}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
+            raise watched_file.FileError(message)
+        bounds = (_amount(gpu_hours, f"{where}, gpu_hours"), _amount(gpus, f"{where}, gpus"))
+        parsed.append(
+            Quota(*watched_file.parse_span(start, end or None, where), tenant, period, *bounds)
+        )
+    return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
+
+
+def _amount(text: str, where: str) -> Fraction | None:
+    if not text:
+        return None
+    try:
+        return parse_decimal(text, minimum=0)
+    except NumberError as error:
+        message = f"invalid quota: {where}: {error}"
+        raise watched_file.FileError(message) from error
+
+
+def quotas_file(path: Path | None) -> watched_file.WatchedFile[Quotas]:
+    """The watched quotas file of a path."""
+    return watched_file.WatchedFile("quotas", path, parse_quotas, Quotas())

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from collector.access.access_trail import DeliveredExport
 from collector.access.credentials import Credential
-from collector.billing import focus_rows, period_closing, tenant_statements
+from collector.billing import period_closing, tenant_statements
+from collector.files import seller_file
 from collector.http.access_control import RouteHandlers, json_error, json_response, selected_tenant
 from collector.http.web_server import ReadPool
 from collector.ledger import ledger_store
@@ -135,5 +136,5 @@ class LedgerBooks:
         except UnusableLedgerError as error:
             raise tenant_statements.BillingUnavailableError(str(error)) from error
 
-    def _seller(self, tenants: Iterable[str]) -> focus_rows.Seller:
-        return focus_rows.find_seller(self.sellers, tenants)
+    def _seller(self, tenants: Iterable[str]) -> seller_file.Seller:
+        return seller_file.find_seller(self.sellers, tenants)

@@ -12,9 +12,10 @@ from running_collector import run_collector, settings_in
 
 from collector.access import credentials
 from collector.administrator_files import AdministratorFiles
-from collector.billing import focus_rows, price_book
+from collector.billing import price_book
 from collector.billing.price_book import PriceBookError
 from collector.config import CollectorSettings
+from collector.files.seller_file import find_seller
 from railscope.settings import SettingsError
 
 START = "2026-01-01T00:00:00Z"
@@ -127,5 +128,5 @@ def test_hostile_price_and_seller_files_are_rejected(text: str, tmp_path: Path) 
         price_book.parse_price_book(text, "prices.toml")
     file = tmp_path / "seller.toml"
     file.write_text(text)
-    with pytest.raises(focus_rows.SellerFileError):
-        focus_rows.read_seller(file)
+    with pytest.raises(SettingsError):
+        find_seller(str(file), ())

@@ -51,6 +51,7 @@ WRONG = [
     ("", 'listen = "a\\u0000b:0"', "listen: 'a\\x00b:0': expected a string without NUL"),
     ("", 'tokens_file = "/tmp/\\u0000"', "tokens_file: "),
     ("", 'state_directory = "/tmp/\\u0000x"', "state_directory: "),
+    ("billing", 'seller_file = "/absent.toml"', "cannot read seller_file /absent.toml: "),
 ]
 
 

@@ -12,11 +12,11 @@ from sqlalchemy import select
 from collector.billing import administration
 from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.charges import PriceUnit
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
 from collector.billing.period_closing import BillingBooks
 from collector.billing.price_book import Price, PriceBook
 from collector.evidence.gpu_evidence import AssembledGpu
+from collector.files.seller_file import PayerAccount, Seller
 from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows
 from collector.ledger.database import Database
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation

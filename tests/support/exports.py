@@ -12,11 +12,11 @@ from support.billing import MONTH, book, price, usage
 from collector.billing import billing_demo
 from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.focus_files import FocusCsvWriter, FocusRow, read_csv
-from collector.billing.focus_rows import GpuRegion, PayerAccount, Seller
 from collector.billing.invoices import Invoice, credit_charge, draft_invoice, issue_invoice
 from collector.billing.period_closing import BillingBooks
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
+from collector.files.seller_file import GpuRegion, PayerAccount, Seller
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
 from railscope.timestamps import HOUR_NS

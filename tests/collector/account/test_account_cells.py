@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from collector.account.account_cells import (
-    Quotas,
     account_json,
     cluster_cells,
-    parse_quotas,
     quota_days,
     tenant_cells,
 )
 from collector.account.account_sums import AmountKey, GpuTimeAccount, TimeKey, gpu_nanoseconds
+from collector.files.tenancy_files import Quotas, parse_quotas
 from collector.files.watched_file import FileError
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState

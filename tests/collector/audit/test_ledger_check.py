@@ -37,10 +37,10 @@ from collector.audit.ledger_check import compare_ledger, read_outbox_records
 from collector.audit.ledger_watch import LedgerWatch, OlderCopyError
 from collector.audit.verification import verify_log
 from collector.billing import administration, tables
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import adjustment_charge, credit_charge
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import check_records as recorded_rows, reconcile_period
+from collector.files.seller_file import PayerAccount, Seller
 from collector.jobs import imported_lists
 from collector.jobs.job_list_import import import_list
 from collector.ledger import head_chain, schema

@@ -32,7 +32,6 @@ from collector.billing import administration, focus_rows, statement_formats
 from collector.billing.billing_demo import SimulatedEvidence
 from collector.billing.billing_listing import read_listing
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import InvoiceStatus
 from collector.billing.period_closing import BillingBooks, ClosedPeriod
 from collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
@@ -40,6 +39,7 @@ from collector.billing.price_book import Price, PriceBook, Tariff, parse_price_b
 from collector.billing.reconciliation import recompute_closing, reconcile_period
 from collector.billing.tenant_statements import read_statement
 from collector.evidence.gpu_evidence import AssembledGpu
+from collector.files.seller_file import PayerAccount, Seller
 from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import ClaimRelease, GpuOutage, MeteredClaim, SlotReservation

@@ -18,8 +18,6 @@ from collector.billing.focus_files import FocusCsvError, FocusRow, format_number
 from collector.billing.focus_rows import (
     ChargeProvenance,
     ExportContext,
-    PayerAccount,
-    Seller,
     applicability_criteria,
     billed_cost,
     invoice_rows,
@@ -37,6 +35,7 @@ from collector.billing.invoices import (
 )
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
+from collector.files.seller_file import PayerAccount, Seller
 from collector.metering.tiling import SlotState
 from railscope.timestamps import HOUR_NS
 

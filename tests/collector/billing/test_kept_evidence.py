@@ -27,7 +27,6 @@ from support.story import (
 )
 
 from collector.billing import administration
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import reconcile_period
@@ -36,6 +35,7 @@ from collector.commands.command_options import read_evidence
 from collector.evidence import evidence_tables
 from collector.evidence.evidence_store import EvidenceStore, compress_interval
 from collector.evidence.node_intervals import decode_interval, encode_interval
+from collector.files.seller_file import PayerAccount, Seller
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation

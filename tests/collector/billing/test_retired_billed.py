@@ -10,11 +10,11 @@ from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, 
 
 from collector.billing import administration
 from collector.billing.charges import PriceUnit
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS
 from collector.billing.period_closing import BillingBooks, ClosedPeriod
 from collector.billing.reconciliation import reconcile_period
 from collector.commands.command_options import read_evidence
+from collector.files.seller_file import PayerAccount, Seller
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period

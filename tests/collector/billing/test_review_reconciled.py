@@ -10,7 +10,6 @@ from support.finalizing import FinalizingCollector
 from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of
 
 from collector.billing import administration
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
 from collector.commands.command_options import read_evidence
@@ -19,6 +18,7 @@ from collector.evidence.review_decisions import (
     find_pending_evidence,
     record_decision,
 )
+from collector.files.seller_file import PayerAccount, Seller
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period
