@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import click
@@ -37,7 +38,7 @@ _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
 _NOT_ASKED = (3, 0)
 ANSWERS_BYTES = "answers_bytes"
-"""Resident memory of the recorded answers, beside the call counts."""
+"""Memory of the recorded answers, beside the call counts."""
 SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / 1e9
 
 
@@ -48,6 +49,8 @@ class BenchHost:
         self._real = live_host.LiveHost(root)
         self._clock = clock or self._real.clock
         self.driver_calls = self.files = self.preads = 0
+        self.batch_bytes = 0
+        """Memory of the assembled answers of batches: lists of values that the recorded answers contain."""
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
         self.interfaces = _interfaces(moments)
         self._moments = moments
@@ -111,8 +114,11 @@ class BenchHost:
         keys = [
             recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
-        answers = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
-        return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in answers])
+        pairs = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
+        answers = [[[v for _, v in batch], [code for code, _ in batch]] for batch in pairs]
+        lists = chain.from_iterable((answer, *answer) for answer in answers)
+        self.batch_bytes += sum(map(sys.getsizeof, lists))
+        return cycle(answers)
 
     @property
     def statistics_period_ns(self) -> int:
@@ -231,7 +237,7 @@ def main(  # noqa: PLR0913 - flags
     asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:
         counts = {"driver": host.driver_calls, "files": host.files, "pread": host.preads}
-        counts[ANSWERS_BYTES] = answers_bytes
+        counts[ANSWERS_BYTES] = answers_bytes + host.batch_bytes
         calls.write_bytes(msgspec.json.encode(counts))
 
 
