@@ -200,6 +200,7 @@ class Agent:
         """Return the witness of the collector's audit log; None without a collector."""
         if not self._shipper or not self.settings.witness.enabled:
             return None
+        # Signature libraries take 8 MiB: load them only in an agent with a collector.
         from agent.witness.audit_witness import (  # noqa: PLC0415 - only with a collector
             AuditLogClient,
             AuditWitness,

@@ -16,17 +16,19 @@ import base64
 import binascii
 import hashlib
 import re
-import secrets
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 from railscope.audit import AuditFormatError
-from railscope.audit.ed25519 import KEY_BYTES, SIGNATURE_BYTES, signature_keys
 from railscope.audit.merkle import HASH_BYTES, TreeHead
 
 ED25519 = b"\x01"
+KEY_BYTES = 32
 KEY_ID_BYTES = 4
 MAX_NOTE_BYTES = 1_000_000
 _DASH = "\N{EM DASH} "
@@ -52,9 +54,14 @@ class PublicKey:
     """Public key of a signer."""
 
     name: str
-    raw: bytes = field(repr=False)
+    key: Ed25519PublicKey = field(repr=False)
     kind: bytes = ED25519
     """The signature type of C2SP signed-note: determines the signed content."""
+
+    @property
+    def raw(self) -> bytes:
+        """The key's 32 bytes."""
+        return self.key.public_bytes_raw()
 
     @property
     def key_id(self) -> bytes:
@@ -69,7 +76,7 @@ class PublicKey:
     def parse(cls, text: str, kind: bytes = ED25519) -> PublicKey:
         """Parse a key of this type. Raises NoteError."""
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
-        key = cls(name, raw, kind)
+        key = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if key.key_id != key_id:
             message = (
                 f"invalid ID of the key {name}: {key_id.hex()}: expected the ID computed from it"
@@ -77,17 +84,13 @@ class PublicKey:
             raise NoteError(message)
         return key
 
-    def has_signed(self, message: bytes, signature: bytes) -> bool:
-        """Return True if a signature of a message is valid."""
-        return signature_keys().verify(self.raw, signature, message)
-
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
     """Secret key of a signer."""
 
     name: str
-    seed: bytes = field(repr=False)
+    key: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
     def generate(cls, name: str) -> SecretKey:
@@ -95,7 +98,7 @@ class SecretKey:
         if not _NAME.fullmatch(name):
             message = f"invalid name of a key {name!r}: expected no spaces and no plus signs"
             raise NoteError(message)
-        return cls(name, secrets.token_bytes(KEY_BYTES))
+        return cls(name, Ed25519PrivateKey.generate())
 
     @classmethod
     def parse(cls, text: str) -> SecretKey:
@@ -105,7 +108,7 @@ class SecretKey:
             message = f"invalid secret key: expected {_SECRET} at its start"
             raise NoteError(message)
         name, key_id, seed = _key_parts(stripped.removeprefix(_SECRET), "secret key")
-        key = cls(name, seed)
+        key = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
         if key.public.key_id != key_id:
             message = f"invalid ID of the secret key {name}: expected the ID computed from the key"
             raise NoteError(message)
@@ -114,22 +117,18 @@ class SecretKey:
     @property
     def public(self) -> PublicKey:
         """The public key for verifying signatures."""
-        return PublicKey(self.name, signature_keys().public_key(self.seed))
+        return PublicKey(self.name, self.key.public_key())
 
     def secret_text(self) -> str:
         """The key as text, for a file that only its owner can read."""
-        body = _base64(ED25519 + self.seed)
+        body = _base64(ED25519 + self.key.private_bytes_raw())
         return f"{_SECRET}{self.name}+{self.public.key_id.hex()}+{body}"
-
-    def sign(self, message: bytes) -> bytes:
-        """Return the signature of a message."""
-        return signature_keys().sign(self.seed, message)
 
 
 def sign(text: str, signer: SecretKey) -> str:
     """Return the text as a note with one signature. Raises NoteError if the text cannot be signed."""
     _check_text(text)
-    return f"{text}\n{signature_line(signer.public, signer.sign(text.encode()))}"
+    return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()))}"
 
 
 def verify_note(note: str, key: PublicKey) -> str:
@@ -143,9 +142,11 @@ def verify_note(note: str, key: PublicKey) -> str:
         message = f"no signature of {key}: signed by {names}"
         raise UnsignedError(message)
     for signature in ours:
-        if not key.has_signed(text.encode(), signature):
+        try:
+            key.key.verify(signature, text.encode())
+        except InvalidSignature as error:
             message = f"invalid signature of {key.name}: it does not match the text"
-            raise ForgedError(message)
+            raise ForgedError(message) from error
     return text
 
 
@@ -288,6 +289,7 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
 COSIGNATURE = b"\x04"
 _TIME = struct.Struct(">Q")
 _LATEST = (1 << 63) - 1
+_SIGNATURE_BYTES = 64
 
 
 def key_name(node: str) -> str:
@@ -297,7 +299,7 @@ def key_name(node: str) -> str:
 
 def witness_key(signer: SecretKey) -> PublicKey:
     """Return the public key for verifying a witness's cosignatures."""
-    return PublicKey(signer.name, signer.public.raw, COSIGNATURE)
+    return PublicKey(signer.name, signer.public.key, COSIGNATURE)
 
 
 def parse_witness_key(text: str) -> PublicKey:
@@ -314,7 +316,7 @@ def add_cosignature(note: str, signer: SecretKey, seconds: int) -> str:
     """
     key = witness_key(signer)
     text, _ = signatures_of(note, key)
-    signature = signer.sign(_message(text, seconds))
+    signature = signer.key.sign(_message(text, seconds))
     return note + signature_line(key, _TIME.pack(seconds) + signature)
 
 
@@ -332,16 +334,18 @@ def cosignature_seconds(note: str, key: PublicKey) -> int:
 
 
 def _check_cosignature(text: str, signature: bytes, key: PublicKey) -> int:
-    if len(signature) != _TIME.size + SIGNATURE_BYTES:
+    if len(signature) != _TIME.size + _SIGNATURE_BYTES:
         message = f"invalid cosignature of {key.name}: wrong length"
         raise ForgedError(message)
     (seconds,) = _TIME.unpack_from(signature)
     if seconds > _LATEST:
         message = f"invalid cosignature of {key.name}: its time is out of range"
         raise ForgedError(message)
-    if not key.has_signed(_message(text, seconds), signature[_TIME.size :]):
+    try:
+        key.key.verify(signature[_TIME.size :], _message(text, seconds))
+    except InvalidSignature as error:
         message = f"invalid cosignature of {key.name}: it does not match the text"
-        raise ForgedError(message)
+        raise ForgedError(message) from error
     return int(seconds)
 
 
