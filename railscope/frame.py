@@ -14,11 +14,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from railscope.catalog import ORDER
 from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Reading, from_stored
 from railscope.untrusted_text import printable
+
+_NO_FACTS: Mapping[str, str] = MappingProxyType({})
+"""Shared: thousands of entities have no facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Entity:
 
     kind: EntityKind
     key: tuple[str, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    facts: Mapping[str, str] = field(default_factory=lambda: _NO_FACTS, hash=False)
 
     def __post_init__(self) -> None:
         """Reject a key of the wrong length and facts that the kind does not declare."""

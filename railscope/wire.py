@@ -192,7 +192,6 @@ _encoder = msgspec.msgpack.Encoder()
 # Schemas ---------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
 def to_wire_schema(schema: Schema) -> WireSchema:
     """Convert a schema to its wire form."""
     return WireSchema(

@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -236,7 +237,7 @@ class Shipper:
     def _store_schema(self, schema: Schema) -> None:
         digest = wire.schema_identity(schema)
         try:
-            self._schemas.put(digest, wire.to_wire_schema(schema))
+            self._schemas.put(digest, partial(wire.to_wire_schema, schema))
             self._unstored_schemas.discard(digest)
         except OSError as error:
             if digest not in self._unstored_schemas:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,27 +160,27 @@ class SpooledSchemas:
         self._directory = directory
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delete_partial_files(self._directory)
-        self._known: dict[bytes, WireSchema] = {}
-        self._stored_schemas: set[bytes] = set()
+        self._known: dict[bytes, bytes] = {}
+        """Content of the files: a third of the memory of the schemas."""
+        self._stored: set[bytes] = set()
 
-    def put(self, digest: bytes, schema: WireSchema) -> None:
+    def put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
         """Store a schema unless it is stored already. Raises OSError (a full disk)."""
-        if digest in self._stored_schemas:
+        if digest in self._stored:
             return
-        self._known[digest] = schema
-        write_durably(self._path(digest), msgspec.msgpack.encode(schema))
+        content = self._known.get(digest) or msgspec.msgpack.encode(make())
+        self._known[digest] = content
+        write_durably(self._path(digest), content)
         self._forget_oldest()
-        self._stored_schemas.add(digest)
+        self._stored.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:
         """Return a schema by its hash; None if it was never stored or is damaged."""
-        if digest not in self._known:
-            try:
-                content = self._path(digest).read_bytes()
-                self._known[digest] = msgspec.msgpack.decode(content, type=WireSchema)
-            except (OSError, *DECODING_ERRORS):
-                return None
-        return self._known[digest]
+        try:
+            content = self._known.get(digest) or self._path(digest).read_bytes()
+            return msgspec.msgpack.decode(content, type=WireSchema)
+        except (OSError, *DECODING_ERRORS):
+            return None
 
     def _path(self, digest: bytes) -> Path:
         return self._directory / (digest.hex() + _SCHEMA_SUFFIX)
@@ -190,5 +191,5 @@ class SpooledSchemas:
         )
         for file in files[:-_MAX_SCHEMAS]:
             self._known.pop(bytes.fromhex(file.stem), None)
-            self._stored_schemas.discard(bytes.fromhex(file.stem))
+            self._stored.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)

@@ -225,14 +225,14 @@ DIGEST = b"\1" * 16
 
 
 def test_a_schema_is_kept_for_the_next_run(tmp_path: Path) -> None:
-    SpooledSchemas(tmp_path).put(DIGEST, SCHEMA)
+    SpooledSchemas(tmp_path).put(DIGEST, lambda: SCHEMA)
     assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
     assert SpooledSchemas(tmp_path).get(b"\2" * 16) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x82", b"\x83\xa6stream\xa2\xff\xfe"])
 def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
-    SpooledSchemas(tmp_path).put(DIGEST, SCHEMA)
+    SpooledSchemas(tmp_path).put(DIGEST, lambda: SCHEMA)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
     assert SpooledSchemas(tmp_path).get(DIGEST) is None
@@ -244,17 +244,17 @@ def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> 
     in_the_way = tmp_path / (DIGEST.hex() + ".schema")
     in_the_way.mkdir()
     with pytest.raises(IsADirectoryError):
-        store.put(DIGEST, SCHEMA)
+        store.put(DIGEST, lambda: SCHEMA)
     assert store.get(DIGEST) == SCHEMA, "in memory at least"
     in_the_way.rmdir()
-    store.put(DIGEST, SCHEMA)
+    store.put(DIGEST, lambda: SCHEMA)
     assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
 
 
 def test_schemas_are_bounded(tmp_path: Path) -> None:
     store = SpooledSchemas(tmp_path)
     for number in range(300):
-        store.put(number.to_bytes(16, "little"), SCHEMA)
+        store.put(number.to_bytes(16, "little"), lambda: SCHEMA)
     assert len(list(tmp_path.iterdir())) == 256
     assert store.get((299).to_bytes(16, "little")) == SCHEMA
     assert store.get((0).to_bytes(16, "little")) is None

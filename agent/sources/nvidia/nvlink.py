@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import takewhile
 
 from agent.gpus.inventory import GpuDevice, GpuInventory
@@ -99,10 +100,16 @@ def _field(
     )
 
 
+@cache
+def _scoped(number: int, link: int) -> str:
+    """Batch entry of a field with a link as its scope; shared by all GPUs."""
+    return f"{number}:{link}"
+
+
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
     """Batch entries with the count of an error of the link, the newest first."""
     runs, scoped = _LEGACY_ERRORS[name]
-    newest: tuple[int | str, ...] = () if scoped is None else (f"{scoped}:{link}",)
+    newest: tuple[int | str, ...] = () if scoped is None else (_scoped(scoped, link),)
     return (*newest, *_legacy(runs, link))
 
 
@@ -118,18 +125,20 @@ def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     state = call_plan.CallTarget(n.NVLINK_STATE, call_plan.whole, entity=entity)
     call = call_plan.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
     fields = [
-        call_plan.BatchField((f"165:{link}",), state, call),
-        _field(entity, n.NVLINK_SPEED, (f"164:{link}", *_legacy(_LEGACY_SPEED, link))),
+        call_plan.BatchField((_scoped(165, link),), state, call),
+        _field(entity, n.NVLINK_SPEED, (_scoped(164, link), *_legacy(_LEGACY_SPEED, link))),
     ]
-    fields += [_field(entity, metric, (f"{number}:{link}",)) for number, metric in _TRAFFIC.items()]
+    fields += [
+        _field(entity, metric, (_scoped(number, link),)) for number, metric in _TRAFFIC.items()
+    ]
     fields += [
         _field(
-            entity, n.NVLINK_RECOVERIES, (f"{number}:{link}",), entities.NVLINK_RECOVERY, outcome
+            entity, n.NVLINK_RECOVERIES, (_scoped(number, link),), entities.NVLINK_RECOVERY, outcome
         )
         for number, outcome in {213: "successful", 214: "failed"}.items()
     ]
     errors = {name: _error_entries(name, link) for name in _LEGACY_ERRORS}
-    errors |= {name: (f"{number}:{link}",) for number, name in _PACKET_ERRORS.items()}
+    errors |= {name: (_scoped(number, link),) for number, name in _PACKET_ERRORS.items()}
     fields += [
         _field(entity, n.NVLINK_ERRORS, entries, entities.NVLINK_ERROR, name)
         for name, entries in errors.items()
@@ -143,7 +152,7 @@ def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     own = entity.key[1:]
     fields = [
         call_plan.BatchField(
-            tuple(f"{number}:{link}" for number in numbers),
+            tuple(_scoped(number, link) for number in numbers),
             call_plan.CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
         )
         for stage, numbers in _BIT_ERRORS.items()
@@ -155,7 +164,7 @@ def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
         (n.NVLINK_PLR_BLOCKS, entities.NVLINK_RECOVERY, {294: "sent", 295: "sent_again"}),
     ):
         for number, part in parts.items():
-            fields.append(_field(entity, metric, (f"{number}:{link}",), kind, part))
+            fields.append(_field(entity, metric, (_scoped(number, link),), kind, part))
     return fields
 
 
