@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agent.health import RULES
-from agent.health.gpu_facts import SETTLED_NS, SOURCES, WINDOW_NS
-from agent.health.rule import ACTIONS_BY_SEVERITY, HealthRule, RequiredActions
+from agent.health.gpu_facts import SETTLED_NS, SOURCES
+from agent.health.rule import ACTIONS_BY_SEVERITY, WINDOW_NS, HealthRule, RequiredActions
 from railscope.catalog import gpu_health as h
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]

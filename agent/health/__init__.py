@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 
 from agent.health import driver_rules, hardware_rules, link_rules
 from agent.health.rule import (
@@ -21,7 +20,7 @@ from agent.health.rule import (
     HealthRule,
     RuleResult,
 )
-from railscope.catalog import gpu_health as h
+from railscope.catalog import declare, gpu_health as h
 from railscope.reading import Absent, Reading
 
 RULES: tuple[HealthRule, ...] = (
@@ -66,35 +65,53 @@ class RuleResults:
     """Results of the rules about one GPU, evaluated again only if the facts that they use are others.
 
     Most sources are read less often than GPUs are judged. The collector of facts returns the same objects
-    until the next frame of their source.
+    until the next frame of their source, and beyond it for facts that have not changed.
     """
 
     def __init__(self) -> None:
-        self._common: tuple[object, ...] = ()
-        self._results: dict[str, tuple[tuple[object, ...], RuleResult]] = {}
+        self._last = GpuHealthFacts()
+        self._results: dict[str, RuleResult] = {}
+        self.verdict: GpuVerdict | None = None
+        """Last verdict, if it follows from the results alone."""
 
-    def evaluate(self, rules: Sequence[HealthRule], facts: GpuHealthFacts) -> dict[str, RuleResult]:
+    def evaluate(
+        self, rules: Sequence[HealthRule], facts: GpuHealthFacts
+    ) -> Mapping[str, RuleResult]:
         """Return the result of each rule by its reason."""
-        common = facts.xids, facts.absent_sources, facts.device_state
-        if common != self._common:
-            self._common, self._results = common, {}
-        return {rule.reason: self._evaluate(rule, facts) for rule in rules}
+        last, results, due = self._last, self._results, rules
+        if facts.has_same_state(last):
+            others = _replaced(last.readings, facts.readings)
+            others |= _replaced(last.changes, facts.changes)
+            due = [
+                rule
+                for rule in rules
+                if not rule.metrics
+                or rule.reason not in results
+                or not others.isdisjoint(rule.metrics)
+            ]
+        self._last = facts
+        changed = {rule.reason: rule.evaluate(facts) for rule in due}
+        if not changed.items() <= results.items():
+            self._results, self.verdict = {**results, **changed}, None
+        return self._results
 
-    def _evaluate(self, rule: HealthRule, facts: GpuHealthFacts) -> RuleResult:
-        used = tuple(map(facts.readings.get, rule.metrics))
-        earlier = self._results.get(rule.reason)
-        if rule.metrics and earlier and all(map(is_, earlier[0], used)):
-            return earlier[1]
-        result = rule.evaluate(facts)
-        self._results[rule.reason] = used, result
-        return result
+
+def _replaced(
+    before: Mapping[declare.Metric, object], now: Mapping[declare.Metric, object]
+) -> set[declare.Metric]:
+    """Return the metrics whose facts are other objects than before."""
+    others = {metric for metric, facts in now.items() if before.get(metric) is not facts}
+    return others | (before.keys() - now.keys())
 
 
 def judge(
     facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
 ) -> GpuVerdict:
     """Return the verdict on one GPU; `results` are those of earlier facts about it."""
-    answers = (results or RuleResults()).evaluate(rules, facts)
+    kept = results or RuleResults()
+    answers = kept.evaluate(rules, facts)
+    if kept.verdict:
+        return kept.verdict
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer
@@ -108,7 +125,7 @@ def judge(
     )
     actions = [rule.required_actions(facts) for rule in active]
     required = {action for each in actions for action in each.actions}
-    return GpuVerdict(
+    verdict = GpuVerdict(
         _state({rule.state for rule in active}, known=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
@@ -116,6 +133,9 @@ def judge(
         tuple(dict.fromkeys(nvidia_action for each in actions for nvidia_action in each.nvidia)),
         missing,
     )
+    if not active and Absent.NOT_DUE not in answers.values():
+        kept.verdict = verdict
+    return verdict
 
 
 def _state(states: set[int], *, known: bool) -> int:

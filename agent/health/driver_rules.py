@@ -46,10 +46,12 @@ def _has_readings(facts: rule.GpuHealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.absent_sources:
         return facts.absent_sources[source]
-    readings = [facts.reading(metric) for metric in PRESENCE_METRICS[source]]
-    absent = [reading for reading in readings if isinstance(reading, Absent)]
-    if len(absent) < len(readings):
-        return True
+    absent: list[Absent] = []
+    for metric in PRESENCE_METRICS[source]:
+        reading = facts.reading(metric)
+        if not isinstance(reading, Absent):
+            return True
+        absent.append(reading)
     broken = (reason for reason in absent if reason is not Absent.UNSUPPORTED)
     return next(broken, Absent.UNSUPPORTED)
 

@@ -7,128 +7,18 @@ driver's report that no recovery action is needed. That time is saved.
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from agent.health import RULES, driver_rules, rule
 from agent.host.files import BootState, BootStateFile
+from agent.sampling.counter_unwrap import column_picker
 from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import declare, entities, gpu as c, gpu_health as h, kernel
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-
-WINDOW_NS = 10 * rule.MINUTE_NS
-STEP_NS = rule.MINUTE_NS // 2
-CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
-
-
-@dataclass(slots=True)
-class _WindowCounter:
-    """Last value of a counter, the time since which it is followed, and its increase since then."""
-
-    last: int | None = None
-    since_ns: int = 0
-    seen_ns: int = 0
-    total: int = 0
-
-    def add(self, value: int, boot_ns: int) -> bool:
-        """Process a reading; return True if the counter has decreased."""
-        fell_back = self.last is not None and value < self.last
-        if self.last is None:
-            self.since_ns = boot_ns
-        elif fell_back:
-            self.since_ns, self.total = self.seen_ns, value
-        else:
-            self.total += value - self.last
-        self.last, self.seen_ns = value, boot_ns
-        return fell_back
-
-
-@dataclass(slots=True)
-class _WindowMark:
-    """Sums of all counters at one time."""
-
-    boot_ns: int
-    totals: array[int]
-
-
-@dataclass(slots=True)
-class CounterWindow(Generic[CounterKeyT]):
-    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are.
-
-    Increases are summed as readings arrive, and every half minute the sums are stored as one array, so
-    memory is bounded. The sums before a counter decreased are no longer valid and are dropped.
-    """
-
-    length_ns: int = WINDOW_NS
-    step_ns: int = STEP_NS
-    _places: dict[CounterKeyT, int] = field(default_factory=dict)
-    _counters: list[_WindowCounter] = field(default_factory=list)
-    _marks: deque[_WindowMark] = field(default_factory=deque)
-    _recent: _WindowMark | None = None
-    """The newest mark that is at least a minute old, else the first."""
-
-    def set_keys(self, keys: Sequence[CounterKeyT]) -> None:
-        """Follow exactly these counters; those that were followed before keep their sums."""
-        before, counters, marks = self._places, self._counters, self._marks
-        values = [before.get(key) for key in keys]
-        self._places = {key: place for place, key in enumerate(keys)}
-        self._counters = [
-            _WindowCounter() if place is None else counters[place] for place in values
-        ]
-        self._marks = deque(
-            _WindowMark(
-                mark.boot_ns,
-                array("Q", [0 if place is None else mark.totals[place] for place in values]),
-            )
-            for mark in marks
-        )
-        self._recent = None
-
-    def add(self, boot_ns: int, values: Mapping[CounterKeyT, int]) -> None:
-        """Process the readings of one time; counters without one are unchanged."""
-        for key, value in values.items():
-            place = self._places[key]
-            if self._counters[place].add(value, boot_ns):
-                for mark in self._marks:
-                    mark.totals[place] = 0
-        if not self._marks or boot_ns - self._marks[-1].boot_ns >= self.step_ns:
-            totals = array("Q", [counter.total for counter in self._counters])
-            self._marks.append(_WindowMark(boot_ns, totals))
-        while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= self.length_ns:
-            self._marks.popleft()
-        minute_ago = boot_ns - rule.MINUTE_NS
-        older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
-        self._recent = next(older, self._marks[0])
-
-    def change(self, key: CounterKeyT) -> rule.CounterIncrease | None:
-        """Return the increase of a counter; None if it has been read at most once."""
-        place = self._places.get(key)
-        return None if place is None else self.change_of_place(place)
-
-    def change_of_place(self, place: int) -> rule.CounterIncrease | None:
-        """Return the increase of the counter at a position of the keys."""
-        if self._recent is None:
-            return None
-        counter = self._counters[place]
-        if counter.seen_ns <= counter.since_ns:
-            return None
-        return rule.CounterIncrease(
-            *self._growth(place, counter, self._marks[0]),
-            *self._growth(place, counter, self._recent),
-        )
-
-    @staticmethod
-    def _growth(place: int, counter: _WindowCounter, mark: _WindowMark) -> tuple[int, int]:
-        """Return the increase since a mark, and the nanoseconds that it covers."""
-        since_ns = max(mark.boot_ns, counter.since_ns)
-        return counter.total - mark.totals[place], counter.seen_ns - since_ns
-
 
 SETTLED_NS = 5 * SECOND_NS
 """The driver reports an Xid first, and determines the recovery action later (Xid 154)."""
@@ -195,23 +85,71 @@ LatestFrames = Mapping[str, Frame | Absent]
 _ReadingKey = tuple[str, declare.Metric, rule.GpuPart]
 
 
-@dataclass(slots=True)
-class _MetricColumns:
-    """The columns of one metric of a GPU."""
+class _FrameColumns:
+    """Some columns of a schema, and their readings in the last frame."""
 
-    metric: declare.Metric
-    parts: list[rule.GpuPart] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    window_places: list[int] = field(default_factory=list)
-    """Positions in the window of counters; none for a metric whose increase no rule uses."""
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = places
+        self._pick = column_picker(places)
+        self._last: tuple[Sequence[int], Sequence[int]] = (), ()
+        self._readings: Sequence[Reading] = ()
+
+    def readings(self, frame: Frame) -> Sequence[Reading]:
+        """Return the readings of a frame: the same object as before if they have not changed."""
+        last = self._pick(frame.values), self._pick(frame.reasons) if frame.reasons else ()
+        if last != self._last:
+            self._last = values, reasons = last
+            # A counter of more than 63 bits is stored as a negative number.
+            is_plain = not any(reasons) and min(values, default=0) >= 0
+            self._readings = values if is_plain else tuple(map(frame.reading, self._places))
+        return self._readings
+
+
+class _MetricColumns:
+    """The columns of one metric of a GPU.
+
+    Facts that are the same as those of the frame before are the same objects: rules whose facts are the
+    same objects need no evaluation.
+    """
+
+    def __init__(self, places: Mapping[rule.GpuPart, int], window_places: slice) -> None:
+        self.places = places
+        self._window_places = window_places
+        self.is_followed = window_places.start < window_places.stop
+        """False for a metric whose increase no rule uses: it is not in the window of counters."""
+        self._columns = _FrameColumns(tuple(places.values()))
+        self._values: Sequence[Reading] = ()
+        self._readings: dict[rule.GpuPart, Reading] = {}
+        self._increases: dict[rule.GpuPart, rule.CounterIncrease] = {}
+        self._ages: tuple[bool, bool] | None = None
+        """If the counters stand still: whether they are followed, and were in the last one, for a minute."""
 
     def readings(self, frame: Frame) -> dict[rule.GpuPart, Reading]:
         """Return the readings of a frame by part."""
-        values: list[int] = [frame.values[place] for place in self.places]
-        is_absent = frame.reasons and any(map(frame.reasons.__getitem__, self.places))
-        if is_absent or min(values) < 0:  # a counter of more than 63 bits, or a negative number
-            return dict(zip(self.parts, map(frame.reading, self.places), strict=True))
-        return dict(zip(self.parts, values, strict=True))
+        values = self._columns.readings(frame)
+        if values is not self._values:
+            self._values, self._readings = values, dict(zip(self.places, values, strict=True))
+        return self._readings
+
+    def increases(
+        self, window: rule.CounterWindow[_ReadingKey]
+    ) -> dict[rule.GpuPart, rule.CounterIncrease]:
+        """Return the increase of each counter up to a frame, without those that were read once.
+
+        While counters stand still, only the minute that rates and shares need matters.
+        """
+        places = self._window_places
+        first = window.change_of_place(places.start)
+        if first and window.stand_still(places):
+            ages = first.over_ns >= rule.MINUTE_NS, first.recent_ns >= rule.MINUTE_NS
+            if ages != self._ages:
+                self._ages, self._increases = ages, dict.fromkeys(self.places, first)
+            return self._increases
+        self._ages = None
+        increases = map(window.change_of_place, range(places.start, places.stop))
+        pairs = zip(self.places, increases, strict=False)
+        self._increases = {part: increase for part, increase in pairs if increase}
+        return self._increases
 
 
 _SourceFacts = tuple[
@@ -228,11 +166,14 @@ class _SourceReadings:
     frame: Frame | None = None
     columns: dict[str, dict[declare.Metric, _MetricColumns]] = field(default_factory=dict)
     """Columns that rules use, by GPU."""
+    gpus: tuple[Entity, ...] = ()
+    """GPUs of the current schema."""
     _facts: dict[str, _SourceFacts] = field(default_factory=dict)
-    """Facts of the current frame, so that a GPU has the same objects until the next frame."""
+    """Facts of the current frame by GPU."""
     _schema: Schema | None = None
-    _growing: list[tuple[int, _ReadingKey]] = field(default_factory=list)
-    _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
+    _growing: _FrameColumns = field(default_factory=lambda: _FrameColumns(()))
+    """Counters in the window."""
+    _window: rule.CounterWindow[_ReadingKey] = field(default_factory=rule.CounterWindow)
     _taken_ns: int = -1
 
     def add(self, frame: Frame | None) -> None:
@@ -246,9 +187,7 @@ class _SourceReadings:
             self._plan(frame.schema)
         if frame.timestamp.boot_ns > self._taken_ns:
             self._taken_ns = frame.timestamp.boot_ns
-            readings = ((key, frame.reading(place)) for place, key in self._growing)
-            present = {key: reading for key, reading in readings if not isinstance(reading, Absent)}
-            self._window.add(frame.timestamp.boot_ns, present)
+            self._window.add(self._taken_ns, self._growing.readings(frame))
 
     def facts_of_gpu(self, gpu: str) -> _SourceFacts:
         """Return the current readings of a GPU, and the increases of its counters."""
@@ -260,40 +199,37 @@ class _SourceReadings:
         if self.frame is None:
             return {}, {}
         columns = self.columns.get(gpu, {})
-        changes = {}
-        for metric, columns_of_metric in columns.items():
-            increases = map(self._window.change_of_place, columns_of_metric.window_places)
-            pairs = zip(columns_of_metric.parts, increases, strict=False)
-            if present := {part: change for part, change in pairs if change}:
-                changes[metric] = present
-        return {metric: of.readings(self.frame) for metric, of in columns.items()}, changes
+        increases = {
+            metric: increase
+            for metric, of in columns.items()
+            if of.is_followed and (increase := of.increases(self._window))
+        }
+        return {metric: of.readings(self.frame) for metric, of in columns.items()}, increases
 
     def reading_of_gpu(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
         """Return a reading of a GPU itself, and its time on the boot clock."""
         columns = self.columns.get(gpu, {}).get(metric) if self.frame else None
-        if self.frame and columns and () in columns.parts:
-            place = columns.places[columns.parts.index(())]
-            return self.frame.reading(place), self.frame.timestamp.boot_ns
+        if self.frame and columns and () in columns.places:
+            return self.frame.reading(columns.places[()]), self.frame.timestamp.boot_ns
         return Absent.UNSUPPORTED, -1
 
     def _plan(self, schema: Schema) -> None:
-        self._schema, self.columns, self._growing = schema, {}, []
+        self._schema, self.columns = schema, {}
+        self.gpus = tuple(entity for entity in schema.entities if entity.kind is entities.GPU)
+        parts: dict[tuple[str, declare.Metric], dict[rule.GpuPart, int]] = {}
         for place, (metric, entity) in enumerate(schema.columns):
             if metric in _USED_METRICS:
                 gpu, *part = entity.key
-                of_gpu = self.columns.setdefault(gpu, {})
-                columns = of_gpu.setdefault(metric, _MetricColumns(metric))
-                columns.parts.append(tuple(part))
-                columns.places.append(place)
-        keys: list[_ReadingKey] = []
-        for gpu, of_gpu in self.columns.items():
-            for metric, columns in of_gpu.items():
-                if metric in _COUNTER_METRICS:
-                    first = len(keys)
-                    keys += [(gpu, metric, part) for part in columns.parts]
-                    columns.window_places = list(range(first, len(keys)))
-                    self._growing += zip(columns.places, keys[first:], strict=True)
-        self._window.set_keys(keys)
+                parts.setdefault((gpu, metric), {})[tuple(part)] = place
+        followed: dict[_ReadingKey, int] = {}
+        for (gpu, metric), places in parts.items():
+            first = len(followed)
+            if metric in _COUNTER_METRICS:
+                followed |= {(gpu, metric, part): place for part, place in places.items()}
+            of_gpu = self.columns.setdefault(gpu, {})
+            of_gpu[metric] = _MetricColumns(places, slice(first, len(followed)))
+        self._growing = _FrameColumns(tuple(followed.values()))
+        self._window.set_keys(tuple(followed))
 
 
 @dataclass(slots=True)
@@ -359,8 +295,10 @@ class FactCollector:
             for metric in readings.keys() & of_source.keys():
                 of_source = {**of_source, metric: readings[metric] | of_source[metric]}
             readings |= of_source
-            for metric, increases in changes_of_source.items():
-                changes[metric] = changes.get(metric, {}) | increases
+            for metric in changes.keys() & changes_of_source.keys():
+                merged = changes[metric] | changes_of_source[metric]
+                changes_of_source = {**changes_of_source, metric: merged}
+            changes |= changes_of_source
         gpu_xids = self._xids(observed.address)
         xids = tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns)
         state = self._device_state(observed)
@@ -380,9 +318,8 @@ class FactCollector:
 
     def _update_gpus(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
-            frame = self._readings[source].frame
-            for entity in frame.schema.entities if frame else ():
-                if entity.kind is entities.GPU:
+            if self._readings[source].frame:
+                for entity in self._readings[source].gpus:
                     self._add_gpu(entity)
         self._add_missing_gpus(devices)
         listed = {gpu for source in _SOURCES_OF_EVERY_GPU for gpu in self._readings[source].columns}
