@@ -98,7 +98,7 @@ def month(index: int, times: int = 1) -> GpuMonth:
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
-        stretches=tuple(usage_evidence.join_samples("boot", timestamps_ns)),
+        sample_spans=tuple(usage_evidence.join_samples("boot", timestamps_ns)),
         sightings=(
             usage_evidence.NodeSighting(
                 usage_evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, MONTH.end_ns
@@ -210,7 +210,7 @@ def _by_events(report: BenchReport, gpus: int) -> None:
     costs = []
     for times in MORE:
         months = [month(index, times) for index in range(gpus)]
-        events = sum(2 * len(m.evidence.claims) + len(m.evidence.stretches) for m in months)
+        events = sum(2 * len(m.evidence.claims) + len(m.evidence.sample_spans) for m in months)
         with ProcessStopwatch() as spent:
             for one in months:
                 _meter_usage(one)

@@ -88,7 +88,7 @@ class GpuAccount:
             return None
         last_ns = newest_span.last_ns if newest_span else since_ns
         last_sample_ns = min(max(last_ns, since_ns), now_ns)
-        uncertainty_ns = max((s.uncertainty_ns for s in evidence.stretches), default=0)
+        uncertainty_ns = max((s.uncertainty_ns for s in evidence.sample_spans), default=0)
         edges = sorted(
             edge
             for edge in _fact_boundaries(evidence)
@@ -396,7 +396,7 @@ class LiveAccount:
         self, gpu: str, where: gpu_node_history.GpuNodeHistory
     ) -> node_intervals.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
-        believed = (s for s in where.stretches if s.skew_ns <= usage_evidence.QUARANTINE_NS)
+        believed = (s for s in where.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
         newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None

@@ -106,7 +106,7 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, NODE),),
         claims=_claims(index),
-        stretches=tuple(
+        sample_spans=tuple(
             part
             for boot, timestamps_ns in boots
             for part in usage_evidence.join_samples(boot, timestamps_ns)

@@ -286,7 +286,7 @@ def _by_holding(
 def _sum_capacity(
     holding: _UsageKey, entries: Iterable[tiling.TilingEntry]
 ) -> Iterator[_CapacityInterval]:
-    """Stretches with the total capacity of all entries; equal neighbours are merged."""
+    """Intervals with the total capacity of all entries; equal neighbours are merged."""
     steps: dict[int, Units] = {}
     for entry in entries:
         size = entry.slot_hi - entry.slot_lo

@@ -380,9 +380,9 @@ class SpanCounts:
         if not new:
             return ""
         if self.by_gpu.get(gpu, _NONE)[node] + new > MAX_OF_A_GPU:
-            return f"more than {MAX_OF_A_GPU} stretches of samples of one GPU wait for the ledger"
+            return f"more than {MAX_OF_A_GPU} spans of samples of one GPU wait for the ledger"
         if self.by_node[node] + new > MAX_OF_A_NODE:
-            return f"more than {MAX_OF_A_NODE} stretches of samples of one node wait for the ledger"
+            return f"more than {MAX_OF_A_NODE} spans of samples of one node wait for the ledger"
         return ""
 
     def add(self, node: str, gpu: str, more: int) -> None:

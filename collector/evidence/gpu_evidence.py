@@ -126,7 +126,7 @@ def build_evidence(
         gpu=facts.gpu,
         stays=files.retired.service_stays(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
-        stretches=tuple(sorted(where.stretches)),
+        sample_spans=tuple(sorted(where.sample_spans)),
         layouts=tuple(_build_layouts(facts.layouts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),

@@ -196,7 +196,7 @@ class GpuNodeHistory(msgspec.Struct, frozen=True):
     """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
 
     stays: tuple[evidence.NodeStay, ...]
-    stretches: tuple[evidence.SampleStretch, ...]
+    sample_spans: tuple[evidence.BootSampleSpan, ...] = msgspec.field(name="stretches")
     rejected: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
     under_review: Mapping[str, Periods] = {}
@@ -238,15 +238,15 @@ def find_node_history(
         for stands, periods in divided.believed.items()
         if intersect_periods(periods, under_review)
     }
-    stretches = tuple(
-        evidence.SampleStretch(
+    sample_spans = tuple(
+        evidence.BootSampleSpan(
             p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns
         )
         for p in believed
         for span in p.spans
     )
     return GpuNodeHistory(
-        _build_stays(believed), stretches, tuple(sorted(rejected)), divided.under_review
+        _build_stays(believed), sample_spans, tuple(sorted(rejected)), divided.under_review
     )
 
 

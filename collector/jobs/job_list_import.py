@@ -386,7 +386,7 @@ def as_observed_evidence(known: evidence.Evidence) -> evidence.Evidence:
     seen = timeline.resolve_overlaps(
         timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0) for sighting in known.sightings
     )
-    stretches = tuple(
-        evidence.SampleStretch(f"jobs from {start}", start, end) for start, end, _ in seen
+    sample_spans = tuple(
+        evidence.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in seen
     )
-    return msgspec.structs.replace(known, stretches=stretches)
+    return msgspec.structs.replace(known, sample_spans=sample_spans)

@@ -4,7 +4,7 @@ The order of facts is their precedence: of two that are in force at one time, th
 counts. The order of the fields follows from that.
 
 A GPU is observed between two samples of one boot that are at most `GAP_NS` apart. Samples are
-given as stretches and not individually, so the cost of a GPU-day depends on its gaps.
+given as spans and not individually, so the cost of a GPU-day depends on its gaps.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class ClaimRelease(msgspec.Struct, frozen=True, order=True, gc=False):
     timestamp_ns: int = msgspec.field(name="instant_ns")
 
 
-class SampleStretch(msgspec.Struct, frozen=True, order=True, gc=False):
+class BootSampleSpan(msgspec.Struct, frozen=True, order=True, gc=False):
     """Samples of one boot, from the first to the last, with no two neighbours further apart than a gap.
 
-    A single sample is a stretch too. The clock was right to within `uncertainty_ns`. `skew_ns` is
+    A single sample is a span too. The clock was right to within `uncertainty_ns`. `skew_ns` is
     the difference between the node's clock and the collector's.
     """
 
@@ -242,7 +242,7 @@ class Evidence(msgspec.Struct, frozen=True):
     stays: tuple[NodeStay, ...]
     claims: tuple[MeteredClaim, ...] = ()
     releases: tuple[ClaimRelease, ...] = ()
-    stretches: tuple[SampleStretch, ...] = ()
+    sample_spans: tuple[BootSampleSpan, ...] = msgspec.field(default=(), name="stretches")
     layouts: tuple[PartitionLayout, ...] = ()
     outages: tuple[GpuOutage, ...] = ()
     reservations: tuple[SlotReservation, ...] = ()
@@ -255,8 +255,8 @@ QUARANTINE_NS = 60 * SECOND_NS
 
 def join_samples(
     boot: str, timestamps_ns: NDArray[np.int64], uncertainty_ns: int = 0
-) -> list[SampleStretch]:
-    """Return the stretches of the samples of one boot, which may be in any order."""
+) -> list[BootSampleSpan]:
+    """Return the spans of the samples of one boot, which may be in any order."""
     ordered_ns = np.sort(timestamps_ns, kind="stable")  # np.unique hashes, 100 times as expensive
     if not len(ordered_ns):
         return []
@@ -264,22 +264,22 @@ def join_samples(
     firsts = ordered_ns[np.concatenate(([0], breaks + 1))].tolist()
     lasts = ordered_ns[np.concatenate((breaks, [len(ordered_ns) - 1]))].tolist()
     return [
-        SampleStretch(boot, first, last, uncertainty_ns)
+        BootSampleSpan(boot, first, last, uncertainty_ns)
         for first, last in zip(firsts, lasts, strict=True)
     ]
 
 
-def join_stretches(parts: Iterable[SampleStretch]) -> list[SampleStretch]:
-    """Join stretches of one boot that overlap or are at most a gap apart.
+def join_sample_spans(parts: Iterable[BootSampleSpan]) -> list[BootSampleSpan]:
+    """Join spans of one boot that overlap or are at most a gap apart.
 
     The timestamps of a node with a clock error above one minute are not usable; its samples are
     omitted.
     """
-    joined: list[SampleStretch] = []
+    joined: list[BootSampleSpan] = []
     for part in sorted(part for part in parts if abs(part.skew_ns) <= QUARANTINE_NS):
         last = joined[-1] if joined else None
         if last and last.boot == part.boot and part.first_ns <= last.last_ns + GAP_NS:
-            joined[-1] = SampleStretch(
+            joined[-1] = BootSampleSpan(
                 last.boot,
                 last.first_ns,
                 max(last.last_ns, part.last_ns),
@@ -291,7 +291,7 @@ def join_stretches(parts: Iterable[SampleStretch]) -> list[SampleStretch]:
 
 
 def observation_gaps(
-    parts: Iterable[SampleStretch], boundaries_ns: Sequence[int]
+    parts: Iterable[BootSampleSpan], boundaries_ns: Sequence[int]
 ) -> list[timeline.TimePiece[int]]:
     """Return, for all time, the length of the gap that contains it; 0 where the GPU was observed.
 
@@ -301,10 +301,10 @@ def observation_gaps(
     """
     seen = sorted(
         (
-            _snap_to_boundary(stretch.first_ns, stretch.uncertainty_ns, boundaries_ns),
-            _snap_to_boundary(stretch.last_ns, stretch.uncertainty_ns, boundaries_ns),
+            _snap_to_boundary(span.first_ns, span.uncertainty_ns, boundaries_ns),
+            _snap_to_boundary(span.last_ns, span.uncertainty_ns, boundaries_ns),
         )
-        for stretch in join_stretches(parts)
+        for span in join_sample_spans(parts)
     )
     gaps: list[timeline.TimePiece[int]] = []
     now = -FOREVER_NS

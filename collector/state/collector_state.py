@@ -240,10 +240,10 @@ def _count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Bat
 
 REPLAY_FACTOR = 4
 """Factor on the bounds at a restart: they may have been wider before."""
-_ROWS_PER_STRETCH = 32
-"""Number of individually processed frames of a GPU that cost as much as one stretch."""
+_ROWS_PER_SPAN = 32
+"""Number of individually processed frames of a GPU that cost as much as one span."""
 WORK_UNIT = 200
-"""Stretches, events, frames or stated ends that count as one more request."""
+"""Spans, events, frames or stated ends that count as one more request."""
 
 
 class EnvelopeCost(NamedTuple):
@@ -252,8 +252,8 @@ class EnvelopeCost(NamedTuple):
     batches: int = 0
     frames: int = 0
     events: int = 0
-    stretches: int = 0
-    """Stretches of samples, times their GPUs and MIG layouts."""
+    sample_spans: int = 0
+    """Spans of samples, times their GPUs and MIG layouts."""
     counter_bytes: int = 0
     """Bytes of the stored readings of counters."""
     ends: int = 0
@@ -262,35 +262,35 @@ class EnvelopeCost(NamedTuple):
     @property
     def requests(self) -> int:
         """Return the number of requests that the envelope counts as."""
-        return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
+        return 1 + (self.frames + self.events + self.sample_spans + self.ends) // WORK_UNIT
 
 
 def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> EnvelopeCost:
     """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
-    stretches = counter_bytes = frames = events = 0
+    sample_spans = counter_bytes = frames = events = 0
     for batch, schema in zip(envelope.batches, schemas, strict=True):
         frames += batch.rows
         events += len(batch.events)
         if schema is not None:
-            stretches += _count_stretches(batch, schema)
+            sample_spans += _count_spans(batch, schema)
             counters = len(schema.metered.columns)
             if counters:
                 cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
     ends = len(envelope.ended.streams) if envelope.ended else 0
-    return EnvelopeCost(len(envelope.batches), frames, events, stretches, counter_bytes, ends)
+    return EnvelopeCost(len(envelope.batches), frames, events, sample_spans, counter_bytes, ends)
 
 
-def _count_stretches(batch: Batch, schema: KnownSchema) -> int:
+def _count_spans(batch: Batch, schema: KnownSchema) -> int:
     boot_ns = batch.boot_ns
     length_ns = boot_ns[-1] - boot_ns[0]
     if (
         length_ns <= GAP_NS
         and boot_ns[0] // node_intervals.INTERVAL_NS == boot_ns[-1] // node_intervals.INTERVAL_NS
     ):
-        stretches = 1
+        sample_spans = 1
     else:
-        stretches = 1 + sum(
+        sample_spans = 1 + sum(
             after - before > GAP_NS
             or after // node_intervals.INTERVAL_NS != before // node_intervals.INTERVAL_NS
             for before, after in pairwise(boot_ns)
@@ -298,9 +298,9 @@ def _count_stretches(batch: Batch, schema: KnownSchema) -> int:
     cells = 0
     if len(batch.reasons) > schema.layout.columns:
         # A GPU may be absent in some rows: then its samples have more gaps than the frames.
-        stretches = min(batch.rows, stretches + length_ns // GAP_NS)
-        cells = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
-    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
+        sample_spans = min(batch.rows, sample_spans + length_ns // GAP_NS)
+        cells = batch.rows * len(schema.gpus) // _ROWS_PER_SPAN
+    return sample_spans * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
 
 
 def find_exceeded_bounds(
@@ -311,7 +311,7 @@ def find_exceeded_bounds(
         (cost.batches, limits.batches_per_envelope, "batches"),
         (cost.frames, limits.frames_per_envelope, "frames"),
         (cost.events, limits.events_per_envelope, "events"),
-        (cost.stretches, limits.sample_spans_per_envelope, "spans of samples of GPUs"),
+        (cost.sample_spans, limits.sample_spans_per_envelope, "spans of samples of GPUs"),
         (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counter readings"),
     ):
         if count > factor * limit:

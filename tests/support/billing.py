@@ -101,13 +101,11 @@ def timelines(draw: st.DrawFn) -> list[Usage]:
         for start, end in pairwise(edges):
             if not claim[0] or draw(st.booleans()):
                 claim = (draw(st.sampled_from(TENANTS)), f"c{gpu}-{start}", start)
-            found.append(_stretch(draw, f"GPU-{gpu}", (start, end), claim))
+            found.append(_usage(draw, f"GPU-{gpu}", (start, end), claim))
     return found
 
 
-def _stretch(
-    draw: st.DrawFn, gpu: str, span: tuple[int, int], claim: tuple[str, str, int]
-) -> Usage:
+def _usage(draw: st.DrawFn, gpu: str, span: tuple[int, int], claim: tuple[str, str, int]) -> Usage:
     states = [
         SlotState.OBSERVED,
         SlotState.OBSERVED,

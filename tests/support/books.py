@@ -22,13 +22,13 @@ from collector.ledger.database import Database
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
+    BootSampleSpan,
     ClaimRelease,
     Evidence,
     MeteredClaim,
     NodeEvidence,
     NodeSighting,
     NodeStay,
-    SampleStretch,
 )
 from collector.metering.measures import (
     CountedQuantity,
@@ -104,7 +104,7 @@ def gpu(
     )
     usual: dict[str, object] = {
         "stays": (NodeStay(START, "node-1"),),
-        "stretches": (SampleStretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
+        "sample_spans": (BootSampleSpan("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
         "sightings": (NodeSighting(NodeEvidence.SCHEDULER, START, FOREVER_NS),),
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]

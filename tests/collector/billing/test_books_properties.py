@@ -103,7 +103,7 @@ def gpus(draw: st.DrawFn, name: str) -> AssembledGpu:
     if draw(st.booleans()):
         more["reservations"] = (SlotReservation(span[0], "kept", draw(tenants), span[1]),)
     if draw(st.booleans()):
-        more["stretches"] = ()
+        more["sample_spans"] = ()
     return gpu(name, *held, **more)
 
 

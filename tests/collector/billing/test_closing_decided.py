@@ -39,7 +39,7 @@ from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
 from collector.ledger.audit_outbox import LogPosition as AuditPlace, store_positions, take_rows
 from collector.ledger.database import UnusableLedgerError
-from collector.metering.evidence import SampleStretch, SlotReservation
+from collector.metering.evidence import BootSampleSpan, SlotReservation
 from railscope.timestamps import DAY_NS
 
 
@@ -303,7 +303,7 @@ def test_a_statement_names_its_record_in_the_audit_log(ledger):
 
 def test_reservations_and_unobserved_time(ledger):
     kept = SlotReservation(hours(0), "kept-1", "blue", hours(24))
-    silent = gpu("GPU-1", GREEN, stretches=(), reservations=(kept,))
+    silent = gpu("GPU-1", GREEN, sample_spans=(), reservations=(kept,))
     books = books_with(ledger, evidence_of(gpu("GPU-0", RED), silent))
     closed = books.close(ONE, manager_after(ONE))
     assert exact_amounts(closed.invoices)["blue"] == 12 * Fraction("0.9")
@@ -314,12 +314,12 @@ def test_reservations_and_unobserved_time(ledger):
 
 
 def test_a_gap_has_its_length_whatever_claims_hold_the_gpu(ledger):
-    stretches = (
-        SampleStretch("boot", START - DAY_NS, hours(10)),
-        SampleStretch("next", hours(30), TWO.end_ns),
+    sample_spans = (
+        BootSampleSpan("boot", START - DAY_NS, hours(10)),
+        BootSampleSpan("next", hours(30), TWO.end_ns),
     )
     kept = SlotReservation(hours(10.5), "kept-1", "blue", hours(30))
-    silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
+    silent = gpu("GPU-0", claim("red", 5, 10.5), sample_spans=sample_spans, reservations=(kept,))
     books = books_with(ledger, evidence_of(silent))
     closed = books.close(ONE, manager_after(ONE))
     times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]

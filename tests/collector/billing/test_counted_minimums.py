@@ -15,7 +15,7 @@ from collector.billing.period_rating import newest_revisions, rate_period
 from collector.billing.rating import target_ns
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import Evidence, MeteredClaim, NodeStay, SampleStretch
+from collector.metering.evidence import BootSampleSpan, Evidence, MeteredClaim, NodeStay
 from collector.metering.placement import PlacementGpu, UnplacedClaim, place_counts
 from collector.metering.units import Period
 from collector.tables import metadata
@@ -52,7 +52,7 @@ def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedCla
             name,
             (NodeStay(-FOREVER_NS, "n1"),),
             (*claims, *placed.claims.get(name, ())),
-            stretches=(SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
+            sample_spans=(BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
         )
         one = MeteredGpu.compute(evidence, {}, "h100")
         ledger.write_days(
@@ -134,9 +134,9 @@ def test_claims_of_one_id_on_two_nodes_are_two():
     ledger = Ledger.open("sqlite://", metadata)
     for claims in found:
         ((name, some),) = claims.items()
-        stretch = SampleStretch("boot", -DAY_NS, 2 * DAY_NS)
+        span = BootSampleSpan("boot", -DAY_NS, 2 * DAY_NS)
         known = Evidence(
-            name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), stretches=(stretch,)
+            name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), sample_spans=(span,)
         )
         ledger.write_days(
             [MeteredGpu.compute(known, {}, "h100").day(0, MeteringComputation("1", 0))]
@@ -191,10 +191,10 @@ def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
     shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
     for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
         found = place_counts([PlacementGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
-        stretch = SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
+        span = BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
         stay = NodeStay(-FOREVER_NS, count.node)
         known = MeteredGpu.compute(
-            Evidence(name, (stay,), (*taken, *found), stretches=(stretch,)), {}, "h100"
+            Evidence(name, (stay,), (*taken, *found), sample_spans=(span,)), {}, "h100"
         )
         ledger.write_days(
             [known.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]

@@ -44,12 +44,12 @@ from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
+    BootSampleSpan,
     MigInstanceSlots,
     NodeEvidence,
     NodeSighting,
     NodeStay,
     PartitionLayout,
-    SampleStretch,
 )
 from collector.metering.units import compute_slices, memory_slices
 from railscope.claim_terms import GPU_CAPACITY
@@ -186,9 +186,9 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
 
 
 def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
-    half = (SampleStretch("boot", START, hours(36)),)
+    half = (BootSampleSpan("boot", START, hours(36)),)
     seen = (NodeSighting(NodeEvidence.SCHEDULER, START, TWO.end_ns),)
-    books = closed(ledger, evidence_of(gpu("GPU-0", RED, stretches=half, sightings=seen)))
+    books = closed(ledger, evidence_of(gpu("GPU-0", RED, sample_spans=half, sightings=seen)))
     checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
     assert [(check.passes, check.is_within_bound) for check in checks] == [(True, False)] * 2

@@ -51,14 +51,14 @@ from collector.evidence.gpu_evidence import AssembledGpu
 from collector.ledger.audit_outbox import TimedActor
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import GpuOutage, SampleStretch
+from collector.metering.evidence import BootSampleSpan, GpuOutage
 from collector.metering.units import Period
 from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, HOUR_NS
 
-SEEN_FOR_AN_HOUR = {"stretches": (SampleStretch("boot", START - DAY_NS, hours(6)),)}
+SEEN_FOR_AN_HOUR = {"sample_spans": (BootSampleSpan("boot", START - DAY_NS, hours(6)),)}
 RATE = Fraction("2.49") + Fraction("0.31") / 2
 
 
@@ -138,7 +138,7 @@ def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
 def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger):
     books = books_with(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
     books.close(ONE, manager_after(ONE))
-    unseen = gpu("GPU-0", RED, stretches=(SampleStretch("b", START - DAY_NS, hours(10)),))
+    unseen = gpu("GPU-0", RED, sample_spans=(BootSampleSpan("b", START - DAY_NS, hours(10)),))
     books = books_after(books, evidence_of(without_counter(unseen)))
     waiting = read_listing(books)
     assert [(one[0], one[1][0].tenant) for one in waiting.pending.corrections] == [(ONE, "red")]
@@ -161,7 +161,7 @@ def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger
 
 
 def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
-    silent = without_counter(gpu("GPU-1", claim("blue", 5, 20), stretches=()))
+    silent = without_counter(gpu("GPU-1", claim("blue", 5, 20), sample_spans=()))
     books = books_with(ledger, evidence_of(gpu("GPU-0", RED), silent))
     books.close(ONE, manager_after(ONE))
     assert exact_amounts(books.store.invoices()).keys() == {"red"}
@@ -191,7 +191,7 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
 @pytest.mark.parametrize("share", [Fraction(9, 100), Fraction(1, 11), Fraction(1, 2)])
 def test_undecided_time_of_a_share_keeps_its_exact_capacity(ledger, share: Fraction):
     part = claim("blue", 5, 20, exclusive=False, share=share)
-    books = books_with(ledger, evidence_of(without_counter(gpu("GPU-1", part, stretches=()))))
+    books = books_with(ledger, evidence_of(without_counter(gpu("GPU-1", part, sample_spans=()))))
     closed = books.close(ONE, manager_after(ONE))
     stored = books.store.reviews(closed.closing.number)
     assert sum(one.gpu_hours for one in stored) == 15 * share

@@ -95,7 +95,7 @@ def claim_events(draw, gpus, shift=0):
 
 @st.composite
 def visits(draw):
-    """Seconds at which a stream reports: stretches with gaps between."""
+    """Seconds at which a stream reports: spans with gaps between."""
     found: list[int] = []
     at = draw(st.integers(0, 300))
     for _ in range(draw(st.integers(1, 3))):

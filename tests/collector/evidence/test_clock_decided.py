@@ -101,7 +101,7 @@ def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Coll
     )
     accept(core, wrong)
     assert problems == []
-    assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.stretches] == [0]
+    assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.sample_spans] == [0]
     assert [one[0] for one in compute_states(core, 600)] != []
 
 

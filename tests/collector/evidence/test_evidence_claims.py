@@ -65,7 +65,7 @@ def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(cor
     events = {20: [claim_started("GPU-0", "job-1", -1, **ALICE)]}
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     claim = known_of(core, "GPU-0").evidence
-    assert claim.stretches[0].uncertainty_ns == 2 * SECOND
+    assert claim.sample_spans[0].uncertainty_ns == 2 * SECOND
     assert compute_states(core, 50)[0] == ("observed", "alice", 0, 50)
 
 

@@ -241,7 +241,7 @@ async def test_an_altered_interval_is_logged_and_counts_as_not_observed(make, tm
         known = site.stores.store.evidence("GPU-0", at(0), at(2 * HOURS))
     assert [line["event"] for line in logs] == ["evidence_damaged"] * 2
     assert {"content does not match its hash"} < {line["problem"] for line in logs}
-    assert len(known.evidence.stretches) == 2
+    assert len(known.evidence.sample_spans) == 2
 
 
 async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: FinalizingCollector):

@@ -179,7 +179,7 @@ def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 51, 10)))
     node.skew = 30
     accept(core, node.envelopes_of(gpus_of("GPU-0"), range(60, 111, 10)))
-    flagged = known_of(core, "GPU-0").evidence.stretches
+    flagged = known_of(core, "GPU-0").evidence.sample_spans
     assert {s.skew_ns > 2 * SECOND for s in flagged} == {False, True}
     assert compute_states(core, 110) == [("idle", "", 0, 110)], "the boot clock counts"
     assert not problems

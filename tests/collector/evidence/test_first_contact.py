@@ -29,7 +29,7 @@ from collector.state.collector_state import CollectorState
 
 def observed(core: CollectorState, name: str = "GPU-0") -> list[tuple[float, float]]:
     """Seconds between which a GPU was observed."""
-    found = known_of(core, name).evidence.stretches
+    found = known_of(core, name).evidence.sample_spans
     return [((s.first_ns - at(0)) / SECOND, (s.last_ns - at(0)) / SECOND) for s in found]
 
 

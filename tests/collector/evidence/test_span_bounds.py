@@ -34,19 +34,19 @@ APART = 31
 
 
 def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) -> Envelopes:
-    """Samples of GPUs, each too far from the next to be one stretch with it."""
+    """Samples of GPUs, each too far from the next to be one span with it."""
     reporter = NodeReporter(node, f"{node}-boot")
     seconds = range(first, first + count * APART, APART)
     return reporter.envelopes_of(gpus_of(*names), seconds, each=100)
 
 
 def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
-    """Stretches in memory of one GPU in a node."""
+    """Spans in memory of one GPU in a node."""
     found = book.gpus[gpu].presences.values()
     return sum(len(one.spans) for one in found if one.node == node)
 
 
-def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
+def test_spans_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
     problems = new_problems(core)
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 500))
     book = core.evidence
@@ -69,11 +69,11 @@ def test_another_node_with_the_same_gpu_has_its_own_bound(core: CollectorState):
     accepted = AdministratorInputs(
         decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-0"): True})
     )
-    last = max(s.last_ns for s in known_of(core, "GPU-0", accepted).evidence.stretches)
+    last = max(s.last_ns for s in known_of(core, "GPU-0", accepted).evidence.sample_spans)
     assert last == at(start + HOUR - 30)
 
 
-def test_a_stretch_that_goes_on_grows_at_the_bound(core: CollectorState):
+def test_a_span_that_goes_on_grows_at_the_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU - 1))
     node = NodeReporter("n1", "second", "second")
     start = MAX_OF_A_GPU * APART
@@ -138,7 +138,7 @@ spans = st.lists(
 
 
 def ordered(found: list[tuple[int, int, int]]) -> list[SampleSpan]:
-    """Stretches of one skew in order, further than a gap apart."""
+    """Spans of one skew in order, further than a gap apart."""
     made: list[SampleSpan] = []
     skew = found[0][2]
     for first, length, _ in sorted(found):
@@ -149,7 +149,7 @@ def ordered(found: list[tuple[int, int, int]]) -> list[SampleSpan]:
 
 
 @given(spans, spans)
-def test_no_more_stretches_are_added_than_were_announced(known, more):
+def test_no_more_spans_are_added_than_were_announced(known, more):
     before, new = ordered(known), ordered(more)
     count, announced = len(before), max_new_spans(before, new)
     add_spans(before, new)

@@ -301,7 +301,7 @@ async def test_gpus_of_a_node_with_equal_facts_have_equal_evidence_as_of_the_tim
     accept(core, envelopes[1:])
     third = placer.evidence("GPU-2")
     assert third == build_evidence(core.evidence.facts("GPU-2"), files)
-    assert third[0].stretches[-1].last_ns > first[0].stretches[-1].last_ns
+    assert third[0].sample_spans[-1].last_ns > first[0].sample_spans[-1].last_ns
 
 
 async def test_another_collector_reads_the_counts(tmp_path: Path, url: str):

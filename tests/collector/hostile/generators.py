@@ -85,7 +85,7 @@ def open_envelope(parts: int) -> bytes:
 
 @attack
 def frames_far_apart() -> Bodies:
-    """10,000 frames of 256 GPUs, each a stretch of its own."""
+    """10,000 frames of 256 GPUs, each a span of its own."""
     schema = gpu_schema(256)
     yield sealed((schema,), batch(schema, 10_000, apart=31))
 
@@ -104,7 +104,7 @@ def frames_far_apart_in_many_batches() -> Bodies:
 
 @attack
 def frames_far_apart_within_bounds() -> Bodies:
-    """As many stretches as are accepted, again and again between those before."""
+    """As many spans as are accepted, again and again between those before."""
     schema = gpu_schema(16)
     for turn in range(8):
         moments = [(row * 64 + turn * 8) * SECOND for row in range(1200)]

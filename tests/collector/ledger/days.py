@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling
 from collector.metering.evidence import (
+    BootSampleSpan,
     Evidence,
     MeteredClaim,
     NodeEvidence,
     NodeSighting,
     NodeStay,
-    SampleStretch,
 )
 from collector.metering.measures import (
     CountedQuantity,
@@ -91,7 +91,7 @@ def histories(draw):
         gpu="GPU-0",
         stays=(NodeStay(begin, draw(names), draw(st.sampled_from([end, FOREVER_NS]))),),
         claims=tuple(draw(st.lists(claims(), max_size=5, unique_by=lambda claim: claim.id))),
-        stretches=(SampleStretch("boot", first, last),),
+        sample_spans=(BootSampleSpan("boot", first, last),),
         sightings=(NodeSighting(draw(st.sampled_from(NodeEvidence)), begin, end),),
     )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.metered import replica
 
 from collector.metering.evidence import (
+    BootSampleSpan,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -21,7 +22,6 @@ from collector.metering.evidence import (
     NodeSighting,
     NodeStay,
     PartitionLayout,
-    SampleStretch,
     SlotReservation,
 )
 from collector.metering.measures import CounterReadings
@@ -48,7 +48,7 @@ class MeteringCase:
     """Instants and slots to compare with the model."""
     extra: MeteredClaim
     """A claim that is not part of the history."""
-    other_stretches: tuple[SampleStretch, ...]
+    other_sample_spans: tuple[BootSampleSpan, ...]
     random: Random
 
     def shuffled(self) -> Evidence:
@@ -169,13 +169,13 @@ def layouts(draw):
 
 @st.composite
 def samples(draw, uncertainty_ns=0):
-    """Every sample as a stretch of its own: runs of one boot, in steps below and above a gap."""
+    """Every sample as a span of its own: runs of one boot, in steps below and above a gap."""
     found = []
     for _ in range(draw(st.integers(0, 4))):
         boot, first = draw(st.sampled_from("ab")), draw(st.integers(0, LAST))
         step, count = draw(st.sampled_from([10, 30, 7, 31, 45])), draw(st.integers(1, 20))
         found += [
-            SampleStretch(boot, (first + at * step) * S, (first + at * step) * S, uncertainty_ns)
+            BootSampleSpan(boot, (first + at * step) * S, (first + at * step) * S, uncertainty_ns)
             for at in range(count)
         ]
     return tuple(found)
@@ -228,7 +228,7 @@ def histories(draw):
         stays=draw(st.one_of(st.just((NodeStay(0, "n1"),)), moves)),
         claims=held,
         releases=draw(few(st.builds(ClaimRelease, ids, seconds), 3)),
-        stretches=draw(samples(draw(st.sampled_from([0, 0, 2 * S])))),
+        sample_spans=draw(samples(draw(st.sampled_from([0, 0, 2 * S])))),
         layouts=draw(few(layouts())),
         outages=draw(few(st.builds(GpuOutage, st.booleans(), seconds, seconds))),
         reservations=draw(few(reservations())),
@@ -249,6 +249,6 @@ def metering_cases(draw):
         end=end,
         points=tuple(draw(st.lists(st.tuples(seconds, slots), min_size=1, max_size=6))),
         extra=draw(claims(st.just("extra"))),
-        other_stretches=draw(samples()),
+        other_sample_spans=draw(samples()),
         random=draw(st.randoms(use_true_random=False)),
     )

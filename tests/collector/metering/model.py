@@ -224,7 +224,7 @@ def node_evidence(evidence: Evidence, instant: int) -> NodeEvidence:
 
 def gap_ns(evidence: Evidence, instant: int) -> int:
     """From the last sample to the next, of whatever boot."""
-    samples = [stretch.first_ns for stretch in evidence.stretches]
+    samples = [span.first_ns for span in evidence.sample_spans]
     before = [sample for sample in samples if sample <= instant]
     after = [sample for sample in samples if sample > instant]
     return min(after) - max(before) if before and after else FOREVER_NS
@@ -232,7 +232,7 @@ def gap_ns(evidence: Evidence, instant: int) -> int:
 
 def seen(evidence: Evidence, instant: int) -> bool:
     """True if samples of one boot lie on both sides near enough, for samples with exact clocks."""
-    samples = {(stretch.boot, stretch.first_ns) for stretch in evidence.stretches}
+    samples = {(span.boot, span.first_ns) for span in evidence.sample_spans}
     return any(
         boot == other and before <= instant < after <= before + GAP_NS
         for boot, before in samples

@@ -122,16 +122,16 @@ def counted_before_it_was_read(runs: Iterable[CounterReadings]) -> CounterIncrem
 def stretched_grace(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The last sample before a gap vouches for the time after it."""
     longer = tuple(
-        msgspec.structs.replace(stretch, last_ns=stretch.last_ns + 30 * S)
-        for stretch in evidence.stretches
+        msgspec.structs.replace(span, last_ns=span.last_ns + 30 * S)
+        for span in evidence.sample_spans
     )
-    return tile(msgspec.structs.replace(evidence, stretches=longer), start, end)
+    return tile(msgspec.structs.replace(evidence, sample_spans=longer), start, end)
 
 
 def bridged_boots(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A restart between two samples goes unnoticed."""
-    one = tuple(msgspec.structs.replace(stretch, boot="a") for stretch in evidence.stretches)
-    return tile(msgspec.structs.replace(evidence, stretches=one), start, end)
+    one = tuple(msgspec.structs.replace(span, boot="a") for span in evidence.sample_spans)
+    return tile(msgspec.structs.replace(evidence, sample_spans=one), start, end)
 
 
 def ignored_release(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
@@ -141,8 +141,8 @@ def ignored_release(evidence: Evidence, start: int, end: int) -> list[TilingEntr
 
 def clipped_samples(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Samples outside the window are ignored."""
-    inside = tuple(s for s in evidence.stretches if start <= s.first_ns < end)
-    return tile(msgspec.structs.replace(evidence, stretches=inside), start, end)
+    inside = tuple(s for s in evidence.sample_spans if start <= s.first_ns < end)
+    return tile(msgspec.structs.replace(evidence, sample_spans=inside), start, end)
 
 
 def ignored_level(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:

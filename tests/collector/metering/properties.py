@@ -145,7 +145,7 @@ def _equals_the_model(evidence: Evidence, entry: TilingEntry, slot: Units, insta
         assert entry.state is SlotState.RESERVED
     else:
         assert entry.state in {SlotState.IDLE, SlotState.UNKNOWN}
-    if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.stretches):
+    if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.sample_spans):
         seen = entry.state in {SlotState.OBSERVED, SlotState.IDLE}
         assert seen == model.seen(evidence, instant)
         if entry.state is SlotState.INFERRED:
@@ -185,8 +185,8 @@ def _by_use(found: Iterable[AmountShare]) -> Counter:
 def p5_samples_never_move_time_between_tenants(
     metering: MeteringImplementation, case: MeteringCase
 ) -> None:
-    for stretches in (case.other_stretches, ()):
-        evidence = msgspec.structs.replace(case.evidence, stretches=stretches)
+    for sample_spans in (case.other_sample_spans, ()):
+        evidence = msgspec.structs.replace(case.evidence, sample_spans=sample_spans)
         assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
             metering.tile(case.evidence, case.start, case.end)
         )
@@ -194,8 +194,8 @@ def p5_samples_never_move_time_between_tenants(
 
 def p6_nothing_is_seen_within_a_gap(metering: MeteringImplementation, case: MeteringCase) -> None:
     """For clocks that are uncertain, as far as they are certain."""
-    samples = sorted({(s.boot, s.first_ns) for s in case.evidence.stretches})
-    slack = max((stretch.uncertainty_ns for stretch in case.evidence.stretches), default=0)
+    samples = sorted({(s.boot, s.first_ns) for s in case.evidence.sample_spans})
+    slack = max((span.uncertainty_ns for span in case.evidence.sample_spans), default=0)
     spans: list[tuple[int, int]] = []
     for start, end in sorted(
         (before - slack, after + slack)
@@ -271,9 +271,9 @@ def p15_a_wrong_clock_moves_no_claim(metering: MeteringImplementation, case: Met
     shift = case.random.randrange(-300, 300) * S
     moved = tuple(
         msgspec.structs.replace(s, first_ns=s.first_ns + shift, last_ns=s.last_ns + shift)
-        for s in case.evidence.stretches
+        for s in case.evidence.sample_spans
     )
-    evidence = msgspec.structs.replace(case.evidence, stretches=moved)
+    evidence = msgspec.structs.replace(case.evidence, sample_spans=moved)
     assert by_claim(metering.tile(evidence, case.start, case.end)) == by_claim(
         metering.tile(case.evidence, case.start, case.end)
     )

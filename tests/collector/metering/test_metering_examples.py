@@ -8,6 +8,7 @@ import pytest
 from support.metered import replica, tile
 
 from collector.metering.evidence import (
+    BootSampleSpan,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -17,10 +18,9 @@ from collector.metering.evidence import (
     NodeSighting,
     NodeStay,
     PartitionLayout,
-    SampleStretch,
     SlotReservation,
+    join_sample_spans,
     join_samples,
-    join_stretches,
 )
 from collector.metering.measures import (
     AmountAttribution,
@@ -244,7 +244,7 @@ def test_a_gap_is_inferred_with_the_best_evidence_and_its_whole_length():
         "g",
         HERE,
         claims=(claim("a", 0, 100),),
-        stretches=(*seen(0, 10, 20), *seen(80, 90)),
+        sample_spans=(*seen(0, 10, 20), *seen(80, 90)),
         sightings=(
             NodeSighting(NodeEvidence.BMC, 0, 60 * S),
             NodeSighting(NodeEvidence.SCHEDULER, 30 * S, 50 * S),
@@ -264,21 +264,21 @@ def test_a_gap_is_inferred_with_the_best_evidence_and_its_whole_length():
 
 def test_a_first_sample_just_after_a_claim_began_leaves_no_sliver():
     late = Evidence(
-        "g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51, uncertainty=1)
+        "g", HERE, claims=(claim("a", 9, 50),), sample_spans=seen(10, 30, 51, uncertainty=1)
     )
     assert reported(late) == [
         (0, 9, SlotState.UNKNOWN, ""),
         (9, 50, SlotState.OBSERVED, "a"),
         (50, 100, SlotState.UNKNOWN, ""),
     ]
-    exact = Evidence("g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51))
+    exact = Evidence("g", HERE, claims=(claim("a", 9, 50),), sample_spans=seen(10, 30, 51))
     assert [row[:2] for row in reported(exact)] == [(0, 9), (9, 10), (10, 50), (50, 51), (51, 100)]
 
 
 def test_samples_of_a_clock_a_minute_off_show_nothing():
-    off = tuple(SampleStretch("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
-    assert reported(Evidence("g", HERE, stretches=off)) == [(0, 100, SlotState.UNKNOWN, "")]
-    assert reported(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, SlotState.IDLE, "")
+    off = tuple(BootSampleSpan("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
+    assert reported(Evidence("g", HERE, sample_spans=off)) == [(0, 100, SlotState.UNKNOWN, "")]
+    assert reported(Evidence("g", HERE, sample_spans=seen(0, 10)))[0] == (0, 10, SlotState.IDLE, "")
 
 
 def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
@@ -288,7 +288,7 @@ def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
     evidence = Evidence(
         "g",
         HERE,
-        stretches=seen(0, 20, 40, 60, 80, 100),
+        sample_spans=seen(0, 20, 40, 60, 80, 100),
         layouts=(PartitionLayout(50 * S, "l", halves),),
     )
     entries = tile(evidence, 0, 100 * S)
@@ -324,10 +324,10 @@ def test_maintenance_is_not_an_outage_and_a_reservation_counts_where_it_is_not_u
     ]
 
 
-def test_samples_in_columns_and_one_by_one_are_the_same_stretches():
+def test_samples_in_columns_and_one_by_one_are_the_same_spans():
     seconds = [100, 10, 20, 50, 81, 90, 10]
     singly = [part for second in seconds for part in seen(second)]
-    assert join_stretches(singly) == list(seen(*seconds))
+    assert join_sample_spans(singly) == list(seen(*seconds))
     assert [(s.first_ns // S, s.last_ns // S) for s in seen(*seconds)] == [(10, 50), (81, 100)]
     assert seen() == ()
 
