@@ -396,8 +396,8 @@ class LiveAccount:
         self, gpu: str, where: gpu_node_history.GpuNodeHistory
     ) -> node_intervals.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
-        believed = (s for s in where.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
-        newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
+        usable = (s for s in where.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
+        newest = max(usable, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None
         for presence in self.book.gpus[gpu].presences.values():

@@ -135,7 +135,7 @@ class BatchFacts:
             before = len(reported.spans) if reported else -_SPANS_OF_A_GPU
             sku = skus.get(gpu.uuid, "")
             seen = node_intervals.ReportedGpu(
-                first_ns, gpu.rail, sku, presence.spans, presence.believed_ns
+                first_ns, gpu.rail, sku, presence.spans, presence.trusted_start_ns
             )
             interval.record_gpu(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(interval.gpus[gpu.uuid].spans) - before)

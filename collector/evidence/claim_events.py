@@ -105,7 +105,7 @@ class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=F
     """Horizon of the report: the time before it that the end frees is under review. 0 for no limit."""
 
     @property
-    def believed_ns(self) -> int:
+    def trusted_end_ns(self) -> int:
         """The end as it counts until a person accepts it."""
         return max(self.timestamp_ns, self.trusted_from_ns)
 
@@ -302,10 +302,10 @@ def find_ends(
     trusted.
     """
     ends: dict[tuple[str, str], int] = {}
-    for key, _, believed_ns in _reported_ends(reported, ended):
-        ends[key] = min(believed_ns, ends.get(key, believed_ns))
+    for key, _, trusted_end_ns in _reported_ends(reported, ended):
+        ends[key] = min(trusted_end_ns, ends.get(key, trusted_end_ns))
     for key, boot in _find_ending_boots(reported, presences):
-        ends[key] = min(boot.believed_ns, ends.get(key, timestamps.FOREVER_NS))
+        ends[key] = min(boot.trusted_ns, ends.get(key, timestamps.FOREVER_NS))
     return ends
 
 
@@ -321,7 +321,7 @@ def _reported_ends(
     for end in ended:
         key = (end.node, end.id)
         horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
-        yield key, end.timestamp_ns, end.believed_ns
+        yield key, end.timestamp_ns, end.trusted_end_ns
     for claim in reported:
         key = (claim.node, claim.id)
         if claim.end_ns and claim.trusted_from_ns < horizons.get(key, timestamps.FOREVER_NS):
@@ -332,14 +332,14 @@ class _BootStart(NamedTuple):
     """Start of a boot: its first sample, and the time from which it is trusted."""
 
     first_ns: int
-    believed_ns: int
+    trusted_ns: int
 
 
 class ClaimGap(NamedTuple):
     """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
 
     first_ns: int
-    believed_ns: int
+    trusted_ns: int
     """The time from which the start of the boot is trusted: no earlier than `first_ns`."""
     until_ns: int
     """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
@@ -381,7 +381,7 @@ def _find_later_boots(
         if one.spans:
             first_ns = min(span.first_ns for span in one.spans)
             boots = began.setdefault(one.node, {})
-            begin = _BootStart(first_ns, one.believed_ns or first_ns)
+            begin = _BootStart(first_ns, one.trusted_start_ns or first_ns)
             known = boots.get(one.boot, begin)
             boots[one.boot] = _BootStart(*map(min, begin, known))
     reports: dict[tuple[str, str], list[ReportedClaim]] = {}

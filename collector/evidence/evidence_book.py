@@ -225,9 +225,9 @@ class EvidenceBook:
             return presence.received_ns
         only_grew = presence.received_ns >= existing.received_ns
         first_ns = presence.spans[0].first_ns
-        believed_ns = presence.believed_ns or first_ns
-        existing.believed_ns = node_intervals.trusted_start(
-            existing.spans, existing.believed_ns, believed_ns, first_ns
+        trusted_start_ns = presence.trusted_start_ns or first_ns
+        existing.trusted_start_ns = node_intervals.trusted_start(
+            existing.spans, existing.trusted_start_ns, trusted_start_ns, first_ns
         )
         existing.received_ns = min(existing.received_ns, presence.received_ns)
         only_grew &= node_intervals.add_spans(existing.spans, presence.spans)

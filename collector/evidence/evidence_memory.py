@@ -87,7 +87,7 @@ class GpuMemory(msgspec.Struct):
         own = {key: p for key, p in self.presences.items() if p.node == node}
         last_ns = min(before_ns, _last_end_before([p.spans for p in own.values()], before_ns))
         for key, presence in own.items():
-            if presence.believed_ns >= before_ns:
+            if presence.trusted_start_ns >= before_ns:
                 continue  # the time that its start would free is not decided
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
             if not presence.spans:

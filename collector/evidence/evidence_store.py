@@ -46,7 +46,7 @@ class EncodedInterval(NamedTuple):
     gpus: dict[str, int]
     """First sample of each GPU in it."""
     content: bytes
-    believed_ns: int = 0
+    trusted_start_ns: int = 0
     """The latest trusted start of a boot that was reported late; 0 for none."""
 
 
@@ -119,9 +119,11 @@ def compress_interval(
         if s.spans
     }
     packed = zstd.compress(content, _LEVEL)
-    believed_ns = max((sighted.believed_ns for sighted in interval.gpus.values()), default=0)
+    trusted_start_ns = max(
+        (sighted.trusted_start_ns for sighted in interval.gpus.values()), default=0
+    )
     return EncodedInterval(
-        name, interval.node, interval.start_ns, interval.end_ns, gpus, packed, believed_ns
+        name, interval.node, interval.start_ns, interval.end_ns, gpus, packed, trusted_start_ns
     )
 
 
@@ -155,9 +157,9 @@ class EvidenceStore:
             for one in intervals
         ]
         trust = [
-            {"fact": one.name, "trusted_from_ns": one.believed_ns}
+            {"fact": one.name, "trusted_from_ns": one.trusted_start_ns}
             for one in intervals
-            if one.believed_ns
+            if one.trusted_start_ns
         ]
         starts, ends = [], []
         for fact in facts:
@@ -353,7 +355,7 @@ class EvidenceStore:
             if interval is None:
                 continue
             for gpu, sighted in interval.gpus.items():
-                if sighted.believed_ns:
+                if sighted.trusted_start_ns:
                     intervals_by_gpu.setdefault(gpu, []).append(interval)
         return intervals_by_gpu
 

@@ -88,7 +88,7 @@ def collect_facts(
     is_shared = len({interval.node for interval in all_intervals if gpu in interval.gpus}) > 1
     for interval in all_intervals:
         if sighted := interval.gpus.get(gpu):
-            one = (sighted.received_ns, sighted.spans, sighted.believed_ns)
+            one = (sighted.received_ns, sighted.spans, sighted.trusted_start_ns)
             presences.append(gpu_node_history.GpuPresence(interval.node, interval.boot, *one))
         layouts += interval.layouts.get(gpu, ())
         reports.setdefault(interval.node, []).extend(interval.reports)
@@ -294,7 +294,7 @@ def _find_sightings(
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.authority is ClaimAuthority.SCHEDULER:
             until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
-            free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
+            free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
             if start_ns < until:
                 held_time = timeline.TimePiece(
                     start_ns, until, usage_evidence.NodeEvidence.SCHEDULER

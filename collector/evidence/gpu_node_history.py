@@ -51,7 +51,7 @@ class NodeListing(NamedTuple):
 class GpuOccupancy(NamedTuple):
     """Time in which each node has the GPU, and in which its reports are under review."""
 
-    believed: Mapping[str, Periods]
+    occupied: Mapping[str, Periods]
     under_review: Mapping[str, Periods]
 
 
@@ -64,7 +64,7 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     nodes = sorted(
         (one for one in listings if one.verdict is not False), key=lambda n: (n.received_ns, n.node)
     )
-    believed: dict[str, Periods] = {one.node: [] for one in nodes}
+    occupied: dict[str, Periods] = {one.node: [] for one in nodes}
     accepted = [one for one in nodes if one.verdict]
     others = [one for one in nodes if not one.verdict]
     taken: Periods = []
@@ -72,7 +72,7 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
         near = unite_periods(
             (span.first_ns - evidence.GAP_NS, span.last_ns + evidence.GAP_NS) for span in one.listed
         )
-        believed[one.node] = subtract_periods(near, taken)
+        occupied[one.node] = subtract_periods(near, taken)
         taken = unite_periods([*taken, *near])
     taken = unite_periods(taken + [period for one in accepted for period in _owned_periods(one)])
     claims = sorted(
@@ -86,13 +86,13 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
         for rank, (*_, node, start, end) in enumerate(claims)
     )
     for start, end, (_, node) in timeline.resolve_overlaps(ranked):
-        believed[node].append((start, end))
+        occupied[node].append((start, end))
     for one in others:
-        believed[one.node] = subtract_periods(unite_periods(believed[one.node]), taken)
+        occupied[one.node] = subtract_periods(unite_periods(occupied[one.node]), taken)
     under_review = {
-        one.node: subtract_periods(_reported_periods(one), believed[one.node]) for one in others
+        one.node: subtract_periods(_reported_periods(one), occupied[one.node]) for one in others
     }
-    return GpuOccupancy(believed, {node: found for node, found in under_review.items() if found})
+    return GpuOccupancy(occupied, {node: found for node, found in under_review.items() if found})
 
 
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
@@ -175,7 +175,7 @@ class GpuPresence(msgspec.Struct, array_like=True):
     boot: str
     received_ns: int
     spans: list[SampleSpan] = []
-    believed_ns: int = 0
+    trusted_start_ns: int = 0
     """The trusted start of the boot; 0: its first sample."""
 
 
@@ -217,36 +217,36 @@ def find_node_history(
         node: floor_ns(contacts, gpu, node, (p.received_ns for p in joined if p.node == node))
         for node in {presence.node for presence in joined}
     }
-    since = [
+    from_floor = [
         msgspec.structs.replace(p, spans=_clip_start(floors[p.node], p.spans))
         for p in sorted(joined, key=lambda p: (p.received_ns, p.node, p.boot))
     ]
-    believed = [presence for presence in since if presence.spans]
+    observed = [presence for presence in from_floor if presence.spans]
     divided = GpuOccupancy({}, {})
-    if len({presence.node for presence in believed}) > 1:
-        divided = _divide_time(believed, floors, node_reports)
+    if len({presence.node for presence in observed}) > 1:
+        divided = _divide_time(observed, floors, node_reports)
         clipped = (
             msgspec.structs.replace(
-                p, spans=_clip_to_periods(p.spans, divided.believed.get(p.node, ()))
+                p, spans=_clip_to_periods(p.spans, divided.occupied.get(p.node, ()))
             )
-            for p in believed
+            for p in observed
         )
-        believed = [presence for presence in clipped if presence.spans]
+        observed = [presence for presence in clipped if presence.spans]
     rejected = {
-        (stands, node)
+        (holding_node, node)
         for node, under_review in divided.under_review.items()
-        for stands, periods in divided.believed.items()
+        for holding_node, periods in divided.occupied.items()
         if intersect_periods(periods, under_review)
     }
     sample_spans = tuple(
         evidence.BootSampleSpan(
             p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns
         )
-        for p in believed
+        for p in observed
         for span in p.spans
     )
     return GpuNodeHistory(
-        _build_stays(believed), sample_spans, tuple(sorted(rejected)), divided.under_review
+        _build_stays(observed), sample_spans, tuple(sorted(rejected)), divided.under_review
     )
 
 
@@ -261,15 +261,15 @@ def is_undecided(gpu: str, intervals: Iterable[node_intervals.EvidenceInterval])
 
 
 def _divide_time(
-    believed: Sequence[GpuPresence], floors: Mapping[str, int], node_reports: NodeReports
+    presences: Sequence[GpuPresence], floors: Mapping[str, int], node_reports: NodeReports
 ) -> GpuOccupancy:
     """Divide the time of a GPU among the nodes that reported it."""
     verdicts = {node: node_reports.verdicts.get(node) for node in floors}
     if all(verdict is False for verdict in verdicts.values()):
         verdicts = {}
     listings = []
-    for node in sorted({presence.node for presence in believed}):
-        listed = [span for p in believed if p.node == node for span in p.spans]
+    for node in sorted({presence.node for presence in presences}):
+        listed = [span for p in presences if p.node == node for span in p.spans]
         listed += _clip_start(floors[node], node_reports.valueless.get(node, ()))
         reports = node_reports.reports.get(node, ())
         excess = unite_periods((start, end) for start, end, _ in node_reports.excess.get(node, ()))
@@ -312,9 +312,9 @@ def _clip_to_periods(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) 
     return clipped
 
 
-def _build_stays(believed: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
+def _build_stays(presences: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU: it stays in a node until it is seen in another one."""
-    seen = sorted((span.first_ns, p.node) for p in believed for span in p.spans)
+    seen = sorted((span.first_ns, p.node) for p in presences for span in p.spans)
     if not seen:
         return ()
     moves = [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]

@@ -162,11 +162,11 @@ def _subtract_gaps(
     verdict = expected.decisions.find(*subject) if is_billed else False
     for gap in gaps:
         late = timeline.TimePiece(
-            gap.first_ns, min(gap.believed_ns, gap.until_ns), review_rules.LATE_END
+            gap.first_ns, min(gap.trusted_ns, gap.until_ns), review_rules.LATE_END
         )
         if verdict is None and late.start_ns < late.end_ns:
             parts = list(review_rules.divide_at_reviews(parts, [late], subject))
-        start_ns = gap.first_ns if verdict else gap.believed_ns
+        start_ns = gap.first_ns if verdict else gap.trusted_ns
         if start_ns < gap.until_ns:
             free = [(start_ns, gap.until_ns)]
             parts = [

@@ -134,7 +134,7 @@ class ReportedGpu(msgspec.Struct, array_like=True):
     rail: int
     sku: str = ""
     spans: list[SampleSpan] = []
-    believed_ns: int = 0
+    trusted_start_ns: int = 0
     """The trusted start of the boot; 0: its first sample here."""
 
 
@@ -208,8 +208,10 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         if known is None:
             known = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
         first_ns = new.spans[0].first_ns
-        believed_ns = max(new.believed_ns, first_ns)
-        known.believed_ns = trusted_start(known.spans, known.believed_ns, believed_ns, first_ns)
+        trusted_start_ns = max(new.trusted_start_ns, first_ns)
+        known.trusted_start_ns = trusted_start(
+            known.spans, known.trusted_start_ns, trusted_start_ns, first_ns
+        )
         known.received_ns = min(known.received_ns, new.received_ns)
         known.rail, known.sku = max(known.rail, new.rail), max(known.sku, new.sku)
         add_spans(known.spans, new.spans)

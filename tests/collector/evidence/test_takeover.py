@@ -303,18 +303,18 @@ def test_at_each_instant_one_node_at_most_has_the_gpu(found: list):
         for number, (listed, problems, more, verdict) in enumerate(found)
     ]
     divided = divide_occupancy(listings)
-    everything = list(divided.believed.values())
+    everything = list(divided.occupied.values())
     for at_, some in enumerate(everything):
         for other in everything[at_ + 1 :]:
             assert not intersect_periods(unite_periods(some), unite_periods(other))
     for one in listings:
         listed = unite_periods((s.first_ns, s.last_ns + 1) for s in one.listed)
         if one.verdict is False:
-            assert one.node not in divided.believed
+            assert one.node not in divided.occupied
         elif one.verdict is None:
-            left = subtract_periods(listed, divided.believed[one.node])
+            left = subtract_periods(listed, divided.occupied[one.node])
             assert not subtract_periods(left, divided.under_review.get(one.node, [])), (
-                "believed or waiting"
+                "occupied or under review"
             )
 
 
@@ -326,7 +326,7 @@ def test_the_first_node_keeps_all_that_it_listed_and_its_gaps(mine: list, others
     assert "n1" not in divided.under_review
     listed = made(mine)
     silences = [(a.last_ns, b.first_ns) for a, b in pairwise(listed)]
-    assert not intersect_periods(unite_periods(divided.believed["n2"]), unite_periods(silences))
+    assert not intersect_periods(unite_periods(divided.occupied["n2"]), unite_periods(silences))
 
 
 def test_departure_takes_two_minutes_of_reports():
