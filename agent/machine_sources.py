@@ -44,7 +44,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
         GpuBurstSource(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
-    every: list[Source] = [
+    all_sources: list[Source] = [
         GpuSource.load(periods.gpu, gpus),
         GpuActivitySource(periods.gpu_activity, gpus),
         NvmlEventSource(matcher, periods.gpu_event, gpus),
@@ -80,7 +80,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]
-    return _exclude_disabled(every, settings.metrics.disabled_sources.split())
+    return _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
 
 
 _NEEDED = frozenset({ClaimSource.name, MigSource.name, NvmlEventSource.name, *SOURCES})

@@ -246,15 +246,15 @@ class Agent:
 
         Sources that compare two reads have no readings after the first: they are read again after a pause.
         """
-        own = tuple(self.sampler.sources)
-        machine = [source for source in own if source.name not in DERIVED_SOURCES]
+        all_sources = tuple(self.sampler.sources)
+        machine = [source for source in all_sources if source.name not in DERIVED_SOURCES]
         await self._read_once(machine)
         if again := [source for source in machine if self._waits(source)]:
             await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_READ_NS)
             await self._read_once(again)
         for name in DERIVED_SOURCES:
-            await self._read_once([source for source in own if source.name == name])
-        self.sampler.sources = own
+            await self._read_once([source for source in all_sources if source.name == name])
+        self.sampler.sources = all_sources
 
     async def _read_once(self, sources: Sequence[Source]) -> None:
         self.sampler.sources = sources

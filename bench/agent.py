@@ -107,11 +107,11 @@ def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBench
     all_files = host_files.write_tree(files, VALUES // host_files.VALUES_PER_PORT)
 
     def cost(
-        root: Path, moved: list[Path], period: float, kept: Path | None
+        root: Path, moved: list[Path], period: float, answers: Path | None
     ) -> agent_costs.TickCost:
         times = length.tick_seconds, length.settle_seconds, length.push_seconds
         return agent_costs.measure_ticks(
-            agent_costs.TickPlan(root, directory, moved, period, *times, kept)
+            agent_costs.TickPlan(root, directory, moved, period, *times, answers)
         )
 
     slow, fast = cost(mixed, moving, 1.0, answers), cost(mixed, moving, 0.1, answers)
@@ -124,11 +124,11 @@ def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBench
     report.ratio("agent resident, whole agent", slow.resident_bytes / MEBIBYTE, MEMORY_OF_ALL)
     report.ratio("wake-ups per tick, 1 Hz", slow.switches_per_tick, WAKE_UPS)
     report.ratio("wake-ups per tick, 10 Hz", fast.switches_per_tick)
-    for name, one in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
-        report.figure(name, str(one))
-        recorded = f", of which {harness.mebibytes(one.answers_bytes)} are recorded answers"
-        report.figure(f"{name}, memory", f"{one.memory}{recorded if one.answers_bytes else ''}")
-        wire, text = one.wire_bytes_per_value, one.text_bytes_per_value
+    for name, costs in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
+        report.figure(name, str(costs))
+        recorded = f", of which {harness.mebibytes(costs.answers_bytes)} are recorded answers"
+        report.figure(f"{name}, memory", f"{costs.memory}{recorded if costs.answers_bytes else ''}")
+        wire, text = costs.wire_bytes_per_value, costs.text_bytes_per_value
         report.figure(
             f"{name}, bytes per value", f"{wire:.2f} on the wire, {text:.2f} as gzipped text"
         )

@@ -69,19 +69,19 @@ class FabricBench:
     def counters(self) -> None:
         """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
         schedule = agent_costs.ScrapeSchedule(self.length.scrapes, FOUR_PER_SECOND)
-        root, others = self.fabric.root, {}
+        root, other_exporters = self.fabric.root, {}
         if self.report.has_program(agent_costs.NODE_EXPORTER):
             with agent_costs.node_exporter(root, self.directory) as server:
-                others["node_exporter"] = agent_costs.measure_scrapes(server, schedule)
+                other_exporters["node_exporter"] = agent_costs.measure_scrapes(server, schedule)
         with agent_costs.plain_exporter(root, self.directory) as server:
-            others["plain exporter"] = agent_costs.measure_scrapes(server, schedule)
+            other_exporters["plain exporter"] = agent_costs.measure_scrapes(server, schedule)
         with agent_costs.agent_server(root, self.directory, FOUR_PER_SECOND) as server:
-            ours = agent_costs.measure_scrapes(server, schedule)
-        for other, theirs in others.items():
-            ratio = ours.cpu_per_series / theirs.cpu_per_series
+            agent = agent_costs.measure_scrapes(server, schedule)
+        for other, exporter in other_exporters.items():
+            ratio = agent.cpu_per_series / exporter.cpu_per_series
             self.report.ratio(f"CPU per counter, agent / {other}, 4 per second", ratio)
-            self.report.figure(other, str(theirs))
-        self.report.figure("agent", str(ours))
+            self.report.figure(other, str(exporter))
+        self.report.figure("agent", str(agent))
 
     def burst_sampling(self) -> None:
         """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
@@ -90,11 +90,11 @@ class FabricBench:
             costs[name] = self._run(window)
         for name in WINDOWS:
             more = 100 * (costs[name].share_of_core - costs["off"].share_of_core)
-            what = (
+            title = (
                 f"share of a core, burst sampling of {host_files.DEVICES} NICs and GPUs at {name}"
             )
             aim = BURST_SAMPLING if name == "10 Hz" else None
-            self.report.ratio(what, more, aim, BURST_SAMPLING.unit)
+            self.report.ratio(title, more, aim, BURST_SAMPLING.unit)
         for name, spent in costs.items():
             self.report.figure(
                 f"whole agent, burst sampling {name}",
@@ -185,8 +185,8 @@ class FabricBench:
         command = [sys.executable, "-m", "bench.long_run", *arguments]
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
         early, late = (int(number) for number in printed.split())
-        what = f"resident after {hours:g} simulated hours / after a tenth"
-        self.report.ratio(what, late / early, FLAT)
+        title = f"resident after {hours:g} simulated hours / after a tenth"
+        self.report.ratio(title, late / early, FLAT)
         figures = f"{harness.mebibytes(early)} early, {harness.mebibytes(late)} at the end"
         self.report.figure("resident, simulated", figures)
 

@@ -249,15 +249,15 @@ def main(report: BenchReport, ticks: int, directory: Path) -> None:
     naive = {reader.source.name: _one_by_one(hosts[1], reader) for reader in listening}
     gc.collect()
     gc.freeze()
-    meter, ours, theirs = ThreadMeter(standin), TickSeries(), TickSeries()
+    meter, agent_ticks, naive_ticks = ThreadMeter(standin), TickSeries(), TickSeries()
     for second in range(ticks):
         _pass_per_second(clock)
         due = [reader for reader in readers if second % round(reader.source.period_seconds) == 0]
-        _tick(ours, meter, {reader.source.name: partial(_read, reader) for reader in due})
-        _tick(theirs, meter, {reader.source.name: naive[reader.source.name] for reader in due})
+        _tick(agent_ticks, meter, {reader.source.name: partial(_read, reader) for reader in due})
+        _tick(naive_ticks, meter, {reader.source.name: naive[reader.source.name] for reader in due})
     for host in hosts:
         host.close()
-    _report_costs(report, ours, theirs, ticks)
+    _report_costs(report, agent_ticks, naive_ticks, ticks)
 
 
 def _pass_per_second(clock: Any) -> None:
@@ -295,22 +295,26 @@ def _tick(course: TickSeries, meter: ThreadMeter, works: dict[str, Callable[[], 
     course.max_ns = max(course.max_ns, whole.python_ns)
 
 
-def _report_costs(report: BenchReport, ours: TickSeries, theirs: TickSeries, ticks: int) -> None:
-    mine, naive = ours.total, theirs.total
+def _report_costs(
+    report: BenchReport, agent_ticks: TickSeries, naive_ticks: TickSeries, ticks: int
+) -> None:
+    agent, naive = agent_ticks.total, naive_ticks.total
     report.ratio(
-        f"Python per tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, PER_TICK
+        f"Python per tick, {GPUS} GPUs, 1 Hz", agent.python_ns / ticks / MILLISECOND_NS, PER_TICK
     )
-    report.ratio("Python per tick, agent / one call per value", mine.python_ns / naive.python_ns)
+    report.ratio("Python per tick, agent / one call per value", agent.python_ns / naive.python_ns)
     report.figure(
-        "values per tick", f"{mine.values / ticks:,.0f}, {mine.calls / ticks:,.0f} calls to NVML"
+        "values per tick", f"{agent.values / ticks:,.0f}, {agent.calls / ticks:,.0f} calls to NVML"
     )
-    report.figure("Python per value", f"{mine.python_ns / mine.values / 1000:.2f} us")
-    report.figure("most expensive tick, all sources due", f"{ours.max_ns / MILLISECOND_NS:.2f} ms")
+    report.figure("Python per value", f"{agent.python_ns / agent.values / 1000:.2f} us")
+    report.figure(
+        "most expensive tick, all sources due", f"{agent_ticks.max_ns / MILLISECOND_NS:.2f} ms"
+    )
     report.figure(
         "one call per value",
         f"{naive.python_ns / ticks / MILLISECOND_NS:.2f} ms per tick, {naive.calls / ticks:,.0f} calls",
     )
-    for name, spent in ours.of.items():
+    for name, spent in agent_ticks.of.items():
         report.figure(name, str(spent))
 
 

@@ -42,10 +42,10 @@ def main(report: BenchReport, records: int, directory: Path) -> None:
     """Measure the audit log and print ratios."""
     key = signed_note.SecretKey.generate("bench.example")
     log, table = directory / "audit", directory / "table.sqlite"
-    ours = asyncio.run(append(log, key, records))
-    theirs = wall_seconds(lambda: append_sqlite(table, records))
-    report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
-    report.ratio("time per durable record, audit log / SQLite", ours / theirs)
+    log_seconds = asyncio.run(append(log, key, records))
+    sqlite_seconds = wall_seconds(lambda: append_sqlite(table, records))
+    report.ratio(f"durable records, groups of {GROUP}", records / log_seconds, APPENDED)
+    report.ratio("time per durable record, audit log / SQLite", log_seconds / sqlite_seconds)
     checked = wall_seconds(lambda: verification.verify_log(log, key.public))
     chained = wall_seconds(lambda: verify_sqlite(table))
     report.ratio("records verified", records / checked, VERIFIED)
@@ -54,8 +54,10 @@ def main(report: BenchReport, records: int, directory: Path) -> None:
     size = sum(path.stat().st_size for path in log.rglob("*") if path.is_file())
     report.figure("bytes per record, tiles included", f"{size / records:.0f}")
     per_record = "us per durable record"
-    report.figure("audit log", f"{1e6 * ours / records:.1f} {per_record}, signing included")
-    report.figure("SQLite", f"{1e6 * theirs / records:.1f} {per_record}, WAL, full synchronous")
+    report.figure("audit log", f"{1e6 * log_seconds / records:.1f} {per_record}, signing included")
+    report.figure(
+        "SQLite", f"{1e6 * sqlite_seconds / records:.1f} {per_record}, WAL, full synchronous"
+    )
 
 
 async def append(directory: Path, key: signed_note.SecretKey, records: int) -> float:
@@ -95,9 +97,9 @@ def verify_sqlite(path: Path) -> None:
     """Read the table and compute every hash again. Raises ValueError if one is wrong."""
     connection = sqlite3.connect(path)
     chain = b""
-    for raw, kept in connection.execute("select record, chain from log order by seq"):
+    for raw, stored_chain in connection.execute("select record, chain from log order by seq"):
         chain = hashlib.sha256(chain + raw).digest()
-        if chain != kept:
+        if chain != stored_chain:
             message = (
                 f"invalid hash chain: {path}: expected the hash of each record and its predecessor"
             )

@@ -102,11 +102,11 @@ class OwnCost:
 
     def row(self, fleet: int) -> str:
         """Return the row of a fleet in the table."""
-        one, received = self.agent, self.collector
-        sent = one.wire_bytes_per_value * one.values_per_tick
+        agent, received = self.agent, self.collector
+        sent = agent.wire_bytes_per_value * agent.values_per_tick
         return _row(
             f"{fleet:,}",
-            _amount(one.share_of_core, "cores"),
+            _amount(agent.share_of_core, "cores"),
             _amount(self.agent_memory / _MB, "MB"),
             _amount(sent * fleet / _MB, "MB/s"),
             _amount(received.periodic_share / received.size.nodes * fleet, "cores"),
@@ -138,9 +138,9 @@ def main(
         (directory / detail).mkdir()
         cost = measure_prometheus(scrapes, detail, size, directory / detail)
         lines += [cost.row(detail, fleet) for fleet in FLEETS]
-    own = measure_own(size, directory)
-    report.figure("agent", str(own.agent))
-    report.figure("collector", str(own.collector))
+    costs = measure_own(size, directory)
+    report.figure("agent", str(costs.agent))
+    report.figure("collector", str(costs.collector))
     lines += [
         "",
         _row(
@@ -152,7 +152,7 @@ def main(
             "memory",
         ),
         _row(*["---"] * 6),
-        *(own.row(fleet) for fleet in FLEETS),
+        *(costs.row(fleet) for fleet in FLEETS),
     ]
     text = "\n".join(lines)
     click.echo(text)
@@ -261,8 +261,10 @@ def measure_own(size: CardinalitySize, directory: Path) -> OwnCost:
     counted = host_files.write_tree(files, _VALUES // host_files.VALUES_PER_PORT)
     times = size.agent_seconds, _SETTLE_SECONDS, size.push_seconds
     agent, reader = (
-        agent_costs.measure_ticks(agent_costs.TickPlan(root, directory, moved, 1.0, *times, kept))
-        for root, moved, kept in ((tree, moving, answers), (files, counted, None))
+        agent_costs.measure_ticks(
+            agent_costs.TickPlan(root, directory, moved, 1.0, *times, answers_path)
+        )
+        for root, moved, answers_path in ((tree, moving, answers), (files, counted, None))
     )
     load.save(load.streams_of_a_node(directory), directory / "streams")
     received = fleets.measure(size.fleet, directory / "streams", directory)

@@ -61,16 +61,16 @@ class ScrapeLoop:
     measured: npt.NDArray[np.bool_]
     """Gauges of measured values, which differ between nodes; settings are equal on all nodes."""
 
-    def node_values(self, length: int, own: np.random.Generator) -> Values:
+    def node_values(self, length: int, rng: np.random.Generator) -> Values:
         """Return the values of one node at the given number of scrapes."""
         pages = self.values.shape[1]
-        at = (np.arange(length) + own.integers(pages)) % pages
+        at = (np.arange(length) + rng.integers(pages)) % pages
         values: Values = self.values[:, at]
         count = len(self.series)
-        speed = round(own.uniform(*_OWN_SPEED), 2)
+        speed = round(rng.uniform(*_OWN_SPEED), 2)
         grown = np.cumsum(self._grown()[:, at], axis=1) * speed
         start = np.nan_to_num(np.nanmin(self.values, axis=1, keepdims=True)) * speed
-        level = np.where(self.measured[:, None], own.uniform(*_OWN_LEVEL, (count, 1)), 1.0)
+        level = np.where(self.measured[:, None], rng.uniform(*_OWN_LEVEL, (count, 1)), 1.0)
         counted = np.where(np.isnan(values), np.nan, np.round(start + grown, 3))
         return np.where(self.counters[:, None], counted, values * level)
 
@@ -96,13 +96,13 @@ class ClusterScrapes:
         return self.faulty[turn % len(self.faulty)]
 
 
-def loop_of(scrapes: Sequence[str], held: Container[str]) -> ScrapeLoop:
+def loop_of(scrapes: Sequence[str], names: Container[str]) -> ScrapeLoop:
     """Parse scrapes, keeping the metrics in `held`."""
     rows: dict[Labels, list[float]] = {}
     for position, scrape in enumerate(scrapes):
         for line in scrape.splitlines():
             match = _SAMPLE.fullmatch(line)
-            if match and match["name"] in held:
+            if match and match["name"] in names:
                 row = rows.setdefault(_labels(match), [np.nan] * len(scrapes))
                 row[position] = float(match["value"])
     metrics = [metric_named(dict(labels)["__name__"]) for labels in rows]
@@ -137,7 +137,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def cluster_scrapes_of(
-    nodes: int, loop_scrapes: int, faults: int, held: Container[str]
+    nodes: int, loop_scrapes: int, faults: int, names: Container[str]
 ) -> ClusterScrapes:
     """Render scrapes of healthy nodes, of nodes with the given number of faults, and of their collector.
 
@@ -149,9 +149,9 @@ def cluster_scrapes_of(
         NodeSpec(f"s{seed}", seed, scenario=scenario, scheduler=scheduler)
         for seed, (scenario, scheduler) in enumerate(scenarios)
     )
-    loops = [loop_of(agent_scrapes(spec, loop_scrapes), held) for spec in specs]
+    loops = [loop_of(agent_scrapes(spec, loop_scrapes), names) for spec in specs]
     with TemporaryDirectory(prefix="bench-") as directory:
-        collector = _collector_loop(nodes, Path(directory), held)
+        collector = _collector_loop(nodes, Path(directory), names)
     return ClusterScrapes(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
 
 
@@ -176,7 +176,7 @@ def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASI
     return asyncio.run(read())
 
 
-def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> ScrapeLoop:
+def _collector_loop(nodes: int, directory: Path, names: Container[str]) -> ScrapeLoop:
     """Render scrapes of a collector with reporting nodes, each held by one of several tenants."""
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
@@ -193,7 +193,7 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
             loader.execute("post", fleets.CONNECTIONS)
             fleets.refreshes_of(server, 2)
             texts.append(harness.http_get(server.port, "/metrics"))
-    return loop_of(texts, held)
+    return loop_of(texts, names)
 
 
 class SeriesWriter:
@@ -234,8 +234,8 @@ class SeriesWriter:
             there = ~np.isnan(values[part])
             block = http_requests.encode_samples(values[part], self._times)
             parts = []
-            for labels, row, kept in zip(series[part], block, there, strict=True):
-                data = row[kept].tobytes()
+            for labels, row, present in zip(series[part], block, there, strict=True):
+                data = row[present].tobytes()
                 text = common + b"".join(http_requests.encode_label(*pair) for pair in labels)
                 parts += [http_requests.encode_series_head(text, len(data)), data]
             yield http_requests.encode_request(self._path, parts)

@@ -98,9 +98,9 @@ def _requests(
 ) -> list[http_requests.Request]:
     variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
     requests = []
-    for number, own in enumerate(prefixes):
+    for number, node_prefixes in enumerate(prefixes):
         samples = variants[number % len(variants)]
-        parts = (p + s for p, s in zip(own, samples, strict=True))
+        parts = (p + s for p, s in zip(node_prefixes, samples, strict=True))
         requests.append(http_requests.encode_request(PATH, parts))
     return requests
 
@@ -115,8 +115,8 @@ def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> lis
     samples = []
     for position, stream in enumerate(streams):
         rows = load.rows_of(stream.schema, variant * 100 + position, turn)[-stream.rows :]
-        own = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
-        block = http_requests.encode_samples(rows.T.astype(np.float64), own)
+        timestamps = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
+        block = http_requests.encode_samples(rows.T.astype(np.float64), timestamps)
         data, size = block.tobytes(), block.itemsize * len(rows)
         samples += [data[i : i + size] for i in range(0, len(data), size)]
     return samples
@@ -128,9 +128,11 @@ def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
     node = label("instance", load.name(number))
     prefixes = []
     for stream in streams:
-        own = load.of_node(stream.schema, number)
-        entities = [node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in own.entities]
-        for group in own.groups:
+        schema = load.of_node(stream.schema, number)
+        entities = [
+            node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in schema.entities
+        ]
+        for group in schema.groups:
             metric = label("__name__", METRICS[group.metric].name)
             for member in group.entities:
                 labels = metric + entities[member]
@@ -176,8 +178,8 @@ def main(
     no_store: bool,
 ) -> None:
     """Measure the collector and print ratios."""
-    known = {one.nodes: one for one in size.fleets}
-    chosen = [known.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or size.fleets
+    by_nodes = {fleet.nodes: fleet for fleet in size.fleets}
+    chosen = [by_nodes.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or size.fleets
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
     node = load.LoadNodes(streams, 1)
@@ -186,19 +188,19 @@ def main(
         f"{node.columns:,} columns per node from {len(streams)} sources,"
         f" {node.values_per_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
     )
-    costs = [fleets.measure(one, directory / "streams", directory) for one in chosen]
+    costs = [fleets.measure(fleet, directory / "streams", directory) for fleet in chosen]
     if not no_store and report.has_program(harness.VICTORIA):
         store = measure_store(streams, size.store_nodes, size.store_turns, directory)
         report.figure(harness.VICTORIA, f"{size.store_nodes} nodes: {store}")
         for cost in costs:
-            what = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"
-            report.ratio(what, store.cpu_per_value * cost.values_per_cpu_second, CPU_RATIO)
+            title = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"
+            report.ratio(title, store.cpu_per_value * cost.values_per_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
     for fewer, more in pairwise(costs):
         added = more.bytes_per_node * more.size.nodes - fewer.bytes_per_node * fewer.size.nodes
-        what = f"memory per further node, from {fewer.size.nodes} to {more.size.nodes}"
-        report.ratio(what, added / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY)
+        title = f"memory per further node, from {fewer.size.nodes} to {more.size.nodes}"
+        report.ratio(title, added / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY)
 
 
 def _report_size(report: harness.BenchReport, cost: FleetCost) -> None:

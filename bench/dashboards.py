@@ -206,8 +206,10 @@ def _report_rules(
     groups = rules.groups()
     longest = next(iter(groups))
     report.ratio(f"time, {longest} {at} / its interval", groups[longest] * cost.times, OF_INTERVAL)
-    own = sum(share for name, share in groups.items() if name.endswith("recorded"))
-    report.ratio(f"share of a core, recording rules {at}", 100 * own * cost.times, unit=" %")
+    recorded_share = sum(share for name, share in groups.items() if name.endswith("recorded"))
+    report.ratio(
+        f"share of a core, recording rules {at}", 100 * recorded_share * cost.times, unit=" %"
+    )
     share = 100 * rules.share_at_own_intervals(cost.idle) * cost.times
     report.ratio(f"share of a core, all rules {at}", share, ALL_RULES, unit=" %")
     for name, share in groups.items():

@@ -59,14 +59,14 @@ def main(report: BenchReport, rows: int, directory: Path) -> None:
         seconds[export.ExportFormat.PARQUET,] / seconds[export.ExportFormat.CSV,],
     )
     for form, size in zip(export.ExportFormat, sizes, strict=True):
-        one = 1e6 * seconds[(form,)] / rows
-        report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes per row")
+        microseconds = 1e6 * seconds[(form,)] / rows
+        report.figure(f"{form}", f"{microseconds:.0f} us CPU and {size:.0f} bytes per row")
 
 
 def _invoices(rows: int) -> tuple[Invoice, ...]:
     charges = [_charge(at) for at in range(rows)]
     due_ns = MONTH.end_ns + CLOSE_AFTER_NS
-    return tuple(issue_invoice(one, due_ns) for one in draft_invoices(charges, MONTH, "EUR"))
+    return tuple(issue_invoice(draft, due_ns) for draft in draft_invoices(charges, MONTH, "EUR"))
 
 
 def _charge(at: int) -> Charge:

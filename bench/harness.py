@@ -276,15 +276,15 @@ class BenchReport:
     _ratios: list[tuple[str, str, str, str]] = field(default_factory=list)
     _figures: list[tuple[str, str]] = field(default_factory=list)
 
-    def ratio(self, what: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
+    def ratio(self, title: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
         """Add a ratio; its unit is that of the aim if it has one."""
         unit = aim.unit if aim else unit
         verdict = "" if aim is None else ("met" if aim.is_met(value) else "MISSED")
-        self._ratios.append((what, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
+        self._ratios.append((title, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
 
-    def figure(self, what: str, text: str) -> None:
+    def figure(self, title: str, text: str) -> None:
         """Add a figure."""
-        self._figures.append((what, text))
+        self._figures.append((title, text))
 
     def has_program(self, program: str) -> bool:
         """True if a program is installed; otherwise the report states that its rows are left out."""

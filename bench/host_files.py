@@ -26,11 +26,11 @@ _DRIVERS = ("nvml.", "ethtool.")
 def write_answers(path: Path, seconds: int) -> None:
     """Write one dictionary per second: every call, by its key, with its answer."""
     state: dict[str, Any] = {}
-    kept = []
+    answers = []
     for moment in moments(NodeSpec(node="bench-node", seed=7, scenario="training"), seconds):
         state.update(moment.calls)
-        kept.append({key: state[key] for key in state if key.startswith(_DRIVERS)})
-    path.write_bytes(msgspec.msgpack.encode(kept))
+        answers.append({key: state[key] for key in state if key.startswith(_DRIVERS)})
+    path.write_bytes(msgspec.msgpack.encode(answers))
 
 
 COUNTERS = [*sorted(RDMA.counters.zeros), "vendor_port_events"]
@@ -111,16 +111,16 @@ class FileMover:
         self._thread.join()
 
     def _run(self) -> None:
-        kept = [(os.open(file, os.O_RDWR), _MOVING[file.name]) for file in self.files]
-        values = [int(os.pread(descriptor, _WIDTH, 0)) for descriptor, _ in kept]
+        open_files = [(os.open(file, os.O_RDWR), _MOVING[file.name]) for file in self.files]
+        values = [int(os.pread(descriptor, _WIDTH, 0)) for descriptor, _ in open_files]
         turn = 0
         while not self._stop.wait(self.period_seconds):
             turn += 1
-            for position, (descriptor, rate) in enumerate(kept):
+            for position, (descriptor, rate) in enumerate(open_files):
                 wobble = 1 + ((turn * 31 + position * 17) % 13 - 6) / 100
                 values[position] += round(rate * wobble * self.period_seconds)
                 os.pwrite(descriptor, f"{values[position]:<{_WIDTH}}".encode(), 0)
-        for descriptor, _ in kept:
+        for descriptor, _ in open_files:
             os.close(descriptor)
 
 

@@ -52,17 +52,23 @@ class JobCluster:
         chance = np.random.default_rng(1)
         for number in range(nodes):
             for stream in streams:
-                known = schemas.put(load.of_node(stream.schema, number))
-                columns = known.layout.columns
+                known_schema = schemas.put(load.of_node(stream.schema, number))
+                columns = known_schema.layout.columns
                 first = chance.integers(1, 10**6, columns)
                 rows = np.array([first, first + chance.integers(1, 10**5, columns)])
                 timestamps_ns = (NS, 2 * NS)
-                stream_name, digest, times = known.layout.stream, known.digest, timestamps_ns
+                stream_name, digest, times = (
+                    known_schema.layout.stream,
+                    known_schema.digest,
+                    timestamps_ns,
+                )
                 batch = Batch(stream_name, digest, 1, times, times, *load.pack_rows(rows))
-                update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
+                update = NodeUpdate(
+                    load.name(number), "run", "boot", known_schema.layout, batch, NOW_NS
+                )
                 core.fleet.apply(update)
-                for place, gpu in enumerate(known.gpus):
-                    job = (number * len(known.gpus) + place) // GPUS_PER_JOB
+                for place, gpu in enumerate(known_schema.gpus):
+                    job = (number * len(known_schema.gpus) + place) // GPUS_PER_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
                     roster.set_holdings(
                         gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)]

@@ -48,14 +48,14 @@ def streams_of_a_node(directory: Path) -> list[SourceLoad]:
     service.configure_logs("error")
     write_tree(directory / "tree", DEVICES)
     write_answers(directory / "answers", 2)
-    one = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))
-    asyncio.run(one.once())
+    agent = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))
+    asyncio.run(agent.once())
     return [
         SourceLoad(
             wire.to_wire_schema(status.frame.schema),
             max(round(ROWS / status.source.period_seconds), 1),
         )
-        for status in one.sampler.statuses.values()
+        for status in agent.sampler.statuses.values()
         if status.frame
     ]
 
@@ -83,7 +83,7 @@ def _counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
         [catalog.METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
         for group in schema.groups
     ]
-    return np.array([counts for some in kinds for counts in some], np.bool_)
+    return np.array([counts for flags in kinds for counts in flags], np.bool_)
 
 
 def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
@@ -158,17 +158,17 @@ class LoadNodes:
         self.columns = sum(columns_of(stream.schema) for stream in streams)
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
-        own = {
+        node_digests = {
             schema.stream: wire.schema_hash(of_node(schema, number))
             for schema in (stream.schema for stream in self._streams)
             if schema.stream not in self._common
         }
-        return self._common | own
+        return self._common | node_digests
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
-        own = [of_node(stream.schema, number) for stream in self._streams]
-        wanted = [schema for schema in own if wire.schema_hash(schema).hex() in digests]
+        node_schemas = [of_node(stream.schema, number) for stream in self._streams]
+        wanted = [schema for schema in node_schemas if wire.schema_hash(schema).hex() in digests]
         return wire.pack(wire.envelope(origin(number), [], wanted, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:

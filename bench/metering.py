@@ -76,11 +76,11 @@ def month(index: int, times: int = 1) -> GpuMonth:
     """Return a month of a GPU with a multiple of the usual claims and gaps; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     timestamps_ns = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
-    seen = np.ones(len(timestamps_ns), np.bool_)
+    is_sampled = np.ones(len(timestamps_ns), np.bool_)
     for _ in range(SILENCES * times):
         start = chance.randrange(len(timestamps_ns))
-        seen[start : start + chance.randrange(3, 180)] = False
-    timestamps_ns = timestamps_ns[seen]
+        is_sampled[start : start + chance.randrange(3, 180)] = False
+    timestamps_ns = timestamps_ns[is_sampled]
     edges = sorted(
         chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
     )
@@ -128,9 +128,9 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
     _on_cores(report, size.gpus_on_cores)
     _by_events(report, size.gpus_with_events)
     _by_shares(report, size.claims_on_a_gpu)
-    sampled = [(one.evidence.claims, one.timestamps_ns.tolist()) for one in months[:4]]
+    sampled = [(month.evidence.claims, month.timestamps_ns.tolist()) for month in months[:4]]
     with ProcessStopwatch() as spent:
-        held = sum(_by_sample(*one) for one in sampled)
+        held_ns = sum(_by_sample(*one) for one in sampled)
     naive = spent.cpu_seconds * gpus / 4
     report.ratio("CPU of a loop over samples, held time only / metering", naive / metering)
     report.figure("measured", f"{days:,} GPU-days, {gpus * CLAIMS:,} claims, {charges:,} charges")
@@ -138,7 +138,7 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
     report.figure("rating and closing", f"{1e3 * (whole - metering) / days:.2f} ms CPU per GPU-day")
     report.figure("loop over samples", f"{1e3 * naive / days:.2f} ms CPU per GPU-day")
     report.figure(
-        "held time by that loop", f"{held / (4 * DAYS * DAY_NS):.3f} of the time, not exact"
+        "held time by that loop", f"{held_ns / (4 * DAYS * DAY_NS):.3f} of the time, not exact"
     )
 
 
@@ -146,17 +146,19 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     """Return processor seconds in total and of metering alone, and the number of charges."""
     used: list[usage.Usage] = []
     with ProcessStopwatch() as metering:
-        for one in months:
-            used += _meter_usage(one)
+        for gpu_month in months:
+            used += _meter_usage(gpu_month)
     with ProcessStopwatch() as rating:
         charges = rate(used, BOOK, MONTH).charges
         invoices.draft_invoices(charges, MONTH, BOOK.currency)
     return metering.cpu_seconds + rating.cpu_seconds, metering.cpu_seconds, len(charges)
 
 
-def _meter_usage(one: GpuMonth) -> list[usage.Usage]:
+def _meter_usage(gpu_month: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
-    gpu = MeteredGpu.compute(one.evidence, {measures.CountedQuantity.ENERGY: one.counted}, SKU)
+    gpu = MeteredGpu.compute(
+        gpu_month.evidence, {measures.CountedQuantity.ENERGY: gpu_month.counted}, SKU
+    )
     return usage.usages_of_days(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
@@ -165,12 +167,14 @@ def _on_cores(report: BenchReport, gpus: int) -> None:
     _SharedMemory.months = [month(index) for index in range(gpus)]
     gc.freeze()  # or garbage collection copies the memory that forked processes share
     days = gpus * DAYS
-    alone, own = _close_days(gpus, 1)
+    alone, single_process = _close_days(gpus, 1)
     wall, busiest = _close_days(gpus, CORES)
     gc.unfreeze()
-    what = f"{GPU_DAYS:,} GPU-days, {CORES} processes, wall time"
-    report.ratio(what, wall * GPU_DAYS / days, RATED)
-    report.ratio(f"CPU of the busier of {CORES} processes / of one alone", busiest / own, HALVED)
+    title = f"{GPU_DAYS:,} GPU-days, {CORES} processes, wall time"
+    report.ratio(title, wall * GPU_DAYS / days, RATED)
+    report.ratio(
+        f"CPU of the busier of {CORES} processes / of one alone", busiest / single_process, HALVED
+    )
     report.figure("wall time", f"{days:,} GPU-days: {alone:.2f} s, {CORES} processes {wall:.2f} s")
 
 
@@ -212,11 +216,11 @@ def _by_events(report: BenchReport, gpus: int) -> None:
         months = [month(index, times) for index in range(gpus)]
         events = sum(2 * len(m.evidence.claims) + len(m.evidence.sample_spans) for m in months)
         with ProcessStopwatch() as spent:
-            for one in months:
-                _meter_usage(one)
+            for gpu_month in months:
+                _meter_usage(gpu_month)
         costs.append(spent.cpu_seconds / events)
-    what = f"CPU per event, {MORE[-1]} times as many / minimum"
-    report.ratio(what, costs[-1] / min(costs), AN_EVENT)
+    title = f"CPU per event, {MORE[-1]} times as many / minimum"
+    report.ratio(title, costs[-1] / min(costs), AN_EVENT)
     shown = ", ".join(f"{1e6 * cost:.1f}" for cost in costs)
     report.figure("CPU per event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
 
@@ -225,7 +229,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
     """Measure the cost of a part held by a share for a time, with growing counts of claims on a GPU."""
     costs = []
     for count in counts:
-        one = month(0)
+        gpu_month = month(0)
         apart_ns = DAYS * DAY_NS // (count + 1)
         claims = tuple(
             usage_evidence.MeteredClaim(
@@ -238,10 +242,10 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
             )
             for at in range(count)
         )
-        shared = replace(one, evidence=structs.replace(one.evidence, claims=claims))
+        shared = replace(gpu_month, evidence=structs.replace(gpu_month.evidence, claims=claims))
         costs.append(cpu_seconds(partial(_meter_usage, shared)) / (count * (count + 1) / 2))
-    what = f"CPU per part held, {counts[-1]} / {counts[0]} claims that share a GPU"
-    report.ratio(what, costs[-1] / costs[0], PER_PART)
+    title = f"CPU per part held, {counts[-1]} / {counts[0]} claims that share a GPU"
+    report.ratio(title, costs[-1] / costs[0], PER_PART)
     shown = ", ".join(f"{1e6 * cost:.0f}" for cost in costs)
     report.figure("CPU per part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
@@ -249,7 +253,7 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
 def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], timestamps_ns: Sequence[int]) -> int:
     """Meter by samples, the usual alternative: the holder at a sample held the GPU since the last one."""
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
-    held = at = 0
+    held_ns = at = 0
     before = timestamps_ns[0]
     for timestamp_ns in timestamps_ns[1:]:
         while at < len(claims) and claims[at][1] <= timestamp_ns:
@@ -259,9 +263,9 @@ def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], timestamps_ns: Se
             and claims[at][0] <= timestamp_ns
             and timestamp_ns - before <= usage_evidence.GAP_NS
         ):
-            held += timestamp_ns - before
+            held_ns += timestamp_ns - before
         before = timestamp_ns
-    return held
+    return held_ns
 
 
 if __name__ == "__main__":

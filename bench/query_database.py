@@ -214,9 +214,12 @@ class QueryDatabase:
         for path in RULES.glob("*.yml"):
             content = yaml.safe_load(path.read_text())
             for group in content["groups"]:
-                own = _seconds(group.get("interval", f"{RULES_SECONDS}s"))
+                period_seconds = _seconds(group.get("interval", f"{RULES_SECONDS}s"))
                 group["interval"] = f"{interval_seconds}s"
-                rules += [RuleCost(group["name"], _rule_name(rule), own) for rule in group["rules"]]
+                rules += [
+                    RuleCost(group["name"], _rule_name(rule), period_seconds)
+                    for rule in group["rules"]
+                ]
             (directory / "rules" / path.name).write_text(yaml.safe_dump(content))
         rules.sort(key=lambda rule: rule.group)
         http_get(self.port, "/-/reload", "POST")

@@ -71,7 +71,7 @@ def read_trace(path: Path = TRACE) -> list[TraceInstance]:
         )
         for row in rows
     )
-    return sorted(one for one in instances if one.start_ns < one.end_ns)
+    return sorted(instance for instance in instances if instance.start_ns < instance.end_ns)
 
 
 def _ns(text: str) -> int | None:
@@ -83,15 +83,15 @@ def jobs_of_trace(instances: Iterable[TraceInstance]) -> list[ListedJob]:
     """Return the instances with GPUs, as jobs of a list that names no GPUs."""
     return [
         ListedJob(
-            one.start_ns,
-            one.name,
-            one.application,
+            instance.start_ns,
+            instance.name,
+            instance.application,
             "",
-            one.end_ns,
-            unplaced=(UnnamedGpus("", one.gpus, "the trace names none"),),
+            instance.end_ns,
+            unplaced=(UnnamedGpus("", instance.gpus, "the trace names none"),),
         )
-        for one in instances
-        if one.gpus
+        for instance in instances
+        if instance.gpus
     ]
 
 
@@ -102,20 +102,22 @@ def nic_evidence(
     claims: dict[str, list[evidence.MeteredClaim]] = defaultdict(list)
     inexact: list[TraceInstance] = []
     pools: dict[int, _NicPool] = {}
-    for one in sorted(instances):
-        units = units_of_share(one.nic)
+    for instance in sorted(instances):
+        units = units_of_share(instance.nic)
         if units is None:
-            inexact.append(one)
+            inexact.append(instance)
             continue
-        nic, slots = pools.setdefault(units, _NicPool(units)).take(one.start_ns, one.end_ns)
+        nic, slots = pools.setdefault(units, _NicPool(units)).take(
+            instance.start_ns, instance.end_ns
+        )
         claims[nic].append(
             evidence.MeteredClaim(
                 ClaimAuthority.SCHEDULER,
-                one.start_ns,
-                one.name,
-                one.application,
-                one.end_ns,
-                one.name,
+                instance.start_ns,
+                instance.name,
+                instance.application,
+                instance.end_ns,
+                instance.name,
                 compute=slots,
                 memory=slots,
             )
@@ -124,12 +126,12 @@ def nic_evidence(
 
 
 def _evidence(claims: dict[str, list[evidence.MeteredClaim]]) -> Iterator[evidence.Evidence]:
-    for nic, own in sorted(claims.items()):
-        start = min(claim.start_ns for claim in own)
-        end = max(claim.end_ns for claim in own)
+    for nic, nic_claims in sorted(claims.items()):
+        start = min(claim.start_ns for claim in nic_claims)
+        end = max(claim.end_ns for claim in nic_claims)
         sighting = evidence.NodeSighting(evidence.NodeEvidence.SCHEDULER, start, end)
         yield evidence.Evidence(
-            nic, (evidence.NodeStay(start, nic, end),), tuple(own), sightings=(sighting,)
+            nic, (evidence.NodeStay(start, nic, end),), tuple(nic_claims), sightings=(sighting,)
         )
 
 
@@ -204,30 +206,32 @@ def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
     """Measure metering of a month of claims and print ratios."""
     nodes = nodes or size
     before = resident_bytes()
-    known = [gpu(index) for index in range(nodes * GPUS_PER_NODE)]
-    held = resident_bytes() - before
-    claims = sum(len(one.claims) for one in known)
-    few = known[: len(known) // SMALL]
+    gpus = [gpu(index) for index in range(nodes * GPUS_PER_NODE)]
+    memory_bytes = resident_bytes() - before
+    claims = sum(len(gpu_evidence.claims) for gpu_evidence in gpus)
+    few = gpus[: len(gpus) // SMALL]
     small = _tile_usage(few)[0] / len(few)
-    seconds, entries, found = _tile_usage(known)
-    report.ratio("CPU per GPU, all / a tenth of them", seconds / len(known) / small, LINEAR)
-    wrong = _wrong(found, known)
+    seconds, entries, found = _tile_usage(gpus)
+    report.ratio("CPU per GPU, all / a tenth of them", seconds / len(gpus) / small, LINEAR)
+    wrong = _wrong(found, gpus)
     report.ratio("tenants whose time is not the sum of their claims", wrong, EXACT)
-    report.figure("metered", f"{len(known):,} GPUs, {DAYS} days, {claims:,} claims")
+    report.figure("metered", f"{len(gpus):,} GPUs, {DAYS} days, {claims:,} claims")
     report.figure("processor time", f"{seconds:.1f} s, {1e6 * seconds / claims:.0f} us per claim")
     report.figure("entries of the days", f"{entries:,}")
-    report.figure("claims in memory", f"{mebibytes(held)}, {held / claims:.0f} B per claim")
+    report.figure(
+        "claims in memory", f"{mebibytes(memory_bytes)}, {memory_bytes / claims:.0f} B per claim"
+    )
     report.figure("resident after metering", mebibytes(resident_bytes()))
     _real(report)
 
 
-def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
+def _tile_usage(gpus: Iterable[evidence.Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     counts: Counter[str] = Counter()
     count = 0
     with ProcessStopwatch() as spent:
-        for one in known:
-            timeline = GpuTimeline.compute(one)
+        for gpu_evidence in gpus:
+            timeline = GpuTimeline.compute(gpu_evidence)
             for day in range(FIRST_DAY, FIRST_DAY + DAYS):
                 entries = timeline.entries(day * DAY_NS, (day + 1) * DAY_NS)
                 count += len(entries)
@@ -237,13 +241,13 @@ def _tile_usage(known: Iterable[evidence.Evidence]) -> tuple[float, int, Counter
     return spent.cpu_seconds, count, counts
 
 
-def _wrong(counts: Counter[str], known: Sequence[evidence.Evidence]) -> int:
+def _wrong(counts: Counter[str], gpus: Sequence[evidence.Evidence]) -> int:
     """Return the number of tenants that differ from a plain sum; time without a tenant is the remainder."""
     expected: Counter[str] = Counter()
-    for one in known:
-        for claim in one.claims:
+    for gpu_evidence in gpus:
+        for claim in gpu_evidence.claims:
             expected[claim.tenant] += GPU_CAPACITY * (claim.end_ns - claim.start_ns)
-    whole = GPU_CAPACITY * (MONTH.end_ns - MONTH.start_ns) * len(known)
+    whole = GPU_CAPACITY * (MONTH.end_ns - MONTH.start_ns) * len(gpus)
     expected[""] = whole - expected.total()
     return sum(counts[tenant] != expected[tenant] for tenant in expected | counts)
 
@@ -259,19 +263,19 @@ def _real(report: BenchReport) -> None:
         jobs = number_placeholders(listed, "", GpuModels()).jobs
         gpu_days = 0
         ledger = []
-        for known in job_evidence(jobs).values():
-            (stay,) = known.stays
-            gpu = MeteredGpu.compute(known, {})
+        for gpu_evidence in job_evidence(jobs).values():
+            (stay,) = gpu_evidence.stays
+            gpu = MeteredGpu.compute(gpu_evidence, {})
             for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
                 gpu_days += 1
                 tiling = gpu.day(day, MeteringComputation("", 0))
                 ledger += [e for e in tiling.entries if e.tenant and e.tiling is Tiling.COMPUTE]
-        held = sum(int(entry.quantity) for entry in ledger)
+        held_time = sum(int(entry.quantity) for entry in ledger)
     with ProcessStopwatch() as comparing:
         comparison = compare_jobs(ledger, listed, 0)
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
-    what = "a real month, held - sum of its instances, GPU-ns"
-    report.ratio(what, abs(held - expected) / GPU_CAPACITY, EXACT)
+    title = "a real month, held - sum of its instances, GPU-ns"
+    report.ratio(title, abs(held_time - expected) / GPU_CAPACITY, EXACT)
     differing = len(comparison.differences) + sum(bool(t.difference) for t in comparison.tenants)
     report.ratio("its jobs and tenants that differ from the job list (R3)", differing, EXACT)
     report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {comparing.cpu_seconds:.1f} s")

@@ -88,8 +88,8 @@ class AdministratorFiles:
         """Return the texts to store, by kind; None while a file that metering needs was never valid."""
         if self.unknown:
             return None
-        kept = (*self._metering, self.inventory)
-        return {f.kind: f.text for f in kept if f.path and f.is_known}
+        recorded_files = (*self._metering, self.inventory)
+        return {f.kind: f.text for f in recorded_files if f.path and f.is_known}
 
     def refresh(self) -> None:
         """Read the files that have changed. Blocking."""

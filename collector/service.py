@@ -188,7 +188,7 @@ class Collector:
     def _listed_nodes(self) -> set[str]:
         """Return the nodes that have a credential."""
         entries = self.tokens.credentials.entries.values()
-        return {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        return {entry.credential.name for entry in entries if entry.credential.role is Role.NODE}
 
     def _find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
         return self.files.tenants.content.find_tenant(source, owner, timestamp_ns)
@@ -288,7 +288,7 @@ class Collector:
             self.settings.allow_anonymous_read,
             on_denial=self._count_rejection,
         )
-        own = read_api.CollectorMetrics(
+        own_metrics = read_api.CollectorMetrics(
             self.core,
             self.log,
             self.files,
@@ -308,7 +308,7 @@ class Collector:
         )
         api = read_api.ViewApi(
             self.core,
-            own,
+            own_metrics,
             lambda: self.refresher.views,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,

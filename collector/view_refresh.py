@@ -83,14 +83,14 @@ class ViewRefresher:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
-        known = self.is_known()  # first, so that the files read below are at least as new
+        is_known = self.is_known()  # first, so that the files read below are at least as new
         fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
         turns = TimeSlices()
-        ready = known and self.live.is_ready  # not while the ledger cannot be read
+        ready = is_known and self.live.is_ready  # not while the ledger cannot be read
         account = await self.live.refresh(now_ns, turns.yield_if_due) if ready else None
-        held = self.live.held_units() if account else {}
-        rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
+        held_units = self.live.held_units() if account else {}
+        rollups = Rollups(self._tenants_of(now_ns, names) if held_units else None, names)
         if account:
             await self.positions.refresh(turns.yield_if_due)
         gathered = GatheredReadings()
@@ -122,7 +122,9 @@ class ViewRefresher:
             now_ns,
             view_cells.View("cluster", now_ns, cluster),
             view_cells.View("rail", now_ns, tuple(tables["rail"])),
-            view_cells.View("tenant", now_ns, (*tables["tenant"], *self._tenants(account, held))),
+            view_cells.View(
+                "tenant", now_ns, (*tables["tenant"], *self._tenants(account, held_units))
+            ),
             view_cells.View("node", now_ns, tuple(nodes)),
             account,
             time.perf_counter_ns() - started,
@@ -181,11 +183,11 @@ class ViewRefresher:
         return tenants_of
 
     def _tenants(
-        self, account: GpuTimeAccount | None, held: Mapping[str, Units]
+        self, account: GpuTimeAccount | None, held_units: Mapping[str, Units]
     ) -> Iterator[view_cells.ViewCell]:
         if account:
             amounts: AmountTotals = self.live.amounts.totals()
-            yield from tenant_cells(account, amounts, held, self.quotas())
+            yield from tenant_cells(account, amounts, held_units, self.quotas())
 
     def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, fleet.FleetNode]:
         """Return all nodes except stale ones that were removed from the inventory."""

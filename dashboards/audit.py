@@ -65,7 +65,10 @@ def _log() -> Iterator[panels.Panel]:
 
 
 def _others() -> Iterator[panels.Panel]:
-    state, held = "railscope_agent_audit_witness_state", "railscope_agent_audit_checkpoint_records"
+    state, records = (
+        "railscope_agent_audit_witness_state",
+        "railscope_agent_audit_checkpoint_records",
+    )
     by_state = query.build_query(f"sum by (state) ({state})", legend="{{state}}")
     disputed = query.build_query(f'max by (node) ({state}{{state="disputed"}}) == 1', query.COUNT)
     column = panels.Column("State", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
@@ -73,7 +76,7 @@ def _others() -> Iterator[panels.Panel]:
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
         panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),
         panels.lines(303, "Records covered by the checkpoints of agents", "The oldest and the newest checkpoint, and the log itself.",
-                     query.build_query(f"min({held})").with_name("oldest"), query.build_query(f"max({held})").with_name("newest"), _sum("records").with_name("log")),
+                     query.build_query(f"min({records})").with_name("oldest"), query.build_query(f"max({records})").with_name("newest"), _sum("records").with_name("log")),
         panels.rows(304, "Agents that dispute the log", "Nothing is signed while there is one.", {"node": "Node"}, column),
         panels.bars(305, "Requests denied", "Requests without a sufficient credential.", _rate("denials"), span=12),
     )  # fmt: skip

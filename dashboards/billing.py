@@ -83,12 +83,12 @@ def _account() -> Iterator[panels.Panel]:
         panels.Column("Observed", query.build_query(f'{by_tenant} ({time}{{state="observed"}})')),
         span=8,
     )
-    held = f'deriv({time}{{state=~"observed|inferred|unknown"}}[$__rate_interval])'
+    held_rate = f'deriv({time}{{state=~"observed|inferred|unknown"}}[$__rate_interval])'
     yield panels.layers(
         205,
         "GPUs held by tenant",
         "GPU time per second, all held states.",
-        query.build_query(f"{by_tenant} ({held})", query.COUNT, "{{tenant}}"),
+        query.build_query(f"{by_tenant} ({held_rate})", query.COUNT, "{{tenant}}"),
     )
 
 

@@ -48,7 +48,7 @@ def _summary() -> Iterator[panels.Panel]:
 
 def _gpus() -> Iterator[panels.Panel]:
     throttled = query.rollup(
-        "cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'
+        "cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", selector='{reason!="gpu_idle"}'
     )
     xids = query.now(gpu_health.GPU_XID_ERRORS, SUM, "node", "pci_address", "xid")
     yield from (
@@ -130,8 +130,8 @@ SECTIONS = (
 
 def _missing(up: Metric, *by: str) -> query.Query:
     """Count the zeros; the result is 0, and not empty, when all are 1."""
-    seen = f"max by ({', '.join(by)}) ({up.name})"
-    return query.Query(f"count({seen}) - sum({seen})", query.COUNT, metrics=(up,))
+    up_by_entity = f"max by ({', '.join(by)}) ({up.name})"
+    return query.Query(f"count({up_by_entity}) - sum({up_by_entity})", query.COUNT, metrics=(up,))
 
 
 def _failed_sources() -> query.Query:

@@ -77,13 +77,13 @@ def _bad(title: str, query: Query, texts: Mapping[int, str] | None = None) -> pa
     return panels.Column(title, query, panels.NONE_IS_GOOD, texts or {}, "highest")
 
 
-def _all(what: str, state: str) -> Query:
-    return build_query(f"sum({_devices(what, state)})", COUNT)
+def _all(devices: str, state: str) -> Query:
+    return build_query(f"sum({_devices(devices, state)})", COUNT)
 
 
-def _devices(what: str, state: str) -> str:
+def _devices(devices: str, state: str) -> str:
     """Devices in a state: from a collector with the node present, else from one with the node stale."""
-    selector = f'railscope_inventory_{what}{{state="{state}"}}'
+    selector = f'railscope_inventory_{devices}{{state="{state}"}}'
     present, stale = (
         f"max by (node) ({selector} and on (instance, node) "
         f'(railscope_inventory_node{{state="{state}"}} == 1))'
@@ -92,8 +92,8 @@ def _devices(what: str, state: str) -> str:
     return f"({present} or {stale})"
 
 
-def _count_in_state(what: str, state: str) -> Query:
-    return build_query(f"{_devices(what, state)} > 0", COUNT)
+def _count_in_state(devices: str, state: str) -> Query:
+    return build_query(f"{_devices(devices, state)} > 0", COUNT)
 
 
 def _in_state(state: str) -> str:

@@ -101,24 +101,24 @@ class _PrometheusAnnotation(AnnotationQuery):
         return super().to_json() | self._more
 
 
-def xid_marks(where: str = "") -> DashboardAnnotation:
+def xid_marks(selector: str = "") -> DashboardAnnotation:
     """Annotations at errors reported by a driver."""
-    found = f"sum by (node) (increase(railscope_kernel_xids_total{where}[$__rate_interval])) > 0"
+    found = f"sum by (node) (increase(railscope_kernel_xids_total{selector}[$__rate_interval])) > 0"
     return DashboardAnnotation("Xid", found, "GPU driver error on {{node}}", "red", ("node",))
 
 
-def claim_marks(where: str = "") -> DashboardAnnotation:
+def claim_marks(selector: str = "") -> DashboardAnnotation:
     """Annotations at changes of the holders of GPUs."""
-    found = f"sum by (node) (changes(railscope_gpu_claims{where}[$__rate_interval])) > 0"
+    found = f"sum by (node) (changes(railscope_gpu_claims{selector}[$__rate_interval])) > 0"
     return DashboardAnnotation(
         "Claims", found, "holders of GPUs on {{node}} changed", "blue", ("node",)
     )
 
 
-def settings_marks(where: str = "") -> DashboardAnnotation:
+def settings_marks(selector: str = "") -> DashboardAnnotation:
     """Annotations at changes of NIC settings: old and new settings coexist for a while."""
-    seen = f"last_over_time(railscope_nic_settings_info{where}[$__rate_interval])"
-    changed = f"count by (node, interface) ({seen}) > 1"
+    settings = f"last_over_time(railscope_nic_settings_info{selector}[$__rate_interval])"
+    changed = f"count by (node, interface) ({settings}) > 1"
     text = "settings of {{interface}} on {{node}} changed"
     return DashboardAnnotation(
         "Configuration changes", changed, text, "orange", ("node", "interface")

@@ -15,12 +15,12 @@ ACTIONS = {value: text for value, text in gpu_health.GPU_ACTION.states.items() i
 NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
 
-def health(by: str, where: str) -> str:
+def health(by: str, selector: str) -> str:
     """Return the number in `HEALTH` of the worst state of each group of GPUs.
 
     Groups are made before they are compared: that is cheap for many GPUs.
     """
-    return f"({query.state_number('railscope_gpu_health', HEALTH_TEXTS, by, where)})"
+    return f"({query.state_number('railscope_gpu_health', HEALTH_TEXTS, by, selector)})"
 
 
 def build_dashboard() -> Dashboard:

@@ -20,20 +20,20 @@ HELD = f"and on (node, gpu) railscope_gpu_holder_info{SELECTED_JOBS}"
 ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
 
 
-def job_columns(of_jobs: str, where: str) -> tuple[panels.Column, ...]:
+def job_columns(of_jobs: str, selector: str) -> tuple[panels.Column, ...]:
     """Return columns of the devices and activity of jobs; `of_jobs` are the labels that identify a job.
 
     Several collectors may each hold a part of a job.
     """
 
-    def column(title: str, how: str, name: str) -> panels.Column:
+    def column(title: str, aggregation: str, name: str) -> panels.Column:
         return panels.Column(
-            title, build_query(f"{how} by ({of_jobs}) (railscope_job_{name}{where})")
+            title, build_query(f"{aggregation} by ({of_jobs}) (railscope_job_{name}{selector})")
         )
 
-    start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{where})"
-    paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{where})"
-    behind = f"0 - min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{where})"
+    start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{selector})"
+    paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{selector})"
+    behind = f"0 - min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{selector})"
     return (
         column("GPUs", "sum", "gpus"),
         column("Nodes", "sum", "nodes"),
@@ -80,9 +80,9 @@ def cause_panels() -> Iterator[panels.Panel]:
         steps=panels.PAUSE,
     )
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
-    theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
+    devices = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
-    narrow = build_query(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE)
+    narrow = build_query(f"bottomk(10, {share} and on (node, pci_address) ({devices}))", SHARE)
     yield panels.rows(
         703,
         "PCIe bandwidth of jobs' GPUs and NICs",
@@ -119,8 +119,8 @@ GPU = {"node": "Node", "gpu": "GPU"}
 
 
 def _of_gpus(name: str, more: str = "") -> str:
-    where = f'{{node=~"$node"{more}}}'
-    return f"max by (node, gpu) (railscope_gpu_{name}{where})"
+    selector = f'{{node=~"$node"{more}}}'
+    return f"max by (node, gpu) (railscope_gpu_{name}{selector})"
 
 
 def _behind(value: str) -> str:

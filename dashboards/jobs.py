@@ -37,9 +37,9 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _top_jobs(how: str, name: str) -> query.Query:
+def _top_jobs(aggregation: str, name: str) -> query.Query:
     """Return the ten jobs with most of a metric; several collectors may each hold a part of a job."""
-    jobs = f"{how} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
+    jobs = f"{aggregation} by ({job_panels.JOB_LABELS}) (railscope_job_{name}{job_panels.SELECTED_JOBS})"
     return query.build_query(f"topk(10, {jobs})", legend=BY_JOB)
 
 
@@ -71,7 +71,7 @@ def _summary() -> Iterator[panels.Panel]:
     late = query.build_query(
         f"count(min by ({job_panels.JOB_LABELS}) {STRAGGLERS} < -0.2) or vector(0)", query.COUNT
     )
-    held, free = (
+    held_gpus, free = (
         query.build_query(
             f"count(max by (node, gpu) (railscope_gpu_claims) {claims} 0) or vector(0)", query.COUNT
         )
@@ -86,7 +86,7 @@ def _summary() -> Iterator[panels.Panel]:
     yield from (
         panels.number(109, "Jobs", "Jobs that hold GPUs.", jobs),
         panels.number(110, "Jobs with a straggler", "Jobs with a GPU or a port 20 % below their median.", late, panels.NONE_IS_GOOD),
-        panels.number(101, "GPUs held", "GPUs held by jobs and other claims.", held),
+        panels.number(101, "GPUs held", "GPUs held by jobs and other claims.", held_gpus),
         panels.number(102, "GPUs free", "GPUs without a holder.", free),
         panels.number(103, "Used without a claim", "Processes on GPUs without a claim.", unclaimed, panels.NONE_IS_GOOD),
         panels.number(111, "GPUs on stale nodes", "GPUs of jobs whose nodes are stale.", stale, panels.NONE_IS_GOOD),
@@ -131,14 +131,16 @@ def _stragglers() -> Iterator[panels.Panel]:
 
 
 def _holders() -> Iterator[panels.Panel]:
-    held = query.build_query("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}")
+    held_gpus = query.build_query(
+        "sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}"
+    )
     tensor = "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)"
     activity, power = (
         query.build_query(_of_held_gpus(f"railscope_gpu_{name}"))
         for name in ("sm_activity_ratio", "power_watts")
     )
     yield from (
-        panels.layers(401, "GPUs held by tenant", "A share of a GPU counts as that share.", held, span=12),
+        panels.layers(401, "GPUs held by tenant", "A share of a GPU counts as that share.", held_gpus, span=12),
         panels.lines(402, "Tensor activity by tenant", "Mean of the held GPUs.", query.build_query(tensor, legend="{{tenant}}"), span=12),
     )  # fmt: skip
     yield panels.rows(

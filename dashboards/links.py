@@ -44,8 +44,8 @@ def _paths(state: str) -> query.Query:
     return query.in_state("railscope_pcie_path_state", NODES, f'state="{state}"')
 
 
-def _transceivers(how: str, name: str) -> query.Query:
-    return query.build_query(f"{how}(railscope_nic_transceiver_{name}{NODES})")
+def _transceivers(aggregation: str, name: str) -> query.Query:
+    return query.build_query(f"{aggregation}(railscope_nic_transceiver_{name}{NODES})")
 
 
 def _summary() -> Iterator[panels.Panel]:

@@ -33,8 +33,8 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _here(how: str, metric: str, unit: str = "") -> query.Query:
-    return query.build_query(f"{how}(railscope_{metric}{HERE})", unit)
+def _here(aggregation: str, metric: str, unit: str = "") -> query.Query:
+    return query.build_query(f"{aggregation}(railscope_{metric}{HERE})", unit)
 
 
 def _gpu(name: str) -> query.Query:
@@ -52,9 +52,11 @@ def _port(name: str, unit: str = "") -> query.Query:
     return query.build_query(f"sum by (rail) ({query.with_port_rail(rate, ON_RAIL)})", unit, RAIL)
 
 
-def _nic(how: str, name: str, unit: str = "") -> query.Query:
+def _nic(aggregation: str, name: str, unit: str = "") -> query.Query:
     rate = f"rate(railscope_nic_{name}_total{HERE}[$__rate_interval])"
-    return query.build_query(f"{how} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL)
+    return query.build_query(
+        f"{aggregation} by (rail) ({query.with_rail(rate, ON_RAIL)})", unit, RAIL
+    )
 
 
 def _summary() -> Iterator[panels.Panel]:

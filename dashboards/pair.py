@@ -66,8 +66,8 @@ def _events(name: str) -> query.Query:
 
 
 def _pcie(name: str, variable: str) -> query.Query:
-    where = f'{{node="$node", pci_address="${variable}"}}'
-    return query.build_query(f"max(railscope_pcie_link_{name}{where})", query.COUNT)
+    selector = f'{{node="$node", pci_address="${variable}"}}'
+    return query.build_query(f"max(railscope_pcie_link_{name}{selector})", query.COUNT)
 
 
 def _summary() -> Iterator[panels.Panel]:

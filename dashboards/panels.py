@@ -157,7 +157,9 @@ def rows(  # noqa: PLR0913 - the differences between tables
         raise ValueError(message)
     if leads_on and (ways := joins_for(keys)):
         keys = with_device_titles(keys, *ways)
-        columns = tuple(replace(one, query=with_device_names(one.query, *ways)) for one in columns)
+        columns = tuple(
+            replace(column, query=with_device_names(column.query, *ways)) for column in columns
+        )
     names = dict(keys)
     # Grafana names the values of a single query "Value", else "Value #A" and so on.
     names |= {"Value": columns[0].title}

@@ -128,8 +128,8 @@ class Prometheus:
         if data["resultType"] == "scalar":
             data["result"] = [{"metric": {}, "value": data["result"]}]
         series = (
-            ResultSeries(one["metric"], np.array([float(one["value"][1])]))
-            for one in data["result"]
+            ResultSeries(result["metric"], np.array([float(result["value"][1])]))
+            for result in data["result"]
         )
         return QueryResult(np.array([at]), tuple(series))
 
@@ -140,11 +140,11 @@ class Prometheus:
             "query_range", query=expression, start=str(times[0]), end=str(times[-1]), step=str(step)
         )
         series = []
-        for one in data["result"]:
+        for result in data["result"]:
             values = np.full(len(times), np.nan)
-            for timestamp, value in one["values"]:
+            for timestamp, value in result["values"]:
                 values[round((float(timestamp) - times[0]) / step)] = float(value)
-            series.append(ResultSeries(one["metric"], values))
+            series.append(ResultSeries(result["metric"], values))
         return QueryResult(times, tuple(series))
 
     async def offered_values(self, variable: Mapping[str, Any], made: Values) -> list[str]:

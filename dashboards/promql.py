@@ -74,12 +74,12 @@ def _add_matchers(expression: str, matchers: str) -> str:
     added = [(matcher["label"], matcher[0]) for matcher in _MATCHER.finditer(matchers)]
     if not added:
         return expression
-    known = labels_in(expression)
+    expression_labels = labels_in(expression)
 
     def more(found: re.Match[str]) -> str:
-        own, labels = (found["matchers"] or "{}")[1:-1], labels_of(found["name"])
-        new = (text for label, text in added if label in labels or label not in known)
-        return f"{found['name']}{{{', '.join(filter(None, (own, *new)))}}}"
+        matchers, labels = (found["matchers"] or "{}")[1:-1], labels_of(found["name"])
+        new = (text for label, text in added if label in labels or label not in expression_labels)
+        return f"{found['name']}{{{', '.join(filter(None, (matchers, *new)))}}}"
 
     return _SERIES_SELECTOR.sub(more, expression)
 
@@ -178,10 +178,10 @@ def _wrong_matchers(expression: str) -> Iterator[str]:
 
 
 def _wrong_groupings(expression: str) -> Iterator[str]:
-    known = labels_in(expression)
+    expression_labels = labels_in(expression)
     for labels in _GROUPING.findall(_STRING.sub('""', expression)):
         for label in filter(None, (part.strip() for part in labels.split(","))):
-            if label not in known:
+            if label not in expression_labels:
                 yield f"unknown label {label} in a grouping"
 
 

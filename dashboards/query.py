@@ -63,9 +63,9 @@ class Query:
         return replace(self, unit=unit)
 
 
-def now(metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
+def now(metric: Metric, rollup_kind: Rollup, *by: str, selector: str = "") -> Query:
     """Aggregate the current value of a gauge."""
-    expression = _aggregate(how, by, f"{metric.name}{where}")
+    expression = _aggregate(rollup_kind, by, f"{metric.name}{selector}")
     return Query(expression, unit_of(metric), _legend(by), (metric,))
 
 
@@ -81,13 +81,15 @@ def slope(gauge: Metric, *by: str) -> Query:
     return Query(expression, rate_unit_of(gauge), _legend(by), (gauge,))
 
 
-def rollup(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
+def rollup(scope: str, metric: Metric, rollup_kind: Rollup, *by: str, selector: str = "") -> Query:
     """Return a roll-up that the collectors expose: of each rail, each tenant or the cluster.
 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
     """
-    derived = rollups()[derived_name(metric, scope, how)].metric
-    return now(derived, how, *(() if scope == "cluster" else (scope,)), *by, where=where)
+    derived = rollups()[derived_name(metric, scope, rollup_kind)].metric
+    return now(
+        derived, rollup_kind, *(() if scope == "cluster" else (scope,)), *by, selector=selector
+    )
 
 
 def unit_of(metric: Metric) -> str:
@@ -103,40 +105,40 @@ def rate_unit_of(metric: Metric) -> str:
     return RATE_UNITS.get(metric.unit, EVENTS_PER_SECOND)
 
 
-def with_rail(expression: str, where: str = '{rail!=""}') -> str:
+def with_rail(expression: str, selector: str = '{rail!=""}') -> str:
     """Add the rail to each series of a NIC; NICs without a rail are omitted."""
-    info = f"max by (node, interface, rail) (railscope_nic_info{where})"
+    info = f"max by (node, interface, rail) (railscope_nic_info{selector})"
     return f"{expression} * on (node, interface) group_left (rail) {info}"
 
 
-def with_port_rail(expression: str, where: str = '{rail!=""}') -> str:
+def with_port_rail(expression: str, selector: str = '{rail!=""}') -> str:
     """Add the rail to each series of an RDMA port; ports without a rail are omitted."""
-    info = f"max by (node, device, port, rail) (railscope_rdma_port_info{where})"
+    info = f"max by (node, device, port, rail) (railscope_rdma_port_info{selector})"
     return f"{expression} * on (node, device, port) group_left (rail) {info}"
 
 
-def with_index(expression: str, where: str = "") -> str:
+def with_index(expression: str, selector: str = "") -> str:
     """Add the index in its node to each series of a GPU."""
-    info = f"max by (node, gpu, index) (railscope_gpu_info{where})"
+    info = f"max by (node, gpu, index) (railscope_gpu_info{selector})"
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
-def state_number(metric: str, states: Mapping[int, str], by: str, where: str) -> str:
+def state_number(metric: str, states: Mapping[int, str], by: str, selector: str) -> str:
     """Return the largest number in `states` that is active in each group of a state metric."""
-    matchers = where.removesuffix("}")
+    matchers = selector.removesuffix("}")
     return " or ".join(
         f'(max by ({by}) ({metric}{matchers}, state="{state}"}}) == 1) * {value}'
         for value, state in sorted(states.items(), reverse=True)
     )
 
 
-def in_state(metric: str, where: str, state: str) -> Query:
+def in_state(metric: str, selector: str, state: str) -> Query:
     """Count the devices in a state: 0 if all are in other states, absent if no state is known.
 
     `state` is a matcher. A state metric has only the series of the present state.
     """
-    selected = ", ".join(filter(None, (where.strip("{}"), state)))
-    return build_query(f"count({metric}{{{selected}}}) or 0 * count({metric}{where})", COUNT)
+    selected = ", ".join(filter(None, (selector.strip("{}"), state)))
+    return build_query(f"count({metric}{{{selected}}}) or 0 * count({metric}{selector})", COUNT)
 
 
 def present(query: Query) -> Query:
@@ -191,9 +193,9 @@ def _metrics_of(expression: str) -> Iterator[Metric]:
             yield metric
 
 
-def _aggregate(how: Rollup, by: tuple[str, ...], inner: str) -> str:
+def _aggregate(rollup_kind: Rollup, by: tuple[str, ...], inner: str) -> str:
     grouping = f" by ({', '.join(by)}) " if by else ""
-    return f"{_AGGREGATION[how]}{grouping}({inner})"
+    return f"{_AGGREGATION[rollup_kind]}{grouping}({inner})"
 
 
 def _legend(by: tuple[str, ...]) -> str:

@@ -53,13 +53,13 @@ def _port_rate(name: str) -> str:
     return f"sum by (node, rail) ({with_port_rail(inner, NIC_ON_RAIL)})"
 
 
-def _of_rails(how: str, name: str, unit: str = "") -> Query:
+def _of_rails(aggregation: str, name: str, unit: str = "") -> Query:
     """Return a roll-up of the selected rails as one number."""
-    return build_query(f"{how}({_rollup(name)})", unit)
+    return build_query(f"{aggregation}({_rollup(name)})", unit)
 
 
-def _by_rail(how: str, name: str, unit: str = "", legend: str = "rail {{rail}}") -> Query:
-    return build_query(f"{how} by (rail) ({_rollup(name)})", unit, legend)
+def _by_rail(aggregation: str, name: str, unit: str = "", legend: str = "rail {{rail}}") -> Query:
+    return build_query(f"{aggregation} by (rail) ({_rollup(name)})", unit, legend)
 
 
 def _rollup(name: str) -> str:
@@ -136,8 +136,8 @@ def _share_above(histogram: str, bound: str, direction: str, by: str = "") -> st
     """
 
     def windows(series: str, le: str = "") -> str:
-        where = f'{{node=~"$node", direction="{direction}"{le}}}'
-        rate = f"rate({histogram}_{series}{where}[$__rate_interval])"
+        selector = f'{{node=~"$node", direction="{direction}"{le}}}'
+        rate = f"rate({histogram}_{series}{selector}[$__rate_interval])"
         return f"sum by ({by}) ({with_rail(rate, NIC_ON_RAIL)})" if by else f"sum({rate})"
 
     within = windows("bucket", f', le="{bound}"')
@@ -147,7 +147,7 @@ def _share_above(histogram: str, bound: str, direction: str, by: str = "") -> st
 def _bursts() -> Iterator[Panel]:
     pause, use = "railscope_nic_burst_pause_ratio", "railscope_nic_burst_utilization_ratio"
     notified = "railscope_nic_burst_congestion_notifications_per_second"
-    for ident, title, what, histogram, bound in (
+    for ident, title, kind, histogram, bound in (
         (501, "Windows in pause", "paused for more than half of them", pause, "0.5"),
         (502, "Windows at line rate", "with more than 90 % of a port's speed", use, "0.9"),
         (503, "Windows with congestion notifications", "with any", notified, "0.0"),
@@ -155,7 +155,7 @@ def _bursts() -> Iterator[Panel]:
         yield bars(
             ident,
             title,
-            f"Share of all ports' short windows {what}: what an average over a scrape hides.",
+            f"Share of all ports' short windows {kind}: what an average over a scrape hides.",
             build_query(_share_above(histogram, bound, "receive"), SHARE, "receive"),
             build_query(_share_above(histogram, bound, "transmit"), SHARE, "transmit"),
         )

@@ -31,21 +31,21 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def unhealthy_sources(by: str, where: str) -> panels.Column:
+def unhealthy_sources(by: str, selector: str) -> panels.Column:
     """State of each source that fails, fails in part, or has not begun."""
     state = query.build_query(
-        query.state_number("railscope_source_state", UNHEALTHY_STATES, by, where), query.COUNT
+        query.state_number("railscope_source_state", UNHEALTHY_STATES, by, selector), query.COUNT
     )
     return panels.Column("State", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
 
 
-def _of_nodes(how: str, name: str) -> query.Query:
-    return query.build_query(f"{how}(railscope_{name}{NODES})")
+def _of_nodes(aggregation: str, name: str) -> query.Query:
+    return query.build_query(f"{aggregation}(railscope_{name}{NODES})")
 
 
-def _cpu_of_agents(how: str, parameter: str = "") -> query.Query:
+def _cpu_of_agents(aggregation: str, parameter: str = "") -> query.Query:
     used = f"rate(railscope_agent_cpu_seconds_total{NODES}[$__rate_interval])"
-    return query.build_query(f"{how}({parameter}{used})", query.SHARE)
+    return query.build_query(f"{aggregation}({parameter}{used})", query.SHARE)
 
 
 def _rate(counter: str, by: str = "") -> query.Query:

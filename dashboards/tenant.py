@@ -25,14 +25,14 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _own(how: str, name: str, unit: str = "") -> query.Query:
+def _own(aggregation: str, name: str, unit: str = "") -> query.Query:
     """Return a roll-up of the tenant; several collectors may each hold a part of it."""
-    return query.build_query(f"{how}(railscope_tenant_{name}{OWN})", unit)
+    return query.build_query(f"{aggregation}(railscope_tenant_{name}{OWN})", unit)
 
 
-def _own_by(label: str, how: str, name: str, unit: str = "") -> query.Query:
+def _own_by(label: str, aggregation: str, name: str, unit: str = "") -> query.Query:
     return query.build_query(
-        f"{how} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}"
+        f"{aggregation} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}"
     )
 
 
@@ -124,15 +124,15 @@ def _traffic() -> Iterator[panels.Panel]:
 
 def _account() -> Iterator[panels.Panel]:
     rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))"
-    held = "Total of the GPUs while they were held; some minutes old."
+    description = "Total of the GPUs while they were held; some minutes old."
     yield from (
         panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.build_query(rate, query.COUNT, "{{state}}")),
         panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
                      _own_by("period", "max", "quota_used_gpu_time_seconds").with_name("used"),
                      _own_by("period", "max", "quota_gpu_time_seconds").with_name("agreed")),
-        panels.lines(404, "Energy so far", held, _own("sum", "energy_joules")),
-        panels.lines(405, "Time computing so far", held, _own("sum", "gpu_busy_time_seconds")),
+        panels.lines(404, "Energy so far", description, _own("sum", "energy_joules")),
+        panels.lines(405, "Time computing so far", description, _own("sum", "gpu_busy_time_seconds")),
         panels.lines(406, "Network traffic so far", "Traffic of the GPUs' ports while the GPUs were held.",
                      _own("sum", "network_transmitted_bytes").with_name("sent"),
                      _own("sum", "network_received_bytes").with_name("received")),

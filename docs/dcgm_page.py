@@ -152,8 +152,8 @@ def _formula(formula: DcgmFormula) -> str:
 
 
 def _sum(terms: Iterable[FormulaTerm]) -> str:
-    first, *others = terms
-    rest = (f" {'-' if term.weight < 0 else '+'} {_term(term)}" for term in others)
+    first, *following = terms
+    rest = (f" {'-' if term.weight < 0 else '+'} {_term(term)}" for term in following)
     return _term(first) + "".join(rest)
 
 

@@ -186,10 +186,10 @@ def alerts() -> str:
         lines += [f"## {name}", "", f"{same[0]['annotations']['summary']} {runbook}.", ""]
         for rule in same:
             labels = {key: text for key, text in rule["labels"].items() if key != "severity"}
-            others = "".join(f", {key} `{text}`" for key, text in labels.items())
+            other_labels = "".join(f", {key} `{text}`" for key, text in labels.items())
             delay = "immediately" if rule["for"].startswith("0") else f"after {rule['for']}"
             lines += [
-                f"{rule['labels']['severity'].capitalize()}{others}, {delay}, evaluated every {rule['interval']}:",
+                f"{rule['labels']['severity'].capitalize()}{other_labels}, {delay}, evaluated every {rule['interval']}:",
                 "",
                 "```promql",
                 rule["expr"].strip(),
@@ -198,8 +198,8 @@ def alerts() -> str:
             ]
     lines += ["## Recorded series", "", "Recorded for the rules above and for the dashboards.", ""]
     for rule in (rule for rule in all_rules if "record" in rule):
-        every = f"`{rule['record']}`, every {rule['interval']}:"
-        lines += [every, "", "```promql", rule["expr"].strip(), "```", ""]
+        heading = f"`{rule['record']}`, every {rule['interval']}:"
+        lines += [heading, "", "```promql", rule["expr"].strip(), "```", ""]
     return _document(lines)
 
 
@@ -300,12 +300,12 @@ def _document(lines: Iterable[str]) -> str:
 
 def xid_rules() -> str:
     """Return the rules on GPUs, with the numbers of Xids in the classes of the catalog."""
-    known = xids.xids()
+    all_xids = xids.xids()
     fatal = {
-        n for n, xid in known.items() if xid.severity == "fatal" and "ignore" not in xid.actions
+        n for n, xid in all_xids.items() if xid.severity == "fatal" and "ignore" not in xid.actions
     } | {xids.CONTAINED}
     classes = {
-        name: {n for n, xid in known.items() if xid.error_class == name}
+        name: {n for n, xid in all_xids.items() if xid.error_class == name}
         for name in xids.ERROR_CLASSES
     }
     by_rule = {

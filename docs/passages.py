@@ -228,8 +228,8 @@ def alerts(place: str, text: str) -> Iterator[Passage]:
         for rule in group["rules"]:
             for annotation in ("summary", "description"):
                 if found := rule.get("annotations", {}).get(annotation):
-                    where = f"{place}: {rule['alert']}: {annotation}"
-                    yield Passage(Kind.ALERT, where, 0, prose(found))
+                    annotation_place = f"{place}: {rule['alert']}: {annotation}"
+                    yield Passage(Kind.ALERT, annotation_place, 0, prose(found))
 
 
 def comments(place: str, text: str) -> Iterator[Passage]:

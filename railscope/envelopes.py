@@ -258,19 +258,19 @@ def _check_facts(facts: Mapping[str, str]) -> None:
         _check_texts("a fact", facts.values(), MAX_TEXT)
 
 
-def _check_texts(what: str, texts: Iterable[str], max_characters: int) -> None:
+def _check_texts(field: str, texts: Iterable[str], max_characters: int) -> None:
     for text in texts:
         if len(text) > max_characters:
-            _check_size(what, len(text), max_characters, "characters")
+            _check_size(field, len(text), max_characters, "characters")
         if not text.isprintable():
             shown = untrusted_text.printable(text)[: wire.MAX_NAME]
-            message = f"invalid text of {what}: {shown}: expected printable characters"
+            message = f"invalid text of {field}: {shown}: expected printable characters"
             raise wire.WireError(message)
 
 
-def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
+def _check_size(field: str, size: int, max_size: int, unit: str = "bytes") -> None:
     if size > max_size:
-        message = f"invalid size of {what}: {size} {unit}: expected at most {max_size}"
+        message = f"invalid size of {field}: {size} {unit}: expected at most {max_size}"
         raise wire.WireError(message)
 
 

@@ -93,8 +93,8 @@ class Schema:
     @cached_property
     def entities(self) -> tuple[Entity, ...]:
         """Every entity once, in order of first appearance."""
-        every = [entity for _, entity in self.columns] + list(self.columnless_entities)
-        return tuple(dict.fromkeys(every))
+        all_entities = [entity for _, entity in self.columns] + list(self.columnless_entities)
+        return tuple(dict.fromkeys(all_entities))
 
     @cached_property
     def groups(self) -> tuple[tuple[Metric, tuple[int, ...]], ...]:

@@ -75,7 +75,7 @@ def pod_entry(
         *name,
         phase,
         _of_gpus(annotations, _PREFIXES),
-        tuple(ContainerLimits(own, _of_gpus(limits, _LIMITS)) for own, limits in containers),
+        tuple(ContainerLimits(name, _of_gpus(limits, _LIMITS)) for name, limits in containers),
     )
 
 
@@ -160,24 +160,24 @@ def _sum_by_device(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
     ]
 
 
-def _fraction(part: int, of: int | None, what: str) -> Fraction:
+def _fraction(part: int, of: int | None, field: str) -> Fraction:
     """Return the fraction, limited to the complete device: memory may be overcommitted (scaling)."""
     if not of:
-        message = f"invalid {what}: the memory of the device is unknown"
+        message = f"invalid {field}: the memory of the device is unknown"
         raise PodRequestError(message)
     if part <= 0:
-        message = f"invalid {what}: {part}: expected more than 0"
+        message = f"invalid {field}: {part}: expected more than 0"
         raise PodRequestError(message)
     return min(Fraction(part, of), Fraction(1))
 
 
-def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fraction | None:
+def _share(cores: int, mib: int, percent: int, of: int | None, field: str) -> Fraction | None:
     """Share by cores if any are reserved (100: exclusive), else by memory."""
     if cores >= _HUNDRED:
         return None
     if cores > 0:
         return Fraction(cores, _HUNDRED)
-    return _fraction(percent, _HUNDRED, what) if percent > 0 else _fraction(mib, of, what)
+    return _fraction(percent, _HUNDRED, field) if percent > 0 else _fraction(mib, of, field)
 
 
 def _number(texts: Mapping[str, str], name: str) -> int:
@@ -190,16 +190,16 @@ def _number(texts: Mapping[str, str], name: str) -> int:
     return int(match[1]) * _FACTORS[match[2] or ""]
 
 
-def _indices(text: str, what: str) -> list[int]:
+def _indices(text: str, field: str) -> list[int]:
     parts = [part.strip() for part in re.split("[,;]", text)]
     try:
         return [parse_whole(part, _MAX_INDEX) for part in parts if part]
     except NumberError as error:
-        message = f"invalid {what}: {text[:50]!r}: {error}"
+        message = f"invalid {field}: {text[:50]!r}: {error}"
         raise PodRequestError(message) from error
 
 
-def _parse_devices(text: str, memory: MemoryOfDevice, what: str) -> Iterator[RequestedShare]:
+def _parse_devices(text: str, memory: MemoryOfDevice, field: str) -> Iterator[RequestedShare]:
     """Parse `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
     for device in re.split("[;:]", text):
         if not device.strip():
@@ -209,12 +209,12 @@ def _parse_devices(text: str, memory: MemoryOfDevice, what: str) -> Iterator[Req
             place, driver, mib, cores = (*fields, *[""] * _FIELDS)[:_FIELDS]
             amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)
         except NumberError as error:
-            message = f"invalid device in {what}: {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
+            message = f"invalid device in {field}: {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
             raise PodRequestError(message) from error
         if not driver.upper().startswith("NVIDIA"):
             continue
         uuid = place.partition("[")[0]
-        share = _share(*amounts, 0, memory(uuid), f"{what} {uuid}")
+        share = _share(*amounts, 0, memory(uuid), f"{field} {uuid}")
         yield RequestedShare(uuid, share)
 
 
@@ -337,12 +337,12 @@ def _gpu_milli(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare
         yield RequestedShare(None, share, count - len(places))
 
 
-def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
+def _cores(cores: int, field: str) -> tuple[Fraction | None, int]:
     """Return share and count: below 100 a fraction of one GPU, else complete GPUs by hundreds."""
     if cores < _HUNDRED:
         return Fraction(cores, _HUNDRED), 1
     if cores % _HUNDRED:
-        message = f"invalid {what}: {cores}: expected less than 100, or hundreds"
+        message = f"invalid {field}: {cores}: expected less than 100, or hundreds"
         raise PodRequestError(message)
     return None, cores // _HUNDRED
 

@@ -110,8 +110,8 @@ class ServerConnections:
     def open(self, address: str, end: Callable[[], None]) -> ServerConnection | None:
         """Register a connection; None if the limit is reached and no waiting connection can be closed."""
         source = source_of(address)
-        mine = self._open.get(source, {})
-        if len(mine) >= self.max_per_address and not self._evict(source):
+        of_source = self._open.get(source, {})
+        if len(of_source) >= self.max_per_address and not self._evict(source):
             self.count("busy")
             return None
         if self._count >= self.max_connections:
@@ -130,13 +130,13 @@ class ServerConnections:
 
     def close(self, connection: ServerConnection) -> None:
         """Remove a connection that has ended."""
-        mine = self._open.get(connection.source, {})
-        if connection in mine:
-            del mine[connection]
+        of_source = self._open.get(connection.source, {})
+        if connection in of_source:
+            del of_source[connection]
             self._count -= 1
             if not self._count:
                 self._opened.clear()
-            if not mine:
+            if not of_source:
                 del self._open[connection.source]
 
     def _evict(self, source: str) -> bool:
@@ -176,8 +176,8 @@ class ServerConnections:
             now = time.monotonic()
             late = [
                 connection
-                for mine in self._open.values()
-                for connection in mine
+                for of_source in self._open.values()
+                for connection in of_source
                 if connection.waiting_since is not None and connection.deadline < now
             ]
             for connection in late:

@@ -84,8 +84,8 @@ def load(
         _merge(kind, merged, _read(file), str(file))
     for name, value in _from_environment(kind, environment, prefix).items():
         _merge(kind, merged, value, f"environment variable {name}")
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-    _merge(kind, merged, _nest(given, "."), "the command line")
+    flag_values = {key: value for key, value in (flags or {}).items() if value is not None}
+    _merge(kind, merged, _nest(flag_values, "."), "the command line")
     return msgspec.convert(merged, kind, strict=False)
 
 
@@ -113,20 +113,20 @@ def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
 ) -> dict[str, dict[str, Any]]:
     """Return the setting in each environment variable with the prefix."""
-    known, renamed = {}, {}
+    key_by_variable, renamed = {}, {}
     for key, section, info, _ in _leaves(kind):
         name = key.upper().replace(".", "__")
-        known[name] = key
+        key_by_variable[name] = key
         for former, present in getattr(section, "renamed", {}).items():
             renamed[name.removesuffix(info.name.upper()) + former.upper()] = present
     values = {}
     for name, value in environment.items():
         if name.startswith(prefix):
             suffix = name.removeprefix(prefix)
-            if suffix not in known:
-                message = f"unknown environment variable {name}{_nearest(suffix, known, renamed)}"
+            if suffix not in key_by_variable:
+                message = f"unknown environment variable {name}{_nearest(suffix, key_by_variable, renamed)}"
                 raise SettingsError(message)
-            values[name] = _nest({known[suffix]: value}, ".")
+            values[name] = _nest({key_by_variable[suffix]: value}, ".")
     return values
 
 
@@ -142,35 +142,37 @@ def _nest(flat: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def _merge(
-    kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], where: str
+    kind: type[msgspec.Struct], into: dict[str, Any], new: dict[str, Any], origin: str
 ) -> None:
-    known = typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for key, value in new.items():
-        if key not in known:
-            hint = _nearest(key, known, getattr(kind, "renamed", {}))
-            message = f"unknown key {key!r} in {where}{hint}"
+        if key not in hints:
+            hint = _nearest(key, hints, getattr(kind, "renamed", {}))
+            message = f"unknown key {key!r} in {origin}{hint}"
             raise SettingsError(message)
-        section = _section(known[key])
+        section = _section(hints[key])
         if section is None:
-            into[key] = _check_value(known[key], key, _table(known[key], key, value, where), where)
+            into[key] = _check_value(
+                hints[key], key, _table(hints[key], key, value, origin), origin
+            )
         elif isinstance(value, dict):
-            _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
+            _merge(section, into.setdefault(key, {}), value, f"{origin} [{key}]")
         else:
             message = (
-                f"invalid {key} in {where}: expected a section; fix: write [{key}] and its"
+                f"invalid {key} in {origin}: expected a section; fix: write [{key}] and its"
                 " settings below"
             )
             raise SettingsError(message)
 
 
-def _check_value(hint: Any, key: str, value: Any, where: str) -> Any:
+def _check_value(hint: Any, key: str, value: Any, origin: str) -> Any:
     """Return the value unchanged. Raises SettingsError if its type or bounds are invalid."""
     if typing.get_origin(_plain(hint)) is dict and isinstance(value, dict):
         of_entry = typing.get_args(_plain(hint))[1]
         for name, entry in value.items():
-            _check_value(of_entry, f"{key}.{name[:MAX_QUOTED]}", entry, where)
+            _check_value(of_entry, f"{key}.{name[:MAX_QUOTED]}", entry, origin)
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
-    message = f"invalid {key} in {where}: {shown}: expected {expectation(hint)}"
+    message = f"invalid {key} in {origin}: {shown}: expected {expectation(hint)}"
     try:
         converted = msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
@@ -201,14 +203,14 @@ def expectation(hint: Any) -> str:
     return ", ".join(parts)
 
 
-def _table(hint: Any, key: str, value: Any, where: str) -> Any:
+def _table(hint: Any, key: str, value: Any, origin: str) -> Any:
     """Parse a table given as text, as in the environment: `{ a = 1 }`. Other values are unchanged."""
     if typing.get_origin(_plain(hint)) is not dict or not isinstance(value, str):
         return value
     try:
         return parse_toml(f"{key} = {value}")[key]
     except TomlError as error:
-        message = f"invalid {key} in {where}: expected a table such as {{ a = 1 }}: {error}"
+        message = f"invalid {key} in {origin}: expected a table such as {{ a = 1 }}: {error}"
         raise SettingsError(message) from error
 
 
@@ -221,14 +223,14 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(name: str, known: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
+def _nearest(name: str, names: Mapping[str, Any], renamed: Mapping[str, str]) -> str:
     import difflib  # noqa: PLC0415 - only for a mistake
 
     if name in renamed:
         return f": renamed to {renamed[name]}"
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return (
-        f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(known))}"
+        f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(names))}"
     )
 
 

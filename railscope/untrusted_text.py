@@ -112,8 +112,8 @@ def convert_json(value: Any, shape: type[Shape]) -> Shape:
         return msgspec.convert(value, shape, strict=True)
     except msgspec.ValidationError as error:
         match = _AT.fullmatch(str(error))
-        what, field = (match[1], match[2]) if match else (str(error), "")
-        reason = what[:1].lower() + what[1:]
+        problem, field = (match[1], match[2]) if match else (str(error), "")
+        reason = problem[:1].lower() + problem[1:]
         raise ShapeError(
             field, f"{format_json_value(_value_at(value, field))}: {reason}"
         ) from error
@@ -173,29 +173,29 @@ def _check(document: dict[str, Any]) -> None:
     """Check all values against the limits, without recursion: dotted keys nest freely."""
     waiting: list[tuple[str, Any, int]] = [("", document, 0)]
     while waiting:
-        where, value, depth = waiting.pop()
+        place, value, depth = waiting.pop()
         if depth > MAX_DEPTH:
             raise _too_deep()
         if isinstance(value, int) and not -SIGNED_LIMIT <= value < SIGNED_LIMIT:
-            message = f"{where}: number of {value.bit_length()} bits: expected at most 64, signed"
+            message = f"{place}: number of {value.bit_length()} bits: expected at most 64, signed"
             raise TomlError(message)
         if isinstance(value, str) and "\0" in value:
-            message = f"{where}: {quote_text(value)}: expected a string without NUL characters"
+            message = f"{place}: {quote_text(value)}: expected a string without NUL characters"
             raise TomlError(message)
-        waiting += [(name, part, depth + 1) for name, part in _parts(where, value)]
+        waiting += [(name, part, depth + 1) for name, part in _parts(place, value)]
 
 
-def _parts(where: str, value: Any) -> Iterable[tuple[str, Any]]:
+def _parts(place: str, value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, list):
-        return [(where, part) for part in value]
+        return [(place, part) for part in value]
     if not isinstance(value, dict):
         return ()
     names = {
-        key: f"{where}.{key}"[-_MAX_VALUE_SHOWN:] if where else key[:_MAX_VALUE_SHOWN]
+        key: f"{place}.{key}"[-_MAX_VALUE_SHOWN:] if place else key[:_MAX_VALUE_SHOWN]
         for key in value
     }
     if any("\0" in key for key in value):
-        message = f"{where or 'the file'}: invalid key: expected no NUL characters"
+        message = f"{place or 'the file'}: invalid key: expected no NUL characters"
         raise TomlError(message)
     return [(names[key], part) for key, part in value.items()]
 

@@ -238,8 +238,8 @@ def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
     if not index:
         return (NO_RAIL,) * len(wire.entities)
     devices = {kind: _OUTERMOST.get(kind, _NO_KIND) for kind in {e.kind for e in wire.entities}}
-    known = {k: (index.get(whole, {}) if whole else {}, n) for k, (whole, n) in devices.items()}
-    found = [(known[entity.kind], entity.key) for entity in wire.entities]
+    rails = {k: (index.get(whole, {}) if whole else {}, n) for k, (whole, n) in devices.items()}
+    found = [(rails[entity.kind], entity.key) for entity in wire.entities]
     return tuple([rails.get(key[:labels], NO_RAIL) for (rails, labels), key in found])
 
 

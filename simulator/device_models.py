@@ -189,8 +189,8 @@ def find_model(name: str) -> GpuModel:
     """Return the model with a name, or a short name such as `h100`. Raises ValueError if unknown."""
     found = MODELS.get(name) or SHORT_NAMES.get(name)
     if found is None:
-        known = ", ".join(f"{model.short_name} ({model.name})" for model in MODELS.values())
-        message = f"unknown GPU model: {name!r}: expected one of {known}"
+        models = ", ".join(f"{model.short_name} ({model.name})" for model in MODELS.values())
+        message = f"unknown GPU model: {name!r}: expected one of {models}"
         raise ValueError(message)
     return found
 

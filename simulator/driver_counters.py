@@ -103,31 +103,33 @@ def optional_counters(cable: fabric.Cable) -> dict[str, int]:
 
 def port_values(cable: fabric.Cable) -> dict[str, int]:
     """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
-    seen = cable.counters
-    counts = {name: getattr(seen, name) for name in _COUNTED}
-    for direction, flow in (("sent", seen.sent), ("received", seen.received)):
+    counters = cable.counters
+    counts = {name: getattr(counters, name) for name in _COUNTED}
+    for direction, flow in (("sent", counters.sent), ("received", counters.received)):
         counts[f"rdma_{direction}_packets"] = flow.packets
         counts[f"rdma_{direction}_words"] = flow.words
         counts[f"rdma_{direction}_bytes"] = flow.data_bytes
         counts[f"datagram_{direction}_bytes"] = (
             flow.data_bytes - flow.packets * _ETHERNET_HEADER_BYTES
         )
-    counts |= _wire_values(seen) | _pause_values(seen)
-    counts["corrected_bits"] = sum(seen.corrected_bits)
-    for lane, corrected in enumerate(seen.corrected_bits):
+    counts |= _wire_values(counters) | _pause_values(counters)
+    counts["corrected_bits"] = sum(counters.corrected_bits)
+    for lane, corrected in enumerate(counters.corrected_bits):
         counts[f"lane_{lane}_corrected_bits"] = corrected
     counts["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
     counts["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
-    counts["write_stalled_seconds"] = seen.write_stalled_ns // spec.NS_PER_SECOND
+    counts["write_stalled_seconds"] = counters.write_stalled_ns // spec.NS_PER_SECOND
     return counts
 
 
-_COUNTED = tuple(one.name for one in fields(port.PortCounters) if isinstance(one.default, int))
+_COUNTED = tuple(
+    counter.name for counter in fields(port.PortCounters) if isinstance(counter.default, int)
+)
 
 
-def _wire_values(seen: port.PortCounters) -> dict[str, int]:
+def _wire_values(counters: port.PortCounters) -> dict[str, int]:
     """Return all traffic of the port, by priority, and the part of the kernel: frames of LLDP."""
-    wire, frames = port.on_the_wire(seen), seen.neighbour_frames
+    wire, frames = port.on_the_wire(counters), counters.neighbour_frames
     counts = {
         "wire_received_unicast": wire.received_packets - frames,
         "wire_sent_unicast": wire.sent_packets - frames,
@@ -136,20 +138,20 @@ def _wire_values(seen: port.PortCounters) -> dict[str, int]:
         "kernel_events": 2 * frames,
     }
     counts |= {f"wire_{name}": value for name, value in wire._asdict().items()}
-    for priority, traffic in enumerate(port.by_priority(seen)):
+    for priority, traffic in enumerate(port.by_priority(counters)):
         for name, value in traffic._asdict().items():
             counts[f"priority_{priority}_{name}"] = value
     return counts
 
 
-def _pause_values(seen: port.PortCounters) -> dict[str, int]:
+def _pause_values(counters: port.PortCounters) -> dict[str, int]:
     counts = {
-        "paused_us": seen.paused_ns // spec.NS_PER_US,
-        "pausing_us": seen.pausing_ns // spec.NS_PER_US,
+        "paused_us": counters.paused_ns // spec.NS_PER_US,
+        "pausing_us": counters.pausing_ns // spec.NS_PER_US,
     }
     for direction, frames in (
-        ("received", seen.pause_frames_received),
-        ("sent", seen.pause_frames_sent),
+        ("received", counters.pause_frames_received),
+        ("sent", counters.pause_frames_sent),
     ):
         counts[f"pauses_{direction}"] = frames // 2
         counts[f"xon_{direction}"], counts[f"xoff_{direction}"] = xon_and_xoff(frames)

@@ -73,13 +73,13 @@ class SmCycles:
         return cycles
 
     def advance(
-        self, span: TimeSpan, megahertz: int, multiprocessors: int, seen: ActivityShares
+        self, span: TimeSpan, megahertz: int, multiprocessors: int, shares: ActivityShares
     ) -> None:
         """Count cycles for a span at one clock."""
         elapsed = megahertz * multiprocessors * span.length_ns // NS_PER_US
         self.elapsed += elapsed
         for pipe in fields(self)[1:]:
-            counted = getattr(self, pipe.name) + round(elapsed * getattr(seen, pipe.name))
+            counted = getattr(self, pipe.name) + round(elapsed * getattr(shares, pipe.name))
             setattr(self, pipe.name, counted)
 
 

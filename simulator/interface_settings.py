@@ -124,28 +124,28 @@ def _buffers(*, pausing: bool) -> dict[str, Json]:
 
 def _pause(cable: fabric.Cable) -> dict[str, Json]:
     """Return global pause: off; mlx5 counts the frames of priorities here as well."""
-    seen, counting = cable.counters, cable.port.nic.driver == "mlx5_core"
+    counters, counting = cable.counters, cable.port.nic.driver == "mlx5_core"
     return {
         "autonegotiation": False,
         "receive": False,
         "transmit": False,
         "statistics": {
-            "receive_frames": seen.pause_frames_received if counting else 0,
-            "transmit_frames": seen.pause_frames_sent if counting else 0,
+            "receive_frames": counters.pause_frames_received if counting else 0,
+            "transmit_frames": counters.pause_frames_sent if counting else 0,
         },
     }
 
 
 def _fec(cable: fabric.Cable) -> dict[str, Json]:
-    seen = cable.counters
+    counters = cable.counters
     statistics = {
-        "corrected_blocks": [seen.corrected_blocks],
-        "uncorrectable_blocks": [seen.broken_blocks],
+        "corrected_blocks": [counters.corrected_blocks],
+        "uncorrectable_blocks": [counters.broken_blocks],
     }
     if cable.port.nic.driver != "ice":
-        statistics["corrected_bits"] = [sum(seen.corrected_bits)]
+        statistics["corrected_bits"] = [sum(counters.corrected_bits)]
     if cable.port.nic.driver == "mlx5_core":
-        statistics["corrected_bits"] += seen.corrected_bits
+        statistics["corrected_bits"] += counters.corrected_bits
     return {
         "modes": ["RS"],
         "automatic": False,
@@ -157,7 +157,7 @@ def _fec(cable: fabric.Cable) -> dict[str, Json]:
 def _standard_statistics(cable: fabric.Cable) -> dict[str, Json]:
     counted = driver_counters.ethtool_statistics(cable)
     names = network_interfaces.INTERFACES.standard_statistics[cable.port.nic.driver]
-    return {"statistics": {name: counted[own] for name, own in names.items()}}
+    return {"statistics": {name: counted[driver_name] for name, driver_name in names.items()}}
 
 
 def _link_modes(cable: fabric.Cable) -> dict[str, Json]:

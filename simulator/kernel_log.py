@@ -91,10 +91,10 @@ class _ReportingDriver:
         """A row is marked for remapping, or a page is retired."""
         model = self.parts.model
         if model.remaps_rows:
-            what = f"Row Remapper: New row (0x{BAD_ADDRESS:016x}) marked for remapping, reset gpu to activate."
+            repair = f"Row Remapper: New row (0x{BAD_ADDRESS:016x}) marked for remapping, reset gpu to activate."
         else:
-            what = f"Dynamic Page Retirement: New page retired, reboot to activate (0x{BAD_ADDRESS // PAGE_BYTES:016x})."
-        yield self.xid(63, _UNKNOWN_PROCESS + what)
+            repair = f"Dynamic Page Retirement: New page retired, reboot to activate (0x{BAD_ADDRESS // PAGE_BYTES:016x})."
+        yield self.xid(63, _UNKNOWN_PROCESS + repair)
         if model.driver_branch >= _KINDS_SINCE:
             yield DriverReport(event=(DRAM_RETIREMENT, 0))
 
@@ -120,8 +120,8 @@ def _row_remap(driver: _ReportingDriver) -> Iterator[DriverReport]:
 
 
 def _uncorrected(driver: _ReportingDriver) -> Iterator[DriverReport]:
-    where = f"physical address 0x{BAD_ADDRESS:x} partition 6, subpartition 1"
-    text = f"An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at {where}."
+    address = f"physical address 0x{BAD_ADDRESS:x} partition 6, subpartition 1"
+    text = f"An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at {address}."
     yield driver.xid(48, _UNKNOWN_PROCESS + text)
     yield DriverReport(event=(DOUBLE_BIT_ECC, 0))
     yield from driver.bad_memory()

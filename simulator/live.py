@@ -138,8 +138,8 @@ class FaultOccurrence:
         """Return the outages of a rail's link, none of them longer than the fault."""
         shift_ns = self.shift_ns
         return [
-            TimeSpan(one.start_ns + shift_ns, min(one.end_ns + shift_ns, self.end_ns))
-            for one in self.scenario.link_outages(rail)
+            TimeSpan(outage.start_ns + shift_ns, min(outage.end_ns + shift_ns, self.end_ns))
+            for outage in self.scenario.link_outages(rail)
         ]
 
 
@@ -159,11 +159,12 @@ class FaultRounds(conditions.Scenario):
         numbers = range(max(number - 1, 0), number + 1)
         if set(self._strikes) != set(numbers):
             self._strikes = {
-                one: self._strikes.get(one)
+                number: self._strikes.get(number)
                 or [
-                    FaultOccurrence.from_plan(self._node, fault, one) for fault in self._node.faults
+                    FaultOccurrence.from_plan(self._node, fault, number)
+                    for fault in self._node.faults
                 ]
-                for one in numbers
+                for number in numbers
             }
         return [strike for strikes in self._strikes.values() for strike in strikes]
 
@@ -172,47 +173,55 @@ class FaultRounds(conditions.Scenario):
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """Return the combined effect of all faults on the job."""
-        all_of = [one.scenario.job(one.local(span)) for one in self._acting(span)]
+        all_of = [strike.scenario.job(strike.local(span)) for strike in self._acting(span)]
         return conditions.JobConditions(
-            present=min((one.present for one in all_of), default=1.0),
-            exchange_speed=min((one.exchange_speed for one in all_of), default=1.0),
-            hung=any(one.hung for one in all_of),
+            present=min((job.present for job in all_of), default=1.0),
+            exchange_speed=min((job.exchange_speed for job in all_of), default=1.0),
+            hung=any(job.hung for job in all_of),
         )
 
     def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
         """Return the effect of the first fault that is active on a port."""
-        for one in self._acting(span):
-            if (found := one.scenario.port(rail, one.local(span))) != conditions.PortConditions():
+        for strike in self._acting(span):
+            if (
+                found := strike.scenario.port(rail, strike.local(span))
+            ) != conditions.PortConditions():
                 return found
         return conditions.PortConditions()
 
     def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
         """Return the effect of the first fault that is active on a GPU."""
-        for one in self._acting(span):
-            if (found := one.scenario.gpu(index, one.local(span))) != conditions.GpuConditions():
+        for strike in self._acting(span):
+            if (
+                found := strike.scenario.gpu(index, strike.local(span))
+            ) != conditions.GpuConditions():
                 return found
         return conditions.GpuConditions()
 
     def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the outages of this round and of the previous one."""
         strikes = [strike for strikes in self._strikes.values() for strike in strikes]
-        return tuple(outage for one in strikes for outage in one.outages(rail))
+        return tuple(outage for strike in strikes for outage in strike.outages(rail))
 
     def unclaimed_gpu(self, span: TimeSpan) -> int | None:
         """Return the GPU that is used without a claim, if any."""
-        found = (one.scenario.unclaimed_gpu(one.local(span)) for one in self._acting(span))
+        found = (strike.scenario.unclaimed_gpu(strike.local(span)) for strike in self._acting(span))
         return next((index for index in found if index is not None), super().unclaimed_gpu(span))
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""
-        return [one.spec.struck for one in self._faults_at(span.end_ns) if one.is_repaired(span)]
+        return [
+            strike.spec.struck
+            for strike in self._faults_at(span.end_ns)
+            if strike.is_repaired(span)
+        ]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:
         """Return the faults that begin in a span."""
         return [
-            (onset_ns + one.shift_ns, fault)
-            for one in self._faults_at(span.end_ns)
-            for onset_ns, fault in one.scenario.onsets(one.local(span))
+            (onset_ns + strike.shift_ns, fault)
+            for strike in self._faults_at(span.end_ns)
+            for onset_ns, fault in strike.scenario.onsets(strike.local(span))
         ]
 
 

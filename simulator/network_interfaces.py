@@ -150,7 +150,7 @@ def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
     for place, cable in enumerate(model.cables):
         if cable.removed:
             continue
-        name, seen = cable.port.interface, cable.counters
+        name, counters = cable.port.interface, cable.counters
         interfaces.append(
             _link(_FIRST_INDEX + place, name, traffic[name])
             | {
@@ -158,9 +158,9 @@ def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
                 "carrier": int(cable.up),
                 "mtu": cable.settings.mtu_bytes,
                 "address": cable.port.mac,
-                "carrier_changes": seen.carrier_changes,
-                "carrier_up_count": seen.carrier_changes - seen.link_downs,
-                "carrier_down_count": seen.link_downs,
+                "carrier_changes": counters.carrier_changes,
+                "carrier_up_count": counters.carrier_changes - counters.link_downs,
+                "carrier_down_count": counters.link_downs,
             }
         )
     into.calls["netlink.links()"] = interfaces

@@ -277,12 +277,12 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     model = device_models.find_model(spec.model)
     _check(spec, model)
     server = layout(model, spec.nic)
-    own = server.rails[: spec.own_gpus]
+    own_rails = server.rails[: spec.own_gpus]
     passed_through = [rail.passed_through() for rail in server.rails[spec.own_gpus : spec.gpus]]
     storage = [address for _, address in server.storage]
     bridges = tuple(_bridge(spec, number, address) for number, address in server.bridges)
     nvswitches = model.nvlink.nvswitches if model.nvlink else 0
-    tree = [device for rail in (*own, *passed_through) for device in rail.devices]
+    tree = [device for rail in (*own_rails, *passed_through) for device in rail.devices]
     tree += other_devices(
         storage,
         device_models.nic_of(spec.nic, None),
@@ -291,7 +291,7 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
     )
     return NodeHardware(
         model=model,
-        gpus=tuple(_gpu(spec, index, rail.gpu) for index, rail in enumerate(own)),
+        gpus=tuple(_gpu(spec, index, rail.gpu) for index, rail in enumerate(own_rails)),
         ports=_ports(spec, server),
         pci=tuple(sorted(tree, key=lambda device: device.address)),
         peers=tuple(rail.gpu for rail in server.rails),

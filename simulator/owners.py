@@ -120,24 +120,24 @@ def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add one job that has all GPUs of the node, with one task per process."""
     number = model.spec.shared_stream("slurm").randrange(10_000, 90_000)
     directory = f"job_{number}"
-    mine = [
+    node_tenants = [
         (gpu, tenant)
         for gpu in model.gpus
         for tenant in gpu.sharing.present
         if not _is_unclaimed(model, gpu, tenant)
     ]
     into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
-    into.names[_SCOPE] = [directory, "system"] if mine else ["system"]
+    into.names[_SCOPE] = [directory, "system"] if node_tenants else ["system"]
     for gpu in model.gpus:
         for tenant in gpu.sharing.present:
             if _is_unclaimed(model, gpu, tenant):
                 _show_process(model, into, tenant, _SESSION)
-    if not mine:
+    if not node_tenants:
         return
     step = f"{_SCOPE}/{directory}/step_0"
     into.names[f"{_SCOPE}/{directory}"] = ["step_0"]
     into.names[step] = ["slurm", "user"]
-    into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
+    into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(node_tenants)))
     environment = {
         "SLURM_JOB_ID": str(number),
         "SLURM_JOB_ACCOUNT": "research",
@@ -146,7 +146,7 @@ def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
     }
     if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    for task, (_, tenant) in enumerate(mine):
+    for task, (_, tenant) in enumerate(node_tenants):
         group = f"/system.slice/slurmstepd.scope/{directory}/step_0/user/task_{task}"
         into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
         into.calls[f"owner.environ({tenant.pid})"] = environment

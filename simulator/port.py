@@ -128,24 +128,28 @@ class PriorityTraffic(NamedTuple):
     sent_packets: int = 0
 
 
-def by_priority(seen: PortCounters) -> list[PriorityTraffic]:
+def by_priority(counters: PortCounters) -> list[PriorityTraffic]:
     """Split a port's traffic by priority: RDMA, notifications, and everything else."""
     traffic = [PriorityTraffic()] * len(PRIORITIES)
     traffic[LOSSLESS] = _rdma(
-        seen.sent.less(seen.misprioritized_sent),
-        seen.received.less(seen.misprioritized_received),
-        seen.dropped.less(seen.misprioritized_dropped),
+        counters.sent.less(counters.misprioritized_sent),
+        counters.received.less(counters.misprioritized_received),
+        counters.dropped.less(counters.misprioritized_dropped),
     )
     misprioritized = _rdma(
-        seen.misprioritized_sent, seen.misprioritized_received, seen.misprioritized_dropped
+        counters.misprioritized_sent,
+        counters.misprioritized_received,
+        counters.misprioritized_dropped,
     )
-    frames = seen.neighbour_frames
+    frames = counters.neighbour_frames
     frame_bytes = frames * (NEIGHBOUR_FRAME_BYTES + CHECKSUM_BYTES)
     neighbours = PriorityTraffic(frame_bytes, frames, 0, frame_bytes, frames)
     pairs = zip(misprioritized, neighbours, strict=True)
-    traffic[BEST_EFFORT] = PriorityTraffic(*(one + other for one, other in pairs))
+    traffic[BEST_EFFORT] = PriorityTraffic(
+        *(traffic_share + other for traffic_share, other in pairs)
+    )
     frame = NOTIFICATION_FRAME_BYTES + CHECKSUM_BYTES
-    handled, sent = seen.notifications_handled, seen.notifications_sent
+    handled, sent = counters.notifications_handled, counters.notifications_sent
     traffic[NOTIFICATION] = PriorityTraffic(handled * frame, handled, 0, sent * frame, sent)
     return traffic
 
@@ -160,9 +164,9 @@ def _rdma(sent: TrafficFlow, received: TrafficFlow, dropped: TrafficFlow) -> Pri
     )
 
 
-def on_the_wire(seen: PortCounters) -> PriorityTraffic:
+def on_the_wire(counters: PortCounters) -> PriorityTraffic:
     """Add up a port's traffic over all priorities."""
-    return PriorityTraffic(*(sum(column) for column in zip(*by_priority(seen), strict=True)))
+    return PriorityTraffic(*(sum(column) for column in zip(*by_priority(counters), strict=True)))
 
 
 BLOCK_BITS = 5440

@@ -89,8 +89,8 @@ def _show_gids(into: CaptureMoment, cable: fabric.Cable) -> None:
     port = cable.port
     place = f"{ROOT}/{port.rdma_device}/ports/1"
     octets = [int(octet, 16) for octet in port.mac.split(":")]
-    own = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]).hex(":", 2)
-    local = f"fe80:0000:0000:0000:{own}"
+    interface_id = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]).hex(":", 2)
+    local = f"fe80:0000:0000:0000:{interface_id}"
     routed = f"0000:0000:0000:0000:0000:ffff:0a0a:{octets[-1]:04x}"
     numbers = [str(number) for number in range(len(_GIDS))]
     for directory in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):

@@ -235,11 +235,11 @@ class SettingsDrift(conditions.SlowedExchange):
             return conditions.PortConditions()
         share = span.share_after(self.onset_ns)
         settings = self.drifted[rail % len(self.drifted)]
-        held = settings.is_protected and not settings.notifying
+        is_pausing = settings.is_protected and not settings.notifying
         return conditions.PortConditions(
             settings=settings,
             lossy=0.0 if settings.is_protected else share * self.lossy,
-            pausing=share * self.pausing if held else 0.0,
+            pausing=share * self.pausing if is_pausing else 0.0,
             marked=0.0 if settings == port.USUAL else share * 0.02,
         )
 

@@ -58,10 +58,10 @@ def _show_nic_directories(
     into.links[f"{net}/device/driver"] = into.links[f"{pci}/driver"]
 
 
-def _entries(seen: CaptureMoment) -> dict[str, set[str]]:
+def _entries(moment: CaptureMoment) -> dict[str, set[str]]:
     """Return the entries of all directories that a `CaptureMoment` has content for."""
     entries: dict[str, set[str]] = defaultdict(set)
-    for section in (seen.files, seen.links):
+    for section in (moment.files, moment.links):
         for path, content in section.items():
             if path.startswith((_NET, _RDMA, _PCI)) and not isinstance(content, dict):
                 directory, _, name = path.rpartition("/")
@@ -89,7 +89,7 @@ class NicRemoval:
                     getattr(into, section)[key] = failure(OSError(code, ""))
 
 
-def _keys(port: node_hardware.SimulatedPort, seen: CaptureMoment) -> list[tuple[str, str]]:
+def _keys(port: node_hardware.SimulatedPort, moment: CaptureMoment) -> list[tuple[str, str]]:
     """Sections and keys of a NIC's entries."""
     directories = tuple(
         f"{directory}/"
@@ -103,7 +103,7 @@ def _keys(port: node_hardware.SimulatedPort, seen: CaptureMoment) -> list[tuple[
     return [
         (section, key)
         for section in SECTIONS
-        for key in getattr(seen, section)
+        for key in getattr(moment, section)
         if f"{key}/".startswith(directories) or any(part in key for part in calls)
     ]
 
@@ -180,23 +180,23 @@ def _moments(
     model: node_model.NodeModel, duration_ns: int, step_ns: int
 ) -> Iterator[CaptureMoment]:
     views = NodeInterfaces(model)
-    known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+    last_values: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for offset_ns in range(0, duration_ns + 1, step_ns):
         if offset_ns:
             model.advance(offset_ns)
-        yield _changes(views.show(), known)
+        yield _changes(views.show(), last_values)
 
 
-def _changes(now: CaptureMoment, known: dict[str, dict[str, Json]]) -> CaptureMoment:
+def _changes(now: CaptureMoment, last_values: dict[str, dict[str, Json]]) -> CaptureMoment:
     """Return the results that differ from `known`, and add them to it."""
     changed = CaptureMoment(now.offset_ns, log=now.log)
     for section in SECTIONS:
-        seen = known[section]
+        previous = last_values[section]
         fresh = {
             key: value
             for key, value in getattr(now, section).items()
-            if key not in seen or seen[key] != value
+            if key not in previous or previous[key] != value
         }
-        seen.update(fresh)
+        previous.update(fresh)
         getattr(changed, section).update(fresh)
     return changed

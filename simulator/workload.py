@@ -279,8 +279,8 @@ class _TenantInputs:
     def process(self, count: int, lower: float, upper: float) -> GpuTenant:
         """Return one of `count` processes of the job with equal shares."""
         share = 1.0 / count
-        held = self.draw_pages(self.available_bytes * share, lower, upper)
-        return GpuTenant(next(self.pids), JOB, share, share, 1.0, held)
+        held_bytes = self.draw_pages(self.available_bytes * share, lower, upper)
+        return GpuTenant(next(self.pids), JOB, share, share, 1.0, held_bytes)
 
 
 def _whole(inputs: _TenantInputs) -> Iterator[GpuTenant]:

@@ -48,8 +48,8 @@ class DeviceNames:
                 self._names[name] = f"{name} (index {index}, {address})"
                 self._names[address] = f"{address} (GPU {index}, {name})"
             elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
-                others = [facts.get("rdma_device", ""), _rail(facts.get("rail", ""))]
-                self._names[name] = f"{name} ({', '.join(filter(None, others))})"
+                details = [facts.get("rdma_device", ""), _rail(facts.get("rail", ""))]
+                self._names[name] = f"{name} ({', '.join(filter(None, details))})"
         any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
         self._pattern = (
             re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
@@ -149,8 +149,8 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
     for source, period_factor in sorted(of_source.get(catalog.PERIOD_FACTOR.name, {}).items()):
         if period_factor > 1:
-            every = periods.get(source, 0.0)
-            detail = f"{source} is read every {every:g} s instead of {every / period_factor:g} s"
+            period_seconds = periods.get(source, 0.0)
+            detail = f"{source} is read every {period_seconds:g} s instead of {period_seconds / period_factor:g} s"
             findings.append(ProbeFinding.supported("governor", detail))
     return findings
 

@@ -53,14 +53,14 @@ class AgentClient:
 
     def __init__(
         self,
-        where: str,
+        socket_or_url: str,
         token: str,
         timeout: float,
         *,
         answer_seconds: float = _ANSWER_SECONDS,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> None:
-        self._where, self._token, self._timeout = where, token, timeout
+        self._where, self._token, self._timeout = socket_or_url, token, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -177,23 +177,23 @@ _start_options = _add_options(
 )
 
 
-def _create_client(where: Mapping[str, Any]) -> AgentClient:
+def _create_client(connection: Mapping[str, Any]) -> AgentClient:
     """Return a client from the options; by default from the settings of the installed agent."""
-    token_file: Path | None = where["token_file"]
+    token_file: Path | None = connection["token_file"]
     try:
         token = token_file.read_text("utf-8").strip() if token_file else ""
     except OSError as error:
         message = f"cannot read token file {token_file}: {error.strerror}"
         raise click.ClickException(message) from error
-    if where["url"]:
-        return AgentClient(where["url"], token, where["timeout_seconds"])
-    if where["path"]:
-        return AgentClient(where["path"], "", where["timeout_seconds"])
-    config = where["config"] or settings.default_file("agent")
+    if connection["url"]:
+        return AgentClient(connection["url"], token, connection["timeout_seconds"])
+    if connection["path"]:
+        return AgentClient(connection["path"], "", connection["timeout_seconds"])
+    config = connection["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = service.state_directory(loaded)
     return AgentClient(
-        loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout_seconds"]
+        loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", connection["timeout_seconds"]
     )
 
 

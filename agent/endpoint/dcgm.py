@@ -251,9 +251,9 @@ def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[DcgmDevice,
 
 def _instances(gpu: Entity, migs: Iterable[Entity]) -> list[Entity]:
     """Return one MIG device per GPU instance: readings shared by compute instances are exported once."""
-    own = [mig for mig in migs if mig.whole_key == gpu.key]
-    own.sort(key=lambda mig: -int(mig.facts["compute_instance"]))
-    first = {int(mig.facts["gpu_instance"]): mig for mig in own}
+    instances = [mig for mig in migs if mig.whole_key == gpu.key]
+    instances.sort(key=lambda mig: -int(mig.facts["compute_instance"]))
+    first = {int(mig.facts["gpu_instance"]): mig for mig in instances}
     return [first[instance] for instance in sorted(first)]
 
 

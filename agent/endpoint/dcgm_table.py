@@ -169,8 +169,8 @@ _LOAD: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_MEMORY_TEMP", CELSIUS, "Memory temperature", reading_of(c.GPU_MEMORY_TEMPERATURE)),
     dcgm_gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", reading_of(c.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
     *(
-        dcgm_gauge(f"DEV_{name}_TEMP", CELSIUS, what, reading_of(c.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
-        for name, what, threshold in (
+        dcgm_gauge(f"DEV_{name}_TEMP", CELSIUS, description, reading_of(c.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
+        for name, description, threshold in (
             ("GPU_MAX_OP", "Maximum operating temperature of the GPU", "gpu_maximum"),
             ("MEM_MAX_OP", "Maximum operating temperature of the memory", "memory_maximum"),
             ("SLOWDOWN", "GPU temperature at which it slows down", "slowdown"),
@@ -182,8 +182,8 @@ _LOAD: tuple[DcgmMetric, ...] = (
     dcgm_counter("DEV_TOTAL_ENERGY_CONSUMPTION", MILLIJOULES, "Energy since driver load", reading_of(c.GPU_ENERGY)),
     dcgm_gauge("DEV_ENFORCED_POWER_LIMIT", WATTS, "Enforced power limit", reading_of(c.GPU_POWER_LIMIT)),
     *(
-        dcgm_gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, reading_of(c.GPU_POWER_BOUNDS, bound))
-        for name, what, bound in (
+        dcgm_gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, description, reading_of(c.GPU_POWER_BOUNDS, bound))
+        for name, description, bound in (
             ("", "Requested power limit", "requested"),
             ("_MIN", "Minimum power limit", "minimum"),
             ("_MAX", "Maximum power limit", "maximum"),
@@ -197,8 +197,8 @@ _LOAD: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_ENC_UTIL", PERCENT, "Time with a busy video encoder", reading_of(c.GPU_ENGINE_UTILIZATION, "encoder")),
     dcgm_gauge("DEV_DEC_UTIL", PERCENT, "Time with a busy video decoder", reading_of(c.GPU_ENGINE_UTILIZATION, "decoder")),
     *(
-        dcgm_counter(f"DEV_{name}_VIOLATION", NANOSECONDS, f"Time with clocks reduced by {what}", reading_of(c.GPU_THROTTLE_TIME, reason))
-        for name, what, reason in (
+        dcgm_counter(f"DEV_{name}_VIOLATION", NANOSECONDS, f"Time with clocks reduced by {cause}", reading_of(c.GPU_THROTTLE_TIME, reason))
+        for name, cause, reason in (
             ("POWER", "the power cap", "software_power_cap"),
             ("THERMAL", "heat", "thermal"),
             ("SYNC_BOOST", "sync boost", "sync_boost"),
@@ -225,9 +225,9 @@ _HEALTH: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_ECC_CURRENT", FLAG, "True if ECC is enabled", reading_of(h.GPU_ECC_MODE)),
     dcgm_gauge("DEV_ECC_PENDING", FLAG, "True if ECC will be enabled after a reset", reading_of(h.GPU_ECC_PENDING)),
     *(
-        dcgm_counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", reading_of(h.GPU_ECC_ERRORS, error, lifetime))
+        dcgm_counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{correction} memory errors {since}", reading_of(h.GPU_ECC_ERRORS, error, lifetime))
         for span, since, lifetime in (("VOL", "since driver load", "volatile"), ("AGG", "over the lifetime of the board", "aggregate"))
-        for short, what, error in (("SBE", "Corrected", "corrected"), ("DBE", "Uncorrected", "uncorrected"))
+        for short, correction, error in (("SBE", "Corrected", "corrected"), ("DBE", "Uncorrected", "uncorrected"))
     ),
     dcgm_gauge("DEV_THRESHOLD_SRM", FLAG, "True if on-chip memory had too many errors", reading_of(h.GPU_SRAM_THRESHOLD), remark="Requires root."),
     dcgm_counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", reading_of(h.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
@@ -261,8 +261,8 @@ _PROFILING: tuple[DcgmMetric, ...] = (
     dcgm_gauge("PROF_DRAM_ACTIVE", SHARE, "Memory traffic as a share of the peak bandwidth",
           reading_of(c.GPU_DRAM_ACTIVITY), mig=reading_of(c.MIG_DRAM_ACTIVITY), remark=_FROM_HOPPER),
     *(
-        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time with an active {what} pipe", reading_of(c.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(c.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
-        for name, what, pipe in (
+        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time with an active {unit} pipe", reading_of(c.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(c.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
+        for name, unit, pipe in (
             ("FP64", "FP64", "fp64"),
             ("FP32", "FP32", "fp32"),
             ("FP16", "FP16", "fp16"),

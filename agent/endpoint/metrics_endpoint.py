@@ -102,8 +102,8 @@ class ExpositionCache:
     def drop_unused(self) -> None:
         """Drop selections that were not requested for some minutes, and the least recent beyond the bound."""
         oldest_ns = self._now_ns() - UNUSED_NS
-        others = [chosen for chosen in self.cached if chosen != self.configured]
-        for position, chosen in enumerate(reversed(others)):
+        unconfigured = [chosen for chosen in self.cached if chosen != self.configured]
+        for position, chosen in enumerate(reversed(unconfigured)):
             if position >= MAX_OTHER_SELECTIONS or self.cached[chosen][1] < oldest_ns:
                 del self.cached[chosen]
 

@@ -126,7 +126,7 @@ def judge(
     actions = [rule.required_actions(facts) for rule in active]
     required = {action for each in actions for action in each.actions}
     verdict = GpuVerdict(
-        _state({rule.state for rule in active}, known=has_result and not missing),
+        _state({rule.state for rule in active}, has_state=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
         tuple(action for action in ACTIONS_BY_SEVERITY if action in required),
@@ -138,10 +138,10 @@ def judge(
     return verdict
 
 
-def _state(states: set[int], *, known: bool) -> int:
+def _state(states: set[int], *, has_state: bool) -> int:
     if FAILED in states:
         return FAILED
-    if not known or UNKNOWN in states:
+    if not has_state or UNKNOWN in states:
         return UNKNOWN
     return DEGRADED if DEGRADED in states else HEALTHY
 

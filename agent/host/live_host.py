@@ -141,12 +141,12 @@ def _inherited_log(path: str, descriptor: int) -> int:
     try:
         if os.fstat(descriptor).st_rdev != os.makedev(*_KMSG):
             return -1
-        own = os.dup(descriptor)
-        os.set_blocking(own, False)
-        os.lseek(own, 0, os.SEEK_SET)
+        duplicate = os.dup(descriptor)
+        os.set_blocking(duplicate, False)
+        os.lseek(duplicate, 0, os.SEEK_SET)
     except OSError:
         return -1
-    return own
+    return duplicate
 
 
 # File of /proc that a function needs. If it is missing, psutil would read the running node instead

@@ -150,9 +150,9 @@ class Nvml:
         self, module: ModuleType, function: str, arguments: tuple[Device, ...]
     ) -> Callable[[], Json]:
         """Callable for a function and its arguments; cached for device calls until a device is dropped."""
-        own = self._own.get(function)
-        if own is not None:
-            return partial(own, module, *arguments)
+        replacement = self._own.get(function)
+        if replacement is not None:
+            return partial(replacement, module, *arguments)
         target = getattr(module, function, None)
         if target is None:
             raise NvmlError(_FUNCTION_NOT_FOUND, function)
@@ -241,13 +241,13 @@ class Nvml:
         return list(devices.values())
 
     def _is_same(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
-        known = self._handles.get(uuid)
-        same = known is not None and device_address(known) == device_address(handle)
+        existing = self._handles.get(uuid)
+        same = existing is not None and device_address(existing) == device_address(handle)
         return same and self._mig.get(uuid) == place
 
-    def _drop_mig(self, gpu: int, kept: Collection[str]) -> None:
+    def _drop_mig(self, gpu: int, current: Collection[str]) -> None:
         """Drop the MIG devices of a GPU that no longer exist."""
-        for uuid in [u for u, (owner, _) in self._mig.items() if owner == gpu and u not in kept]:
+        for uuid in [u for u, (owner, _) in self._mig.items() if owner == gpu and u not in current]:
             self._drop(uuid)
             del self._mig[uuid]
 

@@ -239,10 +239,10 @@ def _replace_match(match: re.Match[str]) -> str:
 def _same_form(identifier: str) -> str:
     kind = _KIND.match(identifier)
     prefix = kind[0] if kind else ""
-    own = identifier[len(prefix) :]
-    digest = _digest(own.replace(":", "").replace("_", "-"))  # systemd writes _ for - in names
-    fresh = iter(digest.upper() if own.isupper() else digest)
-    return prefix + "".join(c if c in "-:_" else next(fresh) for c in own)
+    suffix = identifier[len(prefix) :]
+    digest = _digest(suffix.replace(":", "").replace("_", "-"))  # systemd writes _ for - in names
+    fresh = iter(digest.upper() if suffix.isupper() else digest)
+    return prefix + "".join(c if c in "-:_" else next(fresh) for c in suffix)
 
 
 def _sluid(text: str) -> str:

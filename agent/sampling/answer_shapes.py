@@ -118,12 +118,12 @@ def _or_none(of: Shape) -> Shape:
 
 def _record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
     """Members by name; a malformed optional one is removed, unlisted ones are not checked."""
-    every = {**required, **(optional or {})}
+    members = {**required, **(optional or {})}
 
     def shape(value: Any) -> Json:
         if not isinstance(value, dict) or not required.keys() <= value.keys():
             return _MISSING
-        checked = {key: every[key](member) for key, member in value.items() if key in every}
+        checked = {key: members[key](member) for key, member in value.items() if key in members}
         if any(checked[key] is _MISSING for key in required):
             return _MISSING
         if all(checked[key] is value[key] for key in checked):

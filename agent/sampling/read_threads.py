@@ -119,10 +119,10 @@ class ReadThreads:
         of its job if it ever returns.
         """
         self._waiting.clear()
-        for one in self._rounds:
-            one.take_all()
+        for read_round in self._rounds:
+            read_round.take_all()
         common = self._spare.pop() if self._spare else DeviceThread("reads")
-        threads = {common, *self._spare, *(one.thread for one in self._rounds)}
+        threads = {common, *self._spare, *(read_round.thread for read_round in self._rounds)}
         closing = []
         for job, function in last:
             running = job.round if job and job.round in self._rounds else None

@@ -391,9 +391,9 @@ def read_link_name(host: Host, path: str) -> str:
         return ""
 
 
-def format_count(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number of things: `1 GPU`, `2 GPUs`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def nonempty_facts(**facts: str) -> dict[str, str]:

@@ -195,8 +195,11 @@ def _same_aggregator(active_path: str, member_path: str) -> ReadColumn:
     """Column that is 1 if two files contain the same aggregator; 0 and N/A mean that there is none."""
 
     def read(host: Host) -> Reading:
-        active, own = parse_integer(host.read(active_path)), parse_integer(host.read(member_path))
-        return active if isinstance(active, Absent) else int(active == own != 0)
+        active, member = (
+            parse_integer(host.read(active_path)),
+            parse_integer(host.read(member_path)),
+        )
+        return active if isinstance(active, Absent) else int(active == member != 0)
 
     return read
 

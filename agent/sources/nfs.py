@@ -147,10 +147,10 @@ def _take_transport(mount: NfsMount, protocol: str, cells: Sequence[str]) -> Non
         mount.values["transport", part] = _sum(before, reading)
 
 
-def _sum(one: Reading, other: Reading) -> Reading:
-    if isinstance(one, Absent):
-        return one
-    return other if isinstance(other, Absent) else one + other
+def _sum(reading: Reading, other: Reading) -> Reading:
+    if isinstance(reading, Absent):
+        return reading
+    return other if isinstance(other, Absent) else reading + other
 
 
 def parse_superblocks(mountinfo: bytes) -> dict[str, list[str]]:
@@ -199,13 +199,15 @@ class NfsSource(source.SourceWithoutResources):
         self._columns, self._twice = [], set()
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
-        own = _superblocks(host, directory)
-        self._hidden = len(_file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(own))
+        superblocks = _superblocks(host, directory)
+        self._hidden = len(
+            _file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(superblocks)
+        )
         if not mounts and not self._hidden:
             return columns.result(source.ProbeFinding.absent("NFS", "nothing is mounted"))
         columns.add_each((c.NFS_MOUNTS, c.NFS_UNREAD), Entity(entities.NODE))
-        single = self._once_each(mounts, own)
-        self._planned = self._plan(single, mounts, own)
+        single = self._once_each(mounts, superblocks)
+        self._planned = self._plan(single, mounts, superblocks)
         for place, columns_by_key in self._planned.items():
             for key, column in columns_by_key.items():
                 columns.add(*column)
@@ -237,11 +239,13 @@ class NfsSource(source.SourceWithoutResources):
         self,
         single: Mapping[_NumberedMount, NfsMount],
         mounts: list[NfsMount],
-        own: Mapping[str, list[str]],
+        superblocks: Mapping[str, list[str]],
     ) -> dict[_NumberedMount, dict[ValueKey, Column]]:
         """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
         planned = {place: _columns_of(mount) for place, mount in _visible_mounts(single).items()}
-        lacking = Counter({decode_octal_escapes(point): len(here) for point, here in own.items()})
+        lacking = Counter(
+            {decode_octal_escapes(point): len(here) for point, here in superblocks.items()}
+        )
         lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
             if place in planned or lacking[place[0][1]] > 0:
@@ -311,18 +315,18 @@ def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
         connections=str(mount.connections or ""),
     )
     about = Entity(entities.NFS_MOUNT, mount.key, facts)
-    every: dict[ValueKey, Column] = {("age",): (c.NFS_AGE, about)}
-    every |= {("bytes", str(i)): (metric, about) for i, metric in enumerate(c.NFS_BYTES)}
-    every |= {
+    columns: dict[ValueKey, Column] = {("age",): (c.NFS_AGE, about)}
+    columns |= {("bytes", str(i)): (metric, about) for i, metric in enumerate(c.NFS_BYTES)}
+    columns |= {
         ("event", event): (c.NFS_EVENTS, about.child(entities.NFS_EVENT, event))
         for event in REPORTED_EVENTS
     }
     transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
-    every |= {("transport", part): (metric, about) for part, metric in transport.items()}
+    columns |= {("transport", part): (metric, about) for part, metric in transport.items()}
     for operation in sorted(OPERATIONS):
         entity = about.child(entities.NFS_OPERATION, operation)
-        every |= {(operation, part): (m, entity) for part, m in c.NFS_OPERATIONS.items()}
-    return {key: column for key, column in every.items() if key in mount.values}
+        columns |= {(operation, part): (m, entity) for part, m in c.NFS_OPERATIONS.items()}
+    return {key: column for key, column in columns.items() if key in mount.values}
 
 
 def _finding(mounts: int, twice: int) -> source.ProbeFinding:

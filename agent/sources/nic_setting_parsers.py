@@ -79,12 +79,12 @@ def _applications(
         if entry["selector"] == _DSCP:
             dscp.setdefault(int(entry["priority"]), []).append(int(entry["protocol"]))
     add_dscp_map(answers, dscp)
-    others = sorted(
+    applications = sorted(
         f"{entry['selector']}:{entry['protocol']}>{entry['priority']}"
         for entry in entries
         if entry["selector"] != _DSCP
     )
-    answers.set("applications", nic_interfaces.join_items(others))
+    answers.set("applications", nic_interfaces.join_items(applications))
     if answers.nic.driver == MLX5:
         answers.set("trust", _DSCP if dscp else "pcp")
 
@@ -159,8 +159,8 @@ def expected_megabits(supported: Iterable[str], peer: Iterable[str]) -> int | No
     `supported` are the modes that the driver reports for its port with the plugged module. The type
     of the module is not a bound: 0x11 of SFF-8024 stands for QSFP28 as well as for QSFP56.
     """
-    own, other = set(supported), set(peer)
-    return _highest(own & other) or _highest(own)
+    supported_modes, other = set(supported), set(peer)
+    return _highest(supported_modes & other) or _highest(supported_modes)
 
 
 def _highest(modes: Iterable[str]) -> int | None:

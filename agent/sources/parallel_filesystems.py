@@ -140,11 +140,13 @@ def _first_readable(host: Host, paths: Sequence[str]) -> str:
 
 def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[tuple[str, Entity]]:
     """Clients or targets: their directories below the roots, and their entities."""
-    every = {name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")}
+    instances = {
+        name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")
+    }
     about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
     return [
         (f"{kind}/{name}", Entity(about, tuple(match[label] for label in about.labels)))
-        for name in sorted(every)
+        for name in sorted(instances)
         if (match := pattern.fullmatch(name))
     ]
 

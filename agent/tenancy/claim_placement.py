@@ -50,12 +50,12 @@ def place_claims(
             for provider, claim in claimed
             if claim.gpu and claim.owning_workload == unnamed.owning_workload
         ]
-        own = {
+        own_parts = {
             other.part
             for provider, other in same
             if provider == adapter and other.authority == unnamed.authority
         }
-        pool = {claim.part for _, claim in same} - own
+        pool = {claim.part for _, claim in same} - own_parts
         free = sorted(part for part in pool if (unnamed.owning_workload, part) not in claim_by_part)
         for part in free[: unnamed.count]:
             claim_by_part[unnamed.owning_workload, part] = unnamed

@@ -211,15 +211,15 @@ class KubernetesProvider:
         self, host: Host, pod: kubelet_answers.KubeletPod, devices: NodeDevices
     ) -> Iterator[_PodDevice]:
         """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
-        others = dict.fromkeys(
+        unlisted = dict.fromkeys(
             text
             for container in pod.containers
             for entry in container.devices
             if entry.resource.startswith(_VENDOR) and not _is_gpu(entry.resource)
             for text in entry.ids
         )
-        passed = self._passed.scan(host) if others else set()
-        for text in others if passed else ():
+        passed = self._passed.scan(host) if unlisted else set()
+        for text in unlisted if passed else ():
             for device in virtual_machines.find_passed_through(host, text, passed, devices):
                 yield _PodDevice(pod, text, device)
 
@@ -320,9 +320,11 @@ def _list_pod_devices(
             yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
-        ours = [each for each in claim.devices if each.driver == DRIVER]
-        for each in ours:
-            device = _find_claimed_device(each, claim.cdi_names if len(ours) == 1 else (), devices)
+        allocations = [each for each in claim.devices if each.driver == DRIVER]
+        for each in allocations:
+            device = _find_claimed_device(
+                each, claim.cdi_names if len(allocations) == 1 else (), devices
+            )
             if device is None:
                 unknown.append(f"{each.device} of claim {claim.namespace}/{claim.name}")
             else:

@@ -91,11 +91,11 @@ def _address(pci: ET.Element) -> str:
 
 def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
     """Return, for each switch, its address and that of its port below, and finally the device."""
-    own = _address(pci)
+    address = _address(pci)
     chain: list[str] = []
-    for switch, below in zip(above, (*above, own)[1:], strict=True):
+    for switch, below in zip(above, (*above, address)[1:], strict=True):
         chain += [switch, f"{switch}>{below}"]
-    return (*chain, own)
+    return (*chain, address)
 
 
 def format_cpu_list(mask: str) -> str:

@@ -219,10 +219,10 @@ def _rail_lines(node: node_topology.NodeTopology) -> Iterator[str]:
         for nic in nics:
             plane = f", plane {nic.plane}" if len(nics) > 1 else ""
             yield f"    {' '.join(nic.names)}{plane}: {_format_reason(node, gpu, nic)}"
-    others = [device for device in node.network.devices if device.rail is None]
-    if others:
+    without_rail = [device for device in node.network.devices if device.rail is None]
+    if without_rail:
         yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
-    for device in others:
+    for device in without_rail:
         yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.reason}"
 
 
@@ -238,9 +238,9 @@ def _nics_of_gpu(
     node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu
 ) -> list[NetworkDevice]:
     """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
-    own = [device for device in node.network.devices if device.gpu == gpu.address]
+    nearest = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.nic_by_gpu.get(gpu.address, "")
-    return own or ([node.network.device_at(shared)] if shared else [])
+    return nearest or ([node.network.device_at(shared)] if shared else [])
 
 
 def _sortable(address: str) -> tuple[int, ...]:

@@ -241,91 +241,91 @@ def _parse_entries(
         for name, value in _read_section(content, section, section).items():
             yield from _parse_entry(Credential(name, role), value, f"[{section}] {name}")
     for tenant in _read_section(content, _TENANTS, _TENANTS):
-        where = f"{_TENANTS}.{tenant}"
-        _check_name(tenant, f"[{where}]")
+        section_name = f"{_TENANTS}.{tenant}"
+        _check_name(tenant, f"[{section_name}]")
         for name, value in _read_section(
-            _read_section(content, _TENANTS, _TENANTS), tenant, where
+            _read_section(content, _TENANTS, _TENANTS), tenant, section_name
         ).items():
             yield from _parse_entry(
-                Credential(name, Role.TENANT, tenant), value, f"[{where}] {name}"
+                Credential(name, Role.TENANT, tenant), value, f"[{section_name}] {name}"
             )
 
 
-def _read_section(content: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+def _read_section(
+    content: Mapping[str, object], key: str, section_name: str
+) -> Mapping[str, object]:
     section = content.get(key, {})
     if not isinstance(section, dict):
-        message = f"invalid [{where}]: expected a section"
+        message = f"invalid [{section_name}]: expected a section"
         raise TokensFileError(message)
     return section
 
 
 def _parse_entry(
-    credential: Credential, value: object, where: str
+    credential: Credential, value: object, location: str
 ) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
-    _check_name(credential.name, where)
+    _check_name(credential.name, location)
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
             if _OLD_MAX_AUTHORITY in item and _MAX_AUTHORITY not in item:
                 item[_MAX_AUTHORITY] = item.pop(_OLD_MAX_AUTHORITY)
             holder = replace(
-                credential, max_authority=_parse_max_authority(item, credential.role, where)
+                credential, max_authority=_parse_max_authority(item, credential.role, location)
             )
             yield (
-                _parse_key(item, where),
-                CredentialEntry(holder, _parse_until_ns(item.get("until"), where)),
+                _parse_key(item, location),
+                CredentialEntry(holder, _parse_until_ns(item.get("until"), location)),
             )
         else:
-            yield CredentialKey("token", _parse_digest(item, where)), CredentialEntry(credential)
+            yield CredentialKey("token", _parse_digest(item, location)), CredentialEntry(credential)
 
 
-def _check_name(name: str, where: str) -> None:
+def _check_name(name: str, location: str) -> None:
     if not is_name(name):
-        message = f"{where}: invalid name {name!r}: expected printable text in Unicode NFC"
+        message = f"{location}: invalid name {name!r}: expected printable text in Unicode NFC"
         raise TokensFileError(message)
 
 
-def _parse_key(table: Mapping[str, object], where: str) -> CredentialKey:
+def _parse_key(table: Mapping[str, object], location: str) -> CredentialKey:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
     if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_AUTHORITY}:
         message = (
-            f"{where}: expected one of token, certificate and common_name, with `until` and"
+            f"{location}: expected one of token, certificate and common_name, with `until` and"
             f" `{_MAX_AUTHORITY}` as the only other keys"
         )
         raise TokensFileError(message)
     value = table[kinds[0]]
     if kinds[0] != "common_name":
-        return CredentialKey(kinds[0], _parse_digest(value, where))
+        return CredentialKey(kinds[0], _parse_digest(value, location))
     if not isinstance(value, str) or not is_name(value):
-        message = f"{where}: invalid common_name: expected printable text in Unicode NFC"
+        message = f"{location}: invalid common_name: expected printable text in Unicode NFC"
         raise TokensFileError(message)
     return CredentialKey(kinds[0], value)
 
 
-def _parse_max_authority(table: Mapping[str, object], role: Role, where: str) -> int:
+def _parse_max_authority(table: Mapping[str, object], role: Role, location: str) -> int:
     value = table.get(_MAX_AUTHORITY, MAX_AUTHORITY)
     if _MAX_AUTHORITY in table and role is not Role.NODE:
-        message = f"{where}: unexpected {_MAX_AUTHORITY}: expected in section [nodes] only"
+        message = f"{location}: unexpected {_MAX_AUTHORITY}: expected in section [nodes] only"
         raise TokensFileError(message)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_AUTHORITY:
-        message = f"{where}: invalid {_MAX_AUTHORITY} {value!r}: expected 1 to {MAX_AUTHORITY}"
+        message = f"{location}: invalid {_MAX_AUTHORITY} {value!r}: expected 1 to {MAX_AUTHORITY}"
         raise TokensFileError(message)
     return value
 
 
-def _parse_digest(value: object, where: str) -> str:
+def _parse_digest(value: object, location: str) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        message = f"{where}: invalid digest: expected {DIGEST_PREFIX}<64 hex digits>"
+        message = f"{location}: invalid digest: expected {DIGEST_PREFIX}<64 hex digits>"
         raise TokensFileError(message)
     return value
 
 
-def _parse_until_ns(value: object, where: str) -> int | None:
+def _parse_until_ns(value: object, location: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
-        message = (
-            f"{where}: invalid until: expected a time with an offset, such as 2027-01-01T00:00:00Z"
-        )
+        message = f"{location}: invalid until: expected a time with an offset, such as 2027-01-01T00:00:00Z"
         raise TokensFileError(message)
     return from_datetime(value)
 

@@ -263,11 +263,11 @@ def totals_of_shares(shares: Iterable[MeasuredShare]) -> AmountTotals:
     return totals
 
 
-def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
+def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
     """Return the amounts of readings after the start and up to the end, by day."""
-    owned = measures.find_owners(known.evidence)
+    owned = measures.find_owners(assembled.evidence)
     totals: OpenDayTotals = {}
-    for measure, increments in known.counted.items():
+    for measure, increments in assembled.counted.items():
         if not len(increments.ends_ns):
             continue
         first = max(start_ns, int(increments.ends_ns[0]) - 1)

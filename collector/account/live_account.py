@@ -327,8 +327,8 @@ class LiveAccount:
     def unplaced(self, now_ns: int) -> dict[str, Fraction]:
         """Return the excess of each node's claims at a timestamp, in GPUs, as of the last refresh."""
         amounts = {
-            node: sum((e.amount for e in some if e.start_ns <= now_ns < e.end_ns), Fraction(0))
-            for node, some in self._excess.items()
+            node: sum((e.amount for e in excesses if e.start_ns <= now_ns < e.end_ns), Fraction(0))
+            for node, excesses in self._excess.items()
         }
         return {node: amount for node, amount in sorted(amounts.items()) if amount}
 
@@ -344,8 +344,8 @@ class LiveAccount:
         self.book.changed.discard(gpu)
         self.book.newest_spans.pop(gpu, None)
         placer = self._placer or claim_placement.ClaimPlacer(self.book, files)
-        evidence, where = placer.evidence(gpu)
-        newest_span = self._find_newest_span(gpu, where)
+        evidence, history = placer.evidence(gpu)
+        newest_span = self._find_newest_span(gpu, history)
         if newest_span:
             self.book.newest_spans[gpu] = newest_span
         open_ns = self.finalized.open_ns(gpu)
@@ -357,8 +357,8 @@ class LiveAccount:
         if old := self._gpus.pop(gpu, None):
             account_sums.add_sums(self._fixed, old.fixed, -1)
             self._count_held(old, -1)
-        self._report_conflicts(gpu, evidence, where)
-        self._report_excess(placer, where)
+        self._report_conflicts(gpu, evidence, history)
+        self._report_excess(placer, history)
         self.roster.set_holdings(
             gpu, join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
         )
@@ -393,10 +393,10 @@ class LiveAccount:
         return account and replace(account, newest_span=newest_span)
 
     def _find_newest_span(
-        self, gpu: str, where: gpu_node_history.GpuNodeHistory
+        self, gpu: str, history: gpu_node_history.GpuNodeHistory
     ) -> node_intervals.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
-        usable = (s for s in where.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
+        usable = (s for s in history.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
         newest = max(usable, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None
@@ -408,10 +408,10 @@ class LiveAccount:
         return None
 
     def _report_excess(
-        self, placer: claim_placement.ClaimPlacer, where: gpu_node_history.GpuNodeHistory
+        self, placer: claim_placement.ClaimPlacer, history: gpu_node_history.GpuNodeHistory
     ) -> None:
         """Report claims without a device that do not fit into their node."""
-        for node in {stay.node for stay in where.stays}:
+        for node in {stay.node for stay in history.stays}:
             excess = placer.excess(node)
             self._excess[node] = excess
             if not excess:
@@ -425,14 +425,14 @@ class LiveAccount:
                 )
 
     def _report_conflicts(
-        self, gpu: str, evidence: usage_evidence.Evidence, where: gpu_node_history.GpuNodeHistory
+        self, gpu: str, evidence: usage_evidence.Evidence, history: gpu_node_history.GpuNodeHistory
     ) -> None:
         """Report two claims on one slot, and two nodes with one GPU."""
-        for stands, refused in where.rejected:
-            facts = {"stands": stands, "refused": refused}
+        for holding_node, rejected_node in history.rejected:
+            facts = {"stands": holding_node, "refused": rejected_node}
             self.book.problems.report(
                 evidence_records.EvidenceProblem(
-                    "seen_twice", gpu, refused, where.stays[0].start_ns, facts
+                    "seen_twice", gpu, rejected_node, history.stays[0].start_ns, facts
                 )
             )
         levels = {claim.id: claim.authority for claim in evidence.claims}
@@ -444,7 +444,7 @@ class LiveAccount:
                 if levels[overlap.claim] is ClaimAuthority.ADMINISTRATOR:
                     continue  # an exception to a claim on the node; the parser of the file reports others
                 facts = {"earlier": overlap.claim, "later": overlap.other}
-                node = where.stays[-1].node if where.stays else ""
+                node = history.stays[-1].node if history.stays else ""
                 self.book.problems.report(
                     evidence_records.EvidenceProblem("conflict", gpu, node, overlap.start_ns, facts)
                 )

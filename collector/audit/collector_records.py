@@ -307,8 +307,8 @@ class AuditTrail:
         if self._is_ended:
             self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
-        known = self._denials.repetitions
-        if counted not in known and self._count_paths(counted.address) >= MAX_PATHS:
+        repetitions = self._denials.repetitions
+        if counted not in repetitions and self._count_paths(counted.address) >= MAX_PATHS:
             counted = replace(counted, path="")
         if self._denials.add(counted):
             self._new_denials.append(counted)

@@ -93,26 +93,26 @@ class EventRecorder:
             self._facts.extend(facts)
             self._wake.set()
 
-    def queue_event(self, seen: SeenEvent) -> None:
+    def queue_event(self, seen_event: SeenEvent) -> None:
         """Queue an event. Never waits."""
-        if not event_records.is_audited(seen.event):
+        if not event_records.is_audited(seen_event.event):
             return
-        if not event_records.is_numbered(seen.event):
+        if not event_records.is_numbered(seen_event.event):
             if not self.unnumbered:
                 log.warning(
                     "event_audit_skipped",
-                    node=seen.node,
-                    name=seen.event.name,
+                    node=seen_event.node,
+                    name=seen_event.event.name,
                     advice="update the agent: its events have no sequence numbers",
                 )
             self.unnumbered += 1
-        elif self.recorded.has(event_records.event_source(seen)):
+        elif self.recorded.has(event_records.event_source(seen_event)):
             return
         elif len(self._queue) >= self.max_waiting:
             self.overflowed += 1
             self._has_overflowed = True
         else:
-            self._queue.append(seen)
+            self._queue.append(seen_event)
         self._wake.set()
 
     async def run(self) -> None:
@@ -150,10 +150,14 @@ class EventRecorder:
         self._is_rereading = False
 
     def _find_unrecorded(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
-        audited = (seen for seen in events if event_records.is_audited(seen.event))
-        numbered = (seen for seen in audited if event_records.is_numbered(seen.event))
+        audited = (
+            seen_event for seen_event in events if event_records.is_audited(seen_event.event)
+        )
+        numbered = (
+            seen_event for seen_event in audited if event_records.is_numbered(seen_event.event)
+        )
         missing = filterfalse(
-            lambda seen: self.recorded.has(event_records.event_source(seen)), numbered
+            lambda seen_event: self.recorded.has(event_records.event_source(seen_event)), numbered
         )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
@@ -173,20 +177,20 @@ class EventRecorder:
 
     def _make_drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
         """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
-        keys = [seen.event.entity.key for seen in events]
+        keys = [seen_event.event.entity.key for seen_event in events]
         gpus = {event_records.normalize_text(key[0]) for key in keys if key}
         holdings = self.recorded.holdings.copy_of_gpus(gpus)
         batch_drafts: list[RecordDraft] = []
         numbers: set[tuple[str, str, int]] = set()
-        for seen in events:
-            source = event_records.event_source(seen)
+        for seen_event in events:
+            source = event_records.event_source(seen_event)
             number = source.id, source.boot, source.n
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
             try:
                 converted = event_records.make_drafts(
-                    seen, holdings, self.salts.make_commitment, self.tenant_of
+                    seen_event, holdings, self.salts.make_commitment, self.tenant_of
                 )
                 drafts = list(converted)
                 records = [
@@ -195,8 +199,8 @@ class EventRecorder:
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
-                log.error("audit_event_rejected", node=seen.node, problem=str(error))
-                batch_drafts.append(event_records.find_recording_problem(seen, error))
+                log.error("audit_event_rejected", node=seen_event.node, problem=str(error))
+                batch_drafts.append(event_records.find_recording_problem(seen_event, error))
                 continue
             for record in records:
                 holdings.add(record)
@@ -241,9 +245,9 @@ class EventRecorder:
             return None
         self.recorded.forget_before(horizon_ns)
         events = [
-            (seen.node, seen.boot_id, seen.event, seen.position)
-            for seen in self._queue
-            if seen.position
+            (seen_event.node, seen_event.boot_id, seen_event.event, seen_event.position)
+            for seen_event in self._queue
+            if seen_event.position
         ]
         copied = recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
         return recorder_state.encode_snapshot(copied)

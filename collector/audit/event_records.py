@@ -89,12 +89,12 @@ class ClaimsInForce(msgspec.Struct):
             self.gpus.get(gpu, {}).items(),
             self.conflicts.get(gpu, {}).get(claim, ()),
         )
-        others = (
+        undisputed = (
             name
             for name, other in claims
             if name != claim and name not in conflicting and other.disputes(new_claim)
         )
-        return list(islice(others, max(0, MAX_CONFLICTS - len(conflicting))))
+        return list(islice(undisputed, max(0, MAX_CONFLICTS - len(conflicting))))
 
     def copy_of_gpus(self, gpus: Iterable[str]) -> ClaimsInForce:
         """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
@@ -102,7 +102,9 @@ class ClaimsInForce(msgspec.Struct):
         return ClaimsInForce(
             {gpu: dict(self.gpus[gpu]) for gpu in selected & self.gpus.keys()},
             {
-                gpu: {claim: set(others) for claim, others in self.conflicts[gpu].items()}
+                gpu: {
+                    claim: set(other_claims) for claim, other_claims in self.conflicts[gpu].items()
+                }
                 for gpu in selected & self.conflicts.keys()
             },
         )
@@ -128,9 +130,15 @@ class ClaimsInForce(msgspec.Struct):
         if not claims:
             self.gpus.pop(gpu, None)
         conflicts = self.conflicts.pop(gpu, {})
-        left = {name: others - {claim} for name, others in conflicts.items() if name != claim}
+        left = {
+            name: other_claims - {claim}
+            for name, other_claims in conflicts.items()
+            if name != claim
+        }
         if any(left.values()):
-            self.conflicts[gpu] = {name: others for name, others in left.items() if others}
+            self.conflicts[gpu] = {
+                name: other_claims for name, other_claims in left.items() if other_claims
+            }
 
 
 MAX_TEXT = 500
@@ -172,8 +180,8 @@ _CLAIMS = {
 
 def is_audited(event: WireEvent) -> bool:
     """True if an event becomes a record."""
-    known = EVENTS.get(event.name)
-    return known is not None and known.audited
+    event_class = EVENTS.get(event.name)
+    return event_class is not None and event_class.audited
 
 
 def is_numbered(event: WireEvent) -> bool:
@@ -181,16 +189,16 @@ def is_numbered(event: WireEvent) -> bool:
     return 0 < event.number <= MAX_EVENT_NUMBER
 
 
-def event_source(seen: SeenEvent) -> record.RecordSource:
+def event_source(seen_event: SeenEvent) -> record.RecordSource:
     """Return the run of the agent as a record source, with the record number of this event."""
-    run = seen.position.run if seen.position else ""
+    run = seen_event.position.run if seen_event.position else ""
     return record.RecordSource(
-        "agent", normalize_text(seen.node), normalize_text(run), seen.event.number - 1
+        "agent", normalize_text(seen_event.node), normalize_text(run), seen_event.event.number - 1
     )
 
 
 def make_drafts(
-    seen: SeenEvent,
+    seen_event: SeenEvent,
     holdings: ClaimsInForce,
     commitment: Callable[[str], str],
     tenant_of: TenantOf = lambda _source, _owner, _timestamp_ns: "",
@@ -199,7 +207,7 @@ def make_drafts(
 
     `commitment` returns the commitment to a person's name, `tenant_of` the tenant of an owner.
     """
-    draft = _draft(seen, commitment, tenant_of)
+    draft = _draft(seen_event, commitment, tenant_of)
     if draft.type != ASSIGN:
         yield draft
         return
@@ -218,16 +226,18 @@ def make_drafts(
         yield replace(draft, type=TRANSFER)
 
 
-def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf) -> RecordDraft:
-    event = seen.event
+def _draft(
+    seen_event: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf
+) -> RecordDraft:
+    event = seen_event.event
     facts = {
         normalize_text(name): normalize_text(text)
         for name, text in event.facts.items()
         if name.isascii()
     }
     type_, outcome, about = _subject_data(event, facts)
-    node = normalize_text(seen.node)
-    position = seen.position
+    node = normalize_text(seen_event.node)
+    position = seen_event.position
     data: record.RecordData = {**facts, **about, "event": event.name}
     references: tuple[str, ...] = ()
     if position:
@@ -250,7 +260,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
         data,
         references,
         int(uncertainty_ns) // MILLISECOND_NS if uncertainty_ns.isdecimal() else 0,
-        event_source(seen),
+        event_source(seen_event),
         commitments,
     )
 
@@ -308,21 +318,21 @@ def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
     )
 
 
-def find_recording_problem(seen: SeenEvent, problem: record.RecordError) -> RecordDraft:
+def find_recording_problem(seen_event: SeenEvent, problem: record.RecordError) -> RecordDraft:
     """Return a placeholder for an event that no record can hold, so that its number is not missing."""
     data: record.RecordData = {
-        "event": normalize_text(seen.event.name),
+        "event": normalize_text(seen_event.event.name),
         "problem": normalize_text(str(problem)),
-        "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
+        "sha256": hashlib.sha256(repr(seen_event.event).encode(errors="replace")).hexdigest(),
     }
     return RecordDraft(
         "evidence.quarantine",
-        record.RecordActor("agent", normalize_text(seen.node)),
-        max(0, seen.event.wall_ns),
+        record.RecordActor("agent", normalize_text(seen_event.node)),
+        max(0, seen_event.event.wall_ns),
         OBSERVED,
-        record.RecordSubject(normalize_text(seen.node)),
+        record.RecordSubject(normalize_text(seen_event.node)),
         data,
-        source=event_source(seen),
+        source=event_source(seen_event),
     )
 
 

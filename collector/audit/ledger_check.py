@@ -50,7 +50,7 @@ class LedgerComparison:
 def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
     records = audit_outbox.LedgerRecords()
-    known = audit_outbox.identities(connection)
+    identities = audit_outbox.identities(connection)
     kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
     query = select(audit_outbox.outbox_rows).where(audit_outbox.outbox_rows.c.type.in_(kinds))
     for row in connection.execute(query.order_by(audit_outbox.outbox_rows.c.number)):
@@ -59,7 +59,7 @@ def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
         except msgspec.MsgspecError:
             records.repeated.append(f"cannot read outbox row {row.number}")
             continue
-        records.add_data(row.type, data, row.number, audit_outbox.reference(row, known))
+        records.add_data(row.type, data, row.number, audit_outbox.reference(row, identities))
     return records
 
 
@@ -179,9 +179,9 @@ class _LedgerCheck:
         """Check that the outbox contains the rows that records were made from."""
         if not self.records.sources:
             return
-        known = audit_outbox.identities(self.connection)
+        identities = audit_outbox.identities(self.connection)
         rows = self.connection.execute(select(audit_outbox.outbox_rows))
-        references = {audit_outbox.reference(row, known) for row in rows}
+        references = {audit_outbox.reference(row, identities) for row in rows}
         for source, number in self.records.sources.items():
             if source not in references:
                 subject = f"record {number}: its source row"

@@ -47,25 +47,29 @@ def read_known_head(path: Path) -> head_chain.ChainHead | None:
         raise ValueError(message) from error
 
 
-def find_head_difference(connection: Connection, known: head_chain.ChainHead | None) -> str:
+def find_head_difference(connection: Connection, known_head: head_chain.ChainHead | None) -> str:
     """Return the reason why a database is not the one of a known head; empty if it is."""
-    if known is None:
+    if known_head is None:
         return ""
-    if not _continues(connection, known):
+    if not _continues(connection, known_head):
         identity = head_chain.database_id(connection)
-        return f"its identity is {identity}: expected {known.database}, of which heads are recorded"
-    if not known.n:
+        return f"its identity is {identity}: expected {known_head.database}, of which heads are recorded"
+    if not known_head.n:
         return ""
     table = head_chain.databases
     heads = head_chain.heads
-    same = (heads.c.n == known.n, heads.c.database_id == known.database)
+    same = (heads.c.n == known_head.n, heads.c.database_id == known_head.database)
     row = connection.execute(select(heads).where(*same)).first()
-    accepted = table.c.continues == known.database, table.c.head < known.n
+    accepted = table.c.continues == known_head.database, table.c.head < known_head.n
     if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
         return ""
     if row is None:
-        return f"recorded head {known.n} is missing"
-    return "" if row.head == known.head else f"its head {known.n} does not match the recorded one"
+        return f"recorded head {known_head.n} is missing"
+    return (
+        ""
+        if row.head == known_head.head
+        else f"its head {known_head.n} does not match the recorded one"
+    )
 
 
 def compare_before_writes(database: Database, directory: Path | None) -> None:
@@ -88,23 +92,23 @@ def _make_comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
 
     def compare(connection: Connection) -> None:
         try:
-            known = read_known_head(path)
+            known_head = read_known_head(path)
         except ValueError as error:
             message = f"{error}; fix: restart the collector, which writes the file again"
             raise head_chain.OlderLedgerError(message) from error
-        if known is None or (not only and not _continues(connection, known)):
+        if known_head is None or (not only and not _continues(connection, known_head)):
             return
-        if problem := find_head_difference(connection, known):
+        if problem := find_head_difference(connection, known_head):
             message = f"the ledger is read-only: {problem}; {head_chain.REMEDY}"
             raise head_chain.OlderLedgerError(message)
 
     return compare
 
 
-def _continues(connection: Connection, known: head_chain.ChainHead) -> bool:
+def _continues(connection: Connection, known_head: head_chain.ChainHead) -> bool:
     """True if the database is the one of a head, or a copy of it that was accepted."""
     table = head_chain.databases
-    query = select(table.c.number).where(table.c.database_id == known.database)
+    query = select(table.c.number).where(table.c.database_id == known_head.database)
     return connection.execute(query).first() is not None
 
 

@@ -306,8 +306,8 @@ class AuditLog:
                     _fail(entry, problem)
                 return
             self._unsigned += [raw for _, raw in encoded]
-            own = sum(entry.draft.source is None for entry, _ in encoded)
-            self.source = with_number(self.source, self.source.n + own)
+            numbered = sum(entry.draft.source is None for entry, _ in encoded)
+            self.source = with_number(self.source, self.source.n + numbered)
             self.groups += 1
         for at, (entry, _) in enumerate(encoded):
             if not entry.future.done():
@@ -319,16 +319,16 @@ class AuditLog:
     def _encode_group(self, group: list[_PendingRecord]) -> list[tuple[_PendingRecord, bytes]]:
         """Encode a group; a draft that cannot be encoded fails on its own, and takes no number."""
         encoded: list[tuple[_PendingRecord, bytes]] = []
-        own = self.source.n
+        number = self.source.n
         for entry in group:
-            source = entry.draft.source or with_number(self.source, own)
+            source = entry.draft.source or with_number(self.source, number)
             filled = build_record(entry.draft, source, self.size + len(encoded))
             try:
                 raw = record.encode_audit_record(filled)
             except record.RecordError as error:
                 _fail(entry, error)
                 continue
-            own += entry.draft.source is None
+            number += entry.draft.source is None
             encoded.append((entry, raw))
         return encoded
 

@@ -78,8 +78,8 @@ class SourceContinuity:
         if awaited and late.missing_in(source.n, source.n):
             late.add(source.n, source.n)
         elif len(self._again) < MAX_FINDINGS:
-            what = f"{_source_name(source)}: its record {source.n} is received again or late"
-            self._again.append((record.seq, what))
+            finding = f"{_source_name(source)}: its record {source.n} is received again or late"
+            self._again.append((record.seq, finding))
         else:
             self._uncounted += 1
 
@@ -89,10 +89,13 @@ class SourceContinuity:
         for gap in self._gaps:
             late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
             for first, last in late.missing_in(gap.first, gap.last):
-                what = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
-                findings.append((gap.before, what))
+                finding = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
+                findings.append((gap.before, finding))
         more = (f"and {self._uncounted} more",) if self._uncounted else ()
-        return (*(f"before record {before}: {what}" for before, what in sorted(findings)), *more)
+        return (
+            *(f"before record {before}: {finding}" for before, finding in sorted(findings)),
+            *more,
+        )
 
 
 def _source_counter(source: RecordSource) -> tuple[str, str, str]:
@@ -132,8 +135,8 @@ class ClaimPairing:
             if record.type == event_records.RELEASE:
                 self._open.pop(key, None)
         if problem and len(self.findings) < MAX_FINDINGS:
-            what = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
-            self.findings.append((record.seq, what))
+            finding = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
+            self.findings.append((record.seq, finding))
 
 
 @dataclass(slots=True)
@@ -202,9 +205,9 @@ class RecordChecks:
             self.witnesses[record.obj.node] = key
         elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
             damaged, missing = record.data.get("damaged"), record.data.get("missing")
-            what = f"{missing} earlier records were lost unsigned"
+            finding = f"{missing} earlier records were lost unsigned"
             self.losses.append(
-                (record.seq, f"damage found at a start: {damaged}" if damaged else what)
+                (record.seq, f"damage found at a start: {damaged}" if damaged else finding)
             )
 
     def findings(self) -> tuple[str, ...]:
@@ -212,5 +215,5 @@ class RecordChecks:
         findings = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
         return (
             *self.continuity.findings(),
-            *(f"record {sequence}: {what}" for sequence, what in findings),
+            *(f"record {sequence}: {finding}" for sequence, finding in findings),
         )

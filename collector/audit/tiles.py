@@ -134,13 +134,13 @@ class Tiles:
             yield from self.records(index)[max(0, first - index * WIDTH) :]
 
     def _tile(self, level: int, index: int) -> bytes:
-        kept = self._cached.get((level, index))
-        if kept is None:
-            kept = self.row(level, index)
+        cached = self._cached.get((level, index))
+        if cached is None:
+            cached = self.row(level, index)
             if len(self._cached) >= _KEPT_TILES:
                 del self._cached[next(iter(self._cached))]
-            self._cached[level, index] = kept
-        return kept
+            self._cached[level, index] = cached
+        return cached
 
     def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
         """Return the content of a tile, and True if it is that of the full tile that superseded it."""

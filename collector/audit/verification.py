@@ -187,9 +187,9 @@ def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_
 
 
 def _read_anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
-    where = "invalid checkpoint kept elsewhere: "
+    prefix = "invalid checkpoint kept elsewhere: "
     with directory_check.raise_verify_error(
-        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=where
+        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix
     ):
         return signed_note.read_checkpoint(note, key)
 

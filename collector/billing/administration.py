@@ -145,10 +145,10 @@ def record(
 
 
 def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> None:
-    what = f"{charge.kind} for {charge.tenant}"
+    subject = f"{charge.kind} for {charge.tenant}"
     if charge.service_t1_ns > now_ns:
         message = (
-            f"cannot record a {what}: period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
+            f"cannot record a {subject}: period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
             f"{format_timestamp(now_ns)}; fix: name another period, or use --force"
         )
         raise invoices.ClosingError(message)
@@ -158,7 +158,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
             charges.format_decimal(invoiced, _AMOUNT_PLACES),
         )
         message = (
-            f"cannot record a {what}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
+            f"cannot record a {subject}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
             " of its period less earlier credits; fix: lower the amount, or use --force"
         )
         raise invoices.ClosingError(message)
@@ -272,10 +272,12 @@ def replace(
 
 def _replacement(bill: period_closing.Bill, before: invoices.Invoice) -> invoices.Invoice:
     """The tenant's use from the current ledger, with the corrections and decisions of the old invoice."""
-    kept = [line.charge for line in before.lines if line.charge.corrects or not line.charge.unit]
+    corrections = [
+        line.charge for line in before.lines if line.charge.corrects or not line.charge.unit
+    ]
     used = [charge for charge in bill.rated.charges if charge.tenant == before.tenant]
     return invoices.draft_invoice(
-        [*used, *kept], before.tenant, bill.period, bill.book.currency, before.invoice_id
+        [*used, *corrections], before.tenant, bill.period, bill.book.currency, before.invoice_id
     )
 
 

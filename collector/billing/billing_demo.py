@@ -71,8 +71,8 @@ class SimulatedEvidence:
         """GPUs that were in a node in [start, end)."""
         return sorted(
             gpu
-            for gpu, known in self.known.items()
-            if any(s.start_ns < end_ns and s.end_ns > start_ns for s in known.evidence.stays)
+            for gpu, assembled in self.known.items()
+            if any(s.start_ns < end_ns and s.end_ns > start_ns for s in assembled.evidence.stays)
         )
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:  # noqa: ARG002 - all of it
@@ -89,10 +89,10 @@ def simulate_evidence() -> SimulatedEvidence:
     )
 
 
-def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
+def with_late_release(simulated: SimulatedEvidence) -> SimulatedEvidence:
     """The same evidence, after the scheduler reported that a claim ended before the month did."""
-    gpus = dict(known.known)
-    for name, gpu in known.known.items():
+    gpus = dict(simulated.known)
+    for name, gpu in simulated.known.items():
         if any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims):
             evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
             gpus[name] = msgspec.structs.replace(gpu, evidence=evidence)
@@ -152,21 +152,21 @@ def _claims(index: int) -> tuple[usage_evidence.MeteredClaim, ...]:
         )
     if index == GPUS - 1:
         start_ns = _timestamp_ns(9, 8, 14)
-        seen = usage_evidence.MeteredClaim(
+        metered_claim = usage_evidence.MeteredClaim(
             ClaimAuthority.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS
         )
-        return (seen,)
+        return (metered_claim,)
     return ()
 
 
 def _simulate_boots(index: int) -> list[tuple[str, Any]]:
     """Boots of the GPU's node with the timestamps of its samples."""
     timestamps_ns = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
-    seen = np.ones(len(timestamps_ns), np.bool_)
+    is_sampled = np.ones(len(timestamps_ns), np.bool_)
     away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
     for span in away:
-        seen &= ~((timestamps_ns > span.start_ns) & (timestamps_ns < span.end_ns))
-    timestamps_ns = timestamps_ns[seen]
+        is_sampled &= ~((timestamps_ns > span.start_ns) & (timestamps_ns < span.end_ns))
+    timestamps_ns = timestamps_ns[is_sampled]
     if index != FAULTY_GPU:
         return [("boot-1", timestamps_ns)]
     before = timestamps_ns <= DOWN.start_ns
@@ -224,14 +224,14 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
         audit_outbox.TimedActor(actor, CLOSED_AGAIN_NS),
     )
     first_day = MONTH.start_ns // DAY_NS
-    known = simulate_evidence()
-    books = period_closing.BillingBooks.for_ledger(ledger, known)
-    meter_days(ledger, known, range(first_day, CLOSED_NS // DAY_NS), CLOSED_NS)
+    simulated = simulate_evidence()
+    books = period_closing.BillingBooks.for_ledger(ledger, simulated)
+    meter_days(ledger, simulated, range(first_day, CLOSED_NS // DAY_NS), CLOSED_NS)
     administration.publish(books, PRICES, "the demo's prices", first)
     closed = books.close(MONTH, first)
-    known = with_late_release(known)
-    books = period_closing.BillingBooks.for_ledger(ledger, known)
-    meter_days(ledger, known, range(first_day, CLOSED_AGAIN_NS // DAY_NS), CLOSED_AGAIN_NS)
+    simulated = with_late_release(simulated)
+    books = period_closing.BillingBooks.for_ledger(ledger, simulated)
+    meter_days(ledger, simulated, range(first_day, CLOSED_AGAIN_NS // DAY_NS), CLOSED_AGAIN_NS)
     administration.record(books, CREDIT, second)
     later = books.close(NEXT_MONTH, second)
     checks = [
@@ -243,9 +243,9 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
 
 
 def meter_days(
-    ledger: ledger_store.Ledger, known: SimulatedEvidence, days: range, now_ns: int
+    ledger: ledger_store.Ledger, simulated: SimulatedEvidence, days: range, now_ns: int
 ) -> None:
     """Meter the given days and write them to the ledger."""
     computed = day_metering.MeteringComputation(ENGINE, now_ns)
-    gpus = [assembled.meter() for assembled in known.known.values()]
+    gpus = [assembled.meter() for assembled in simulated.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

@@ -100,8 +100,8 @@ class BillingStore:
         if connection is not None:
             yield connection
             return
-        with self.database.transaction() as own:
-            yield own
+        with self.database.transaction() as new_connection:
+            yield new_connection
 
     # Prices --------------------------------------------------------------------------------------
 
@@ -230,12 +230,12 @@ class BillingStore:
         with self._transaction(connection) as reading:
             rows = reading.execute(query).all()
             for id_group in ledger_queries.split_items([row.invoice_id for row in rows]):
-                own = (
+                line_query = (
                     select(table)
                     .where(table.c.invoice_id.in_(id_group))
                     .order_by(table.c.charge_id)
                 )
-                for row in reading.execute(own):
+                for row in reading.execute(line_query):
                     lines[row.invoice_id].append(row)
         return [self._invoice(row, lines.pop(row.invoice_id, ())) for row in rows]
 
@@ -284,12 +284,12 @@ class BillingStore:
             if item.charge.tenant == charge.tenant:
                 amounts.setdefault(item.charge, item.charge.amount)
         span = Period(charge.service_t0_ns, charge.service_t1_ns)
-        own = (
+        line_amounts = (
             amount
             for each, amount in amounts.items()
             if span.overlaps(Period(each.service_t0_ns, each.service_t1_ns))
         )
-        return sum(own, Fraction(0))
+        return sum(line_amounts, Fraction(0))
 
     def billed_adjustments(self) -> set[str]:
         """The ids of the credits and adjustments on valid invoices."""

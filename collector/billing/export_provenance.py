@@ -92,20 +92,20 @@ def _read_source_days(
                 schema.entries.c.revision,
                 schema.entries.c.state.in_(_UNSEEN),
             )
-            which = [
+            conditions = [
                 schema.entries.c.day == day,
                 schema.entries.c.gpu_uuid.in_(gpus),
                 schema.entries.c.tiling == units.Tiling.COMPUTE.value,
             ]
             length = schema.entries.c.t1_ns - schema.entries.c.t0_ns
-            times = ledger_queries.read_quantities(connection, keys, length, None, which)
+            times = ledger_queries.read_quantities(connection, keys, length, None, conditions)
             for gpu, revision, root in heads:
                 gpu_day = row_conversion.GpuDay(gpu, day)
                 if numbers[gpu_day] == revision:
                     unseen = times.get((gpu, revision, True), 0)
-                    seen = times.get((gpu, revision, False), 0)
+                    observed = times.get((gpu, revision, False), 0)
                     source_days[gpu_day] = _SourceDay(
-                        revision, root, units.exact(seen + unseen), unseen
+                        revision, root, units.exact(observed + unseen), unseen
                     )
     return source_days
 

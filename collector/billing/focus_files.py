@@ -103,11 +103,11 @@ def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Foc
         names = next(reader, [])
         selected = [(index, name) for index, name in enumerate(names) if name in columns]
         for cells in reader:
-            where = f"invalid FOCUS file: line {reader.line_num}"
+            location = f"invalid FOCUS file: line {reader.line_num}"
             if len(cells) != len(names):
-                message = f"{where}: {len(cells)} cells: expected {len(names)}"
+                message = f"{location}: {len(cells)} cells: expected {len(names)}"
                 raise FocusCsvError(message)
-            yield {name: _parse_cell(cells[index], name, where) for index, name in selected}
+            yield {name: _parse_cell(cells[index], name, location) for index, name in selected}
     except UnicodeDecodeError as error:
         message = f"invalid FOCUS file: invalid UTF-8: {error}"
         raise FocusCsvError(message) from error
@@ -138,13 +138,13 @@ def _format_cell(value: FocusValue) -> str:
     return value
 
 
-def _parse_cell(cell: str, name: str, where: str) -> FocusValue:
+def _parse_cell(cell: str, name: str, location: str) -> FocusValue:
     if cell == "":
         return None
     if name in NUMBERS:
         match = _NUMBER.fullmatch(cell)
         if match is None:
-            message = f"{where}, {name}: {cell!r}: expected a number with {DECIMALS} decimals"
+            message = f"{location}, {name}: {cell!r}: expected a number with {DECIMALS} decimals"
             raise FocusCsvError(message)
         sign, whole, decimals = match.groups()
         counted = Fraction(int(whole + decimals), UNIT_OF_DECIMALS)
@@ -153,7 +153,7 @@ def _parse_cell(cell: str, name: str, where: str) -> FocusValue:
         try:
             return to_datetime(parse_timestamp(cell))
         except TimestampError as error:
-            message = f"{where}, {name}: {cell!r}: expected a time"
+            message = f"{location}, {name}: {cell!r}: expected a time"
             raise FocusCsvError(message) from error
     return cell
 

@@ -162,15 +162,15 @@ def invoice_rows(
     if invoice.tenant not in seller.accounts:
         message = f"cannot export {invoice.invoice_id}: unknown billing account of tenant {invoice.tenant}"
         raise invoices.InvoiceError(message)
-    known = background or ExportContext()
-    common = _invoice_columns(invoice, seller, known)
+    context = background or ExportContext()
+    common = _invoice_columns(invoice, seller, context)
     difference = invoice.payable
     for line in invoice.lines:
         difference -= round_decimal(line.charge.amount)
-        yield common | _charge_columns(line.charge, known)
+        yield common | _charge_columns(line.charge, context)
     if difference:
         costs: focus_files.FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
-        yield common | _charge_columns(invoice.rounding, known) | costs
+        yield common | _charge_columns(invoice.rounding, context) | costs
 
 
 def applicability_criteria(seller: Seller) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ def round_decimal(value: Fraction) -> Fraction:
 
 
 def _invoice_columns(
-    invoice: invoices.Invoice, seller: Seller, known: ExportContext
+    invoice: invoices.Invoice, seller: Seller, context: ExportContext
 ) -> focus_files.FocusRow:
     """Columns that are equal in all rows of an invoice."""
     account = seller.accounts[invoice.tenant]
@@ -228,12 +228,12 @@ def _invoice_columns(
         "SubAccountName": account.tenant_name or invoice.tenant,
         "SubAccountType": account.tenant_type,
         "Tags": key_values(account.tags),
-        "x_AuditCheckpoint": known.audit_checkpoint,
+        "x_AuditCheckpoint": context.audit_checkpoint,
         "x_AuditRecord": None if invoice.audit_seq is None else str(invoice.audit_seq),
     }
 
 
-def _charge_columns(charge: charges.Charge, known: ExportContext) -> focus_files.FocusRow:
+def _charge_columns(charge: charges.Charge, context: ExportContext) -> focus_files.FocusRow:
     row: focus_files.FocusRow = {
         "CapacityReservationId": _reservation(charge),
         "CapacityReservationStatus": "Unused"
@@ -249,7 +249,7 @@ def _charge_columns(charge: charges.Charge, known: ExportContext) -> focus_files
         "ResourceName": None,  # GPUs have no names other than the driver's
         "ResourceType": resource_type(charge),
     }
-    return row | _cost_columns(charge) | _own_columns(charge, known)
+    return row | _cost_columns(charge) | _own_columns(charge, context)
 
 
 def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
@@ -281,8 +281,8 @@ def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
     }
 
 
-def _own_columns(charge: charges.Charge, known: ExportContext) -> focus_files.FocusRow:
-    origin = known.provenance.get(charge.charge_id, ChargeProvenance())
+def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_files.FocusRow:
+    origin = context.provenance.get(charge.charge_id, ChargeProvenance())
     ratio = origin.coverage_ratio
     return {
         "x_AllocationState": charge.state or None,

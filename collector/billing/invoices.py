@@ -154,7 +154,10 @@ def draft_invoices(
     """The drafts of a period, one for every tenant with charges, in order of tenant."""
     ordered = sorted(charges, key=lambda charge: (charge.tenant, charge.charge_id))
     by_tenant = groupby(ordered, key=lambda charge: charge.tenant)
-    return tuple(draft_invoice(own, tenant, period, currency) for tenant, own in by_tenant)
+    return tuple(
+        draft_invoice(tenant_charges, tenant, period, currency)
+        for tenant, tenant_charges in by_tenant
+    )
 
 
 def issue_invoice(invoice: Invoice, issued_ns: int) -> Invoice:

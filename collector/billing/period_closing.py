@@ -228,12 +228,12 @@ class BillingBooks:
         MissingPriceError; and PriceBookError for prices that are dated after now.
         """
         for _ in range(_TRIES):
-            known = self.store.closings()
-            existing = self._find_closed(period, known)
+            closings = self.store.closings()
+            existing = self._find_closed(period, closings)
             if existing is not None:
                 return existing
-            _check_closable(period, known, by.now_ns)
-            period_completeness.check_earlier(self.store, period, known)
+            _check_closable(period, closings, by.now_ns)
+            period_completeness.check_earlier(self.store, period, closings)
             bill = self.bill(period)
             price_book.check_published(bill.book, by.now_ns)
             if bill.missing_days.all and not provisional:
@@ -246,7 +246,9 @@ class BillingBooks:
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
             with self.store.write_transaction() as connection:
-                if self.store.row_counts(connection) == bill.row_counts and bill.is_current(known):
+                if self.store.row_counts(connection) == bill.row_counts and bill.is_current(
+                    closings
+                ):
                     write_closing(connection, closed, bill, by)
                     return closed
             # A concurrent transaction changed the billing tables: the bill may be outdated.
@@ -257,9 +259,9 @@ class BillingBooks:
         raise invoicing.ClosingError(message)
 
     def _find_closed(
-        self, period: Period, known: Iterable[invoicing.PeriodClosing]
+        self, period: Period, closings: Iterable[invoicing.PeriodClosing]
     ) -> ClosedPeriod | None:
-        for closing in known:
+        for closing in closings:
             if closing.period == period and not closing.tenant:
                 return ClosedPeriod(
                     closing, tuple(self.store.of_closing(closing.number)), added=False
@@ -303,11 +305,11 @@ def write_closing(
         for key, source in sorted(bill.sources.items())
     )
     billing_store.insert_rows(connection, tables.closing_revisions, used)
-    own = [review for review in bill.undecided if closing.tenant in ("", review.tenant)]
+    tenant_reviews = [review for review in bill.undecided if closing.tenant in ("", review.tenant)]
     billing_store.insert_rows(
         connection,
         tables.reviews,
-        (tables.review_row(number, at, review) for at, review in enumerate(own)),
+        (tables.review_row(number, at, review) for at, review in enumerate(tenant_reviews)),
     )
     draft = by.draft(
         "billing.close",
@@ -348,7 +350,9 @@ def _write_invoice(connection: Connection, invoice: invoicing.Invoice, closing: 
     billing_store.insert_rows(connection, tables.charges, lines)
 
 
-def _check_closable(period: Period, known: Iterable[invoicing.PeriodClosing], now_ns: int) -> None:
+def _check_closable(
+    period: Period, closings: Iterable[invoicing.PeriodClosing], now_ns: int
+) -> None:
     """Check that a period may be closed at `now_ns`. Raises ClosingError."""
     name = period_name(period)
     if now_ns < period.end_ns + invoicing.CLOSE_AFTER_NS:
@@ -358,7 +362,7 @@ def _check_closable(period: Period, known: Iterable[invoicing.PeriodClosing], no
             " received until three days after its end"
         )
         raise invoicing.ClosingError(message)
-    closed = [closing.period for closing in known]
+    closed = [closing.period for closing in closings]
     for other in closed:
         if other.overlaps(period):
             message = f"cannot close {name}: overlaps the closed period {period_name(other)}"
@@ -375,7 +379,7 @@ def _check_closable(period: Period, known: Iterable[invoicing.PeriodClosing], no
 def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Period]:
     """Closed periods with ledger revisions that are newer than those of their closings."""
     used = tables.closing_revisions
-    seen = (
+    billed = (
         select(used.c.gpu_uuid, used.c.day, func.max(used.c.revision).label("revision"))
         .join_from(used, tables.closings)
         .where(tables.closings.c.tenant_id == "")
@@ -396,20 +400,23 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
         .group_by(schema.revisions.c.gpu_uuid, schema.revisions.c.day)
         .subquery()
     )
-    same = and_(seen.c.gpu_uuid == newest.c.gpu_uuid, seen.c.day == newest.c.day)
+    same = and_(billed.c.gpu_uuid == newest.c.gpu_uuid, billed.c.day == newest.c.day)
     fresh = or_(
-        and_(seen.c.revision.is_(None), newest.c.day >= first), seen.c.revision < newest.c.revision
+        and_(billed.c.revision.is_(None), newest.c.day >= first),
+        billed.c.revision < newest.c.revision,
     )
-    query = select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, seen, same).where(fresh)
+    query = (
+        select(newest.c.gpu_uuid, newest.c.day).outerjoin_from(newest, billed, same).where(fresh)
+    )
     keys = [row_conversion.GpuDay(*row) for row in connection.execute(query)]
     days = {key.day for key in keys}
     changed = {span for span in closed if not days.isdisjoint(period_rating.rating_days(span))}
     for day, gpus in ledger_queries.by_day(keys):
         # A claim that continues into a period was rated with the days before it, so a change of
         # those days affects that period too.
-        which = select(used.c.closing).distinct()
-        which = which.where(used.c.day == day, used.c.gpu_uuid.in_(gpus))
-        rested = tables.closings.c.closing.in_(which)
+        closing_query = select(used.c.closing).distinct()
+        closing_query = closing_query.where(used.c.day == day, used.c.gpu_uuid.in_(gpus))
+        rested = tables.closings.c.closing.in_(closing_query)
         for row in connection.execute(select(tables.closings).where(rested)):
             closing = tables.closing_from_row(row)
             changed |= {closing.period, *closing.corrected}

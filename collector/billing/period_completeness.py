@@ -75,8 +75,8 @@ def find_missing_days(
             first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
     if evidence is not None:
         # In the order in which evidence is read most efficiently.
-        known = evidence.gpus(period.start_ns, period.end_ns)
-        first = {gpu: first.get(gpu, days.start) for gpu in known} | first
+        gpus = evidence.gpus(period.start_ns, period.end_ns)
+        first = {gpu: first.get(gpu, days.start) for gpu in gpus} | first
     missing = [
         row_conversion.GpuDay(gpu, day)
         for gpu, since in first.items()
@@ -105,9 +105,9 @@ def _select_present(
     places: dict[str, list[tuple[int, int]]] = {}
     for key in missing:
         if key.gpu not in places:
-            known = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
+            assembled = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
             places[key.gpu] = [
-                (stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(known.evidence)
+                (stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(assembled.evidence)
             ]
         start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
         if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
@@ -221,8 +221,8 @@ class DatabaseEvidence:
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
         """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
         self._homes, self._files, self._selection = self.store.homes(), self.store.files(), None
-        seen = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
-        return sorted(seen, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
+        gpus = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
+        return sorted(gpus, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Evidence of a GPU in a window, with everything that affects it."""

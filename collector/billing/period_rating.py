@@ -88,18 +88,18 @@ RevisionNumbers = Callable[[range], dict[row_conversion.GpuDay, int]]
 
 def newest_revisions(ledger: ledger_store.Ledger) -> RevisionNumbers:
     """Revisions that are the newest at the first call for their day."""
-    known: dict[int, dict[row_conversion.GpuDay, int]] = {}
+    revisions_by_day: dict[int, dict[row_conversion.GpuDay, int]] = {}
 
     def numbers(days: range) -> dict[row_conversion.GpuDay, int]:
         new: dict[int, dict[row_conversion.GpuDay, int]] = {
-            day: {} for day in days if day not in known
+            day: {} for day in days if day not in revisions_by_day
         }
         if new:
-            known.update(new)
+            revisions_by_day.update(new)
             for key, number in ledger.newest(min(new), max(new) + 1).items():
                 if key.day in new:
-                    known[key.day][key] = number
-        return {key: number for day in days for key, number in known[day].items()}
+                    revisions_by_day[key.day][key] = number
+        return {key: number for day in days for key, number in revisions_by_day[day].items()}
 
     return numbers
 
@@ -217,7 +217,7 @@ def _read_counted_usage(
     ledger: ledger_store.Ledger,
     counted: _CountedClaims,
     numbers: RevisionNumbers,
-    known: Collection[row_conversion.GpuDay],
+    current: Collection[row_conversion.GpuDay],
     period: Period,
 ) -> Iterator[tuple[list[ledger_store.Revision], list[Usage]]]:
     """Revisions of earlier days, with usage of counted claims that end in the period, on any GPU."""
@@ -233,18 +233,18 @@ def _read_counted_usage(
     if not starts:
         return
     earlier = numbers(range(min(starts) // DAY_NS, rating_days(period).start))
-    missing = {key: number for key, number in earlier.items() if key not in known}
+    missing = {key: number for key, number in earlier.items() if key not in current}
     ids = {claim for claim, _ in (*used_since, *ended)}
     for gpus in _by_gpus(ledger.select_counted(missing, ids)):
         revisions = list(ledger.revisions(gpus))
         used = usages_of_days(revision.tiling for revision in revisions)
-        own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
-        own += [
+        usages = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
+        usages += [
             replace(u, claim_end_ns=ended[u.claim, u.counted_on].end_ns)
             for u in used
             if (u.claim, u.counted_on) in ended
         ]
-        yield revisions, own
+        yield revisions, usages
 
 
 def _source(revision: ledger_store.Revision) -> tuple[row_conversion.GpuDay, SourceRevision]:
@@ -277,9 +277,9 @@ def _add_rated_time(
             charged_time[LedgerTimeKey(usage.tenant, usage.sku, usage.state)] += (
                 usage.capacity_units * length
             )
-    own: dict[tuple[str, str], list[Usage]] = defaultdict(list)
+    by_holding: dict[tuple[str, str], list[Usage]] = defaultdict(list)
     for usage in used:
-        own[usage.resource, usage.claim].append(usage)
+        by_holding[usage.resource, usage.claim].append(usage)
     for charge in rating.charges:
         if charge.kind not in (ChargeKind.USAGE, ChargeKind.RESERVATION):
             continue
@@ -288,7 +288,7 @@ def _add_rated_time(
             length = charge.service_t1_ns - charge.service_t0_ns
             quantity = length * next(
                 Fraction(usage.capacity_units)
-                for usage in own[charge.resource, charge.claim]
+                for usage in by_holding[charge.resource, charge.claim]
                 if usage.start_ns <= charge.service_t0_ns < usage.end_ns
             )
         charged_time[LedgerTimeKey(charge.tenant, charge.sku, SlotState(charge.state))] += quantity

@@ -142,8 +142,10 @@ class PriceTimeline:
     @property
     def begins_ns(self) -> int:
         """Start of its first price; `FOREVER_NS` if it has none."""
-        known = (start for start, (price, _) in zip(self.starts, self.prices, strict=True) if price)
-        return next(known, FOREVER_NS)
+        priced_starts = (
+            start for start, (price, _) in zip(self.starts, self.prices, strict=True) if price
+        )
+        return next(priced_starts, FOREVER_NS)
 
     def price_at(self, timestamp_ns: int) -> tuple[Price | None, int]:
         """The price at an instant, and the list price in nano-currency."""
@@ -346,11 +348,11 @@ def parse_price_book(text: str, file: str) -> PriceBook:
         raise PriceBookError(message) from error
 
 
-def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table:
+def _convert(document: dict[str, Any], kind: type[_Table], location: str) -> _Table:
     try:
         return msgspec.convert(document, kind, strict=True)
     except msgspec.ValidationError as error:
-        message = f"invalid {where}: {error}"
+        message = f"invalid {location}: {error}"
         raise PriceBookError(message) from error
 
 
@@ -362,8 +364,8 @@ def _timestamp_ns(moment: datetime, key: str) -> int:
         raise PriceBookError(message) from error
 
 
-def _price(document: dict[str, Any], where: str) -> Price:
-    table = _convert(document, _PriceTable, where)
+def _price(document: dict[str, Any], location: str) -> Price:
+    table = _convert(document, _PriceTable, location)
     prices_by_unit = {
         PriceUnit.GPU_HOURS: table.nano_per_gpu_hour,
         PriceUnit.INSTANCE_HOURS: table.nano_per_instance_hour,
@@ -372,7 +374,7 @@ def _price(document: dict[str, Any], where: str) -> Price:
     prices = [(unit, nano) for unit, nano in prices_by_unit.items() if nano is not None]
     if len(prices) != 1:
         message = (
-            f"invalid {where}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
+            f"invalid {location}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
             " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
         )
         raise PriceBookError(message)
@@ -394,5 +396,5 @@ def _price(document: dict[str, Any], where: str) -> Price:
             at_claim_start=table.at_claim_start,
         )
     except PriceBookError as error:
-        message = f"invalid {where}: {error}"
+        message = f"invalid {location}: {error}"
         raise PriceBookError(message) from error

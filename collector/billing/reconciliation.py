@@ -84,29 +84,29 @@ class ReconciliationCheck:
 
 
 def worst_check(
-    rule: str, what: str, pairs: Iterable[tuple[str, Fraction | int, Fraction | int]]
+    rule: str, title: str, pairs: Iterable[tuple[str, Fraction | int, Fraction | int]]
 ) -> ReconciliationCheck:
     """Combine many named comparisons into one: that of the largest difference."""
-    most = ReconciliationCheck(rule, what, Fraction(0), Fraction(0))
+    most = ReconciliationCheck(rule, title, Fraction(0), Fraction(0))
     parts = 0
-    for where, actual, expected in pairs:
+    for place, actual, expected in pairs:
         parts += 1
-        check = ReconciliationCheck(rule, what, Fraction(actual), Fraction(expected), where=where)
+        check = ReconciliationCheck(rule, title, Fraction(actual), Fraction(expected), where=place)
         if abs(check.difference) > abs(most.difference):
             most = check
-    return ReconciliationCheck(rule, what, most.found, most.expected, parts, most.where)
+    return ReconciliationCheck(rule, title, most.found, most.expected, parts, most.where)
 
 
 def check_amounts(
     invoices: Sequence[Invoice], seller: seller_file.Seller
 ) -> Iterator[ReconciliationCheck]:
     """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
-    own = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
-    payable = sum((invoice.payable for invoice in own), Fraction(0))
-    lines = sum((Fraction(line.minor) for invoice in own for line in invoice.lines), Fraction(0))
-    minor = sum((Fraction(invoice.total_minor) for invoice in own), Fraction(0))
-    yield ReconciliationCheck("R5", "lines, rounded = invoices", lines, minor, len(own))
-    rows = [row for invoice in own for row in focus_rows.invoice_rows(invoice, seller)]
+    issued = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
+    payable = sum((invoice.payable for invoice in issued), Fraction(0))
+    lines = sum((Fraction(line.minor) for invoice in issued for line in invoice.lines), Fraction(0))
+    minor = sum((Fraction(invoice.total_minor) for invoice in issued), Fraction(0))
+    yield ReconciliationCheck("R5", "lines, rounded = invoices", lines, minor, len(issued))
+    rows = [row for invoice in issued for row in focus_rows.invoice_rows(invoice, seller)]
     yield ReconciliationCheck(
         "R5", "FOCUS rows = payable", focus_rows.billed_cost(rows), payable, len(rows)
     )
@@ -132,11 +132,11 @@ def evidence_checks(
     by_gpu: dict[str, dict[row_conversion.GpuDay, int]] = defaultdict(dict)
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
-    seen = evidence.gpus(period.start_ns, period.end_ns)
-    for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
-        known = evidence.evidence(gpu, period.start_ns, period.end_ns)
+    gpus = evidence.gpus(period.start_ns, period.end_ns)
+    for gpu in [*gpus, *sorted(by_gpu.keys() - set(gpus))]:
+        inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
         written = {revision.tiling.day: revision for revision in ledger.revisions(by_gpu[gpu])}
-        comparison.compare(known, written, days)
+        comparison.compare(inputs, written, days)
     return list(comparison.checks())
 
 
@@ -153,30 +153,29 @@ class _EvidenceComparison:
 
     def compare(
         self,
-        known: gpu_evidence.AssembledGpu,
+        inputs: gpu_evidence.AssembledGpu,
         written: dict[int, ledger_store.Revision],
         days: range,
     ) -> None:
         """Compare all days of a GPU."""
-        metered = known.meter()
-        places = [(stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(known.evidence)]
-        outside = _find_review_time(known.evidence, places)
-        counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
+        metered = inputs.meter()
+        places = [(stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(inputs.evidence)]
+        outside = _find_review_time(inputs.evidence, places)
+        counted = {measure: _by_day(inputs.counted[measure], days) for measure in inputs.counted}
         for day in days:
             revision = written.get(day)
-            name = _gpu_day_name(row_conversion.GpuDay(known.evidence.gpu, day))
+            name = _gpu_day_name(row_conversion.GpuDay(inputs.evidence.gpu, day))
             start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
-            present = _overlap_ns(places, start_ns, end_ns)
-            absent = _overlap_ns(outside, start_ns, end_ns)
+            present, absent = (_overlap_ns(p, start_ns, end_ns) for p in (places, outside))
             for tiling in Tiling:
                 self._capacity.append(
                     (f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present)
                 )
-                held_quantity = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
-                self._found += held_quantity
+                self._found += _quantity(revision, tiling) - _quantity(revision, tiling, outside)
                 self._expected += GPU_CAPACITY * (present - absent)
             self._claims(revision, name)
-            self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
+            of_day = {measure: amounts.get(day, 0) for measure, amounts in counted.items()}
+            self._shares(revision, of_day, name)
             again = metered.day(day, day_metering.MeteringComputation("", 0))
             if revision is not None or again.entries:
                 same = revision is not None and revision.content_root == day_tiling.revision_root(
@@ -198,9 +197,9 @@ class _EvidenceComparison:
         for claim in revision.tiling.claims:
             for tiling, requested in zip(Tiling, claim.requested, strict=True):
                 if requested:
-                    where = f"{name}, {claim.id}, {tiling}"
+                    place = f"{name}, {claim.id}, {tiling}"
                     self._requested.append(
-                        (where, held_by_claim[claim.id, tiling], Fraction(requested))
+                        (place, held_by_claim[claim.id, tiling], Fraction(requested))
                     )
 
     def _shares(
@@ -220,8 +219,8 @@ class _EvidenceComparison:
         yield worst_check("R1", "states = capacity x time, per GPU, day and tiling", self._capacity)
         yield ReconciliationCheck("R2", "cluster = inventory x time", self._found, self._expected)
         for measure in sorted(self._counted):
-            what = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
-            yield worst_check("R4", what, self._counted[measure])
+            title = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
+            yield worst_check("R4", title, self._counted[measure])
         yield worst_check(
             "R9", "requested = held + moved, per claim, day and tiling", self._requested
         )
@@ -333,10 +332,11 @@ def _replacement(
 ) -> Invoice:
     """The invoice of one tenant, with the corrections of the invoice that it replaces."""
     replaced = books.store.invoice(invoice.replaces)
-    kept = [line.charge for line in replaced[0].lines if line.charge.corrects] if replaced else []
-    own = [charge for charge in charges if charge.tenant == closing.tenant]
+    lines = replaced[0].lines if replaced else ()
+    corrections = [line.charge for line in lines if line.charge.corrects]
+    charged = [charge for charge in charges if charge.tenant == closing.tenant]
     return draft_invoice(
-        [*own, *kept], closing.tenant, closing.period, closing.currency, invoice.replaces
+        charged + corrections, closing.tenant, closing.period, closing.currency, invoice.replaces
     )
 
 
@@ -376,10 +376,10 @@ def check_records(
         compared = compare_ledger(
             connection, read_outbox_records(connection), period_rating.rating_days(period)
         )
-    what = "rows as written, as committed by heads, as recorded"
+    title = "rows as written, as committed by heads, as recorded"
     rows, wrong = compared.rows.total(), len(compared.differences) + compared.unlisted
-    where = summarize_differences(compared)
-    yield ReconciliationCheck("R8", what, Fraction(rows - wrong), Fraction(rows), rows, where)
+    place = summarize_differences(compared)
+    yield ReconciliationCheck("R8", title, Fraction(rows - wrong), Fraction(rows), rows, place)
 
 
 def closing_checks(
@@ -388,9 +388,9 @@ def closing_checks(
     """R5 and R7 of a closing."""
     issued = books.store.of_closing(closing.number)
     again = recompute_closing(books, closing, issued)
-    own = [charge for charge in again.rated.charges if closing.tenant in ("", charge.tenant)]
+    charged = [charge for charge in again.rated.charges if closing.tenant in ("", charge.tenant)]
     yield check_billable_time(again.rated)
-    yield check_charged_amount(own, issued)
+    yield check_charged_amount(charged, issued)
     yield from check_amounts(issued, seller)
     yield from check_recomputed(closing, issued, again)
 
@@ -413,8 +413,8 @@ def check_charged_amount(
     exact = sum((charge.amount for charge in charges), Fraction(0))
     billed = [line.charge for invoice in invoices for line in invoice.lines]
     used = [charge.amount for charge in billed if charge.unit and not charge.corrects]
-    what = "invoices, exact = charges"
-    return ReconciliationCheck("R5", what, sum(used, Fraction(0)), exact, len(charges))
+    title = "invoices, exact = charges"
+    return ReconciliationCheck("R5", title, sum(used, Fraction(0)), exact, len(charges))
 
 
 def check_unobserved_time(
@@ -440,10 +440,10 @@ def check_recomputed(
     yield ReconciliationCheck("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))
     recomputed_hashes = {draft.content_hash for draft in again.drafts}
     expected = {draft.content_hash for draft in issued}
-    what = f"invoices of {name}, computed again"
+    title = f"invoices of {name}, computed again"
     yield ReconciliationCheck(
         "R7",
-        what,
+        title,
         Fraction(len(recomputed_hashes & expected)),
         Fraction(len(recomputed_hashes | expected)),
         len(expected),

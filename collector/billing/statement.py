@@ -166,23 +166,25 @@ class TenantStatement:
     @property
     def claims(self) -> list[ClaimSummary]:
         """Sum of each claim without corrections; the most expensive first."""
-        own: dict[str, list[charge_types.Charge]] = {}
+        by_claim: dict[str, list[charge_types.Charge]] = {}
         for line in self.invoice.lines:
             named = line.charge.claim and not line.charge.corrects
-            own.setdefault(line.charge.claim if named else "", []).append(line.charge)
-        amounts = self._amounts(own)
-        ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact_sum(own[claim]), claim))
-        return [_claim_summary(claim, own[claim], amounts[claim]) for claim in ordered]
+            by_claim.setdefault(line.charge.claim if named else "", []).append(line.charge)
+        amounts = self._amounts(by_claim)
+        ordered = sorted(
+            by_claim.keys() - {""}, key=lambda claim: (-_exact_sum(by_claim[claim]), claim)
+        )
+        return [_claim_summary(claim, by_claim[claim], amounts[claim]) for claim in ordered]
 
     def _amounts(self, parts: Mapping[str, Sequence[charge_types.Charge]]) -> dict[str, str]:
         """The rounded total, spread over parts of the invoice."""
         places = charge_types.currency_exponent(self.invoice.currency)
         minor = charge_types.spread_rounding(
-            {name: _exact_sum(own) for name, own in parts.items()}, places
+            {name: _exact_sum(claim_charges) for name, claim_charges in parts.items()}, places
         )
         return {
-            name: charge_types.format_decimal(Fraction(own, 10**places), places)
-            for name, own in minor.items()
+            name: charge_types.format_decimal(Fraction(minor_units, 10**places), places)
+            for name, minor_units in minor.items()
         }
 
     @property
@@ -206,14 +208,14 @@ class TenantStatement:
 
 def coverage(invoice: invoices.Invoice) -> Fraction | None:
     """The observed share of the time on an invoice, without corrections."""
-    seen = whole = Fraction(0)
+    observed = whole = Fraction(0)
     for line in invoice.lines:
         charge = line.charge
         if charge.kind is charge_types.ChargeKind.USAGE and not charge.corrects and charge.unit:
             hours = charge.quantity / charge.unit.size
             whole += hours
-            seen += hours if charge.state == tiling.SlotState.OBSERVED else 0
-    return seen / whole if whole else None
+            observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
+    return observed / whole if whole else None
 
 
 def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
@@ -288,5 +290,5 @@ def _claim_summary(claim: str, charges: Sequence[charge_types.Charge], amount: s
 
 
 def _hours(charges: Sequence[charge_types.Charge], unit: charge_types.PriceUnit) -> Fraction:
-    own = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
-    return sum(own, Fraction(0))
+    quantities = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
+    return sum(quantities, Fraction(0))

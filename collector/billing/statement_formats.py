@@ -91,7 +91,7 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
     """The statement as a structure for JSON."""
     invoice, period = statement.invoice, statement.invoice.period
     places = charges.currency_exponent(invoice.currency)
-    seen = coverage(invoice)
+    observed = coverage(invoice)
     return StatementDocument(
         invoice=statement.invoice_id,
         status=statement.status,
@@ -105,7 +105,7 @@ def statement_document(statement: TenantStatement) -> StatementDocument:
         issued=None if invoice.issued_ns is None else format_timestamp(invoice.issued_ns),
         replaces=invoice.replaces or None,
         content_hash=invoice.content_hash,
-        observed=None if seen is None else charges.plain_decimal(seen, _EXACT_PLACES),
+        observed=None if observed is None else charges.plain_decimal(observed, _EXACT_PLACES),
         audit_record=statement.audit.leaf if statement.audit else None,
         audit_checkpoint_size=statement.audit.checkpoint_size if statement.audit else None,
         roots=dict(statement.roots),

@@ -153,7 +153,7 @@ _COVERED = {
     "void": (voids,),
     "opening": (openings,),
 }
-BILLING_TABLES = tuple(table for some in _COVERED.values() for table in some)
+BILLING_TABLES = tuple(table for tables in _COVERED.values() for table in tables)
 for _kind, _tables in _COVERED.items():
     schema.cover_table(_kind, *_tables)
 for _table in BILLING_TABLES:

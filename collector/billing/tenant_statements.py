@@ -63,16 +63,18 @@ def read_statement(
     """
     closings = [closing for closing in books.store.closings() if closing.period == period]
     if not closings:
-        known = ", ".join(period_name(closed) for closed in statement_periods(books)) or "none"
-        message = (
-            f"no statement of {period_name(period)}: expected one of the closed periods: {known}"
+        closed_periods = (
+            ", ".join(period_name(closed) for closed in statement_periods(books)) or "none"
         )
+        message = f"no statement of {period_name(period)}: expected one of the closed periods: {closed_periods}"
         raise invoices.ClosingError(message)
-    own = [invoice for invoice in books.store.heads(period, tenant) if invoice.period == period]
-    if not own:
+    period_heads = [
+        invoice for invoice in books.store.heads(period, tenant) if invoice.period == period
+    ]
+    if not period_heads:
         return _without_invoice(books, tenant, closings, seller)
-    valid = [invoice for invoice in own if not invoice.void]
-    return read_invoice_statement(books, (valid or own)[-1].invoice_id, seller)
+    valid = [invoice for invoice in period_heads if not invoice.void]
+    return read_invoice_statement(books, (valid or period_heads)[-1].invoice_id, seller)
 
 
 def _without_invoice(
@@ -149,10 +151,10 @@ def _find_marks(
     marks = []
     if invoice.status is invoices.InvoiceStatus.VOID:
         heads = books.store.heads(invoice.period, invoice.tenant)
-        own = next(head for head in heads if head.invoice_id == invoice.invoice_id)
+        invoice_head = next(head for head in heads if head.invoice_id == invoice.invoice_id)
         by = next((head for head in heads if head.replaces == invoice.invoice_id), None)
         instead = f"; replaced by {by.invoice_id}" if by else ""
-        marks.append(f"VOID: {own.void_reason}{instead}")
+        marks.append(f"VOID: {invoice_head.void_reason}{instead}")
     return marks + _provisional(closing)
 
 

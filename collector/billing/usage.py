@@ -97,8 +97,10 @@ class Usage:
     @property
     def instances(self) -> Fraction:
         """Share of its MIG instance that it holds; 1 if the ledger does not state the instance's size."""
-        held = Fraction(self.capacity_units)
-        return min(held / self.instance_units, Fraction(1)) if self.instance_units else Fraction(1)
+        capacity = Fraction(self.capacity_units)
+        return (
+            min(capacity / self.instance_units, Fraction(1)) if self.instance_units else Fraction(1)
+        )
 
     @property
     def duration_ns(self) -> int:
@@ -243,10 +245,10 @@ def _day_usages(
         for interval in _sum_capacity(holding, entries)
     ]
     energy = _energies(day, intervals)
-    known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
+    claims: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
     for interval in intervals:
         holding = interval.key
-        claim = known.get(holding.claim)
+        claim = claims.get(holding.claim)
         yield Usage(
             tenant=holding.tenant,
             resource=day.gpu,
@@ -318,7 +320,11 @@ def _energies(
     for interval in intervals:
         if interval.key.state in HELD:
             intervals_by_claim[interval.key.claim].append(interval)
-    energies = {interval: 0 for own in intervals_by_claim.values() for interval in own}
+    energies = {
+        interval: 0
+        for claim_intervals in intervals_by_claim.values()
+        for interval in claim_intervals
+    }
     for share in counted:
         if share.use is measures.AmountAttribution.ATTRIBUTED and share.claim in intervals_by_claim:
             for interval, amount in _spread_amount(share, sorted(intervals_by_claim[share.claim])):

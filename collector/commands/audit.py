@@ -111,7 +111,9 @@ def format_record(raw: bytes, *, as_json: bool) -> str:
 
 def escape_line(line: str) -> str:
     """A line with unprintable characters escaped: no line breaks or terminal control sequences."""
-    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+    return "".join(
+        character if character.isprintable() else json.dumps(character)[1:-1] for character in line
+    )
 
 
 def format_record_time(time_ns: int) -> str:

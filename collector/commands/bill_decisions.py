@@ -188,10 +188,10 @@ def review_command(place: command_options.CommandContext, form: str) -> None:
     for item in pending:
         span = f"{format_timestamp(item.start_ns)} to {format_timestamp(item.end_ns)}"
         subject = item.subject
-        what = f"{subject.what.value} {subject.name} on {subject.node}"
+        description = f"{subject.what.value} {subject.name} on {subject.node}"
         gpus = ", ".join(item.gpus) or "unidentified GPUs"
         tenants = ", ".join(item.tenants) or "no tenant"
-        click.echo(f"{subject.id}  {what}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
+        click.echo(f"{subject.id}  {description}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
         click.echo(f"              {gpus}: {', '.join(item.reasons) or 'no claim yet'}")
     remedy = "; decide with `railscope bill accept|reject ID`" if pending else ""
     click.echo(f"{len(pending)} under review{remedy}")
@@ -232,8 +232,8 @@ def _decide(
     verdict = "accepted" if accepted else "rejected"
     for item in selected:
         subject = item.subject
-        what = f"{subject.what.value} {subject.name} on {subject.node}"
-        click.echo(f"{verdict} {subject.id}: {what}, {_gpu_hours(item)} GPU-hours")
+        description = f"{subject.what.value} {subject.name} on {subject.node}"
+        click.echo(f"{verdict} {subject.id}: {description}, {_gpu_hours(item)} GPU-hours")
     click.echo("the collector writes new revisions of the affected days")
 
 
@@ -324,8 +324,8 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
     with place.books() as books:
         published = books.store.book(version)
     if published is None:
-        which = f"version {version}" if version else "a price book"
-        message = f"{which} is not published; fix: run `railscope bill prices publish FILE`"
+        version_name = f"version {version}" if version else "a price book"
+        message = f"{version_name} is not published; fix: run `railscope bill prices publish FILE`"
         raise invoices.ClosingError(message)
     if form == "text":
         _print_price_book(published.book)

@@ -163,16 +163,18 @@ def reconcile_command(
             click.echo(
                 "no period is closed; fix: name a period to compare what the ledger contains"
             )
-        for one in periods:
-            checks = reconciliation.reconcile_period(books, one, place.seller(_tenants(books, one)))
-            click.echo(f"RECONCILIATION of {units.period_name(one)}")
+        for closed_period in periods:
+            checks = reconciliation.reconcile_period(
+                books, closed_period, place.seller(_tenants(books, closed_period))
+            )
+            click.echo(f"RECONCILIATION of {units.period_name(closed_period)}")
             for line in format_checks(checks):
                 click.echo(line)
             if books.evidence is None:
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
             passed = passed and all(check.passes for check in checks)
             if compare is not None:
-                compared = compare(books.ledger, one)
+                compared = compare(books.ledger, closed_period)
                 for line in scheduler_records.comparison_text(compared):
                     click.echo(line)
                 passed = passed and compared.agrees
@@ -269,9 +271,9 @@ def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.P
 
 
 def _print_unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
-    for one in reviews:
-        prefix = f"{one.tenant}: " if one.tenant else "no tenant: "
-        click.echo(f"not billed until decided, {prefix}{one}")
+    for review in reviews:
+        prefix = f"{review.tenant}: " if review.tenant else "no tenant: "
+        click.echo(f"not billed until decided, {prefix}{review}")
 
 
 _PLACES = 9

@@ -93,11 +93,11 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
 def _check_listen(address: str, *, running: bool) -> str:
     host, port = server_connections.split_address(address)
     addrs = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, where = addrs[0]
+    family, kind, protocol, _, socket_address = addrs[0]
     with socket.socket(family, kind, protocol) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(where)
+            tried.bind(socket_address)
         except OSError as error:
             if running and error.errno == errno.EADDRINUSE:
                 return f"{address} is in use by a collector with this state directory"
@@ -142,15 +142,15 @@ def _check_inventory(
     """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
     try:
         entries = credentials.load_credentials(Path(settings.tokens_file)).entries.values()
-        known = {
+        expected_nodes = {
             row.credential.name for row in entries if row.credential.role is credentials.Role.NODE
         }
-        known |= _reporting_nodes(settings, directory)
+        expected_nodes |= _reporting_nodes(settings, directory)
     except (SettingsError, UnusableLedgerError, OSError):
         return  # reported by the other checks
     findings = (
-        (known - set(listed), "nodes without a row: all of their GPUs are under review"),
-        (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
+        (expected_nodes - set(listed), "nodes without a row: all of their GPUs are under review"),
+        (set(listed) - expected_nodes, "rows of nodes that have no credential and reported no GPU"),
     )
     for nodes, problem in findings:
         if nodes:

@@ -120,8 +120,8 @@ class CommandContext:
 
 def read_evidence(database: Database) -> period_completeness.UsageEvidence | None:
     """The evidence in the same database; None if it never contained any."""
-    kept = period_completeness.DatabaseEvidence(evidence_store.EvidenceStore(database))
-    return None if kept.empty else kept
+    stored = period_completeness.DatabaseEvidence(evidence_store.EvidenceStore(database))
+    return None if stored.empty else stored
 
 
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:

@@ -237,10 +237,10 @@ def _import(
 
 def _covered_days(jobs: job_list.JobList, as_of_ns: int | None) -> Period | None:
     """The whole days from the first job of a list to its last; None without jobs."""
-    every = (*jobs.jobs, *jobs.unended)
-    if not every:
+    all_jobs = (*jobs.jobs, *jobs.unended)
+    if not all_jobs:
         return None
     ends = [job.end_ns for job in jobs.jobs] + [job.start_ns + 1 for job in jobs.unended]
     last_ns = max([*ends, as_of_ns or 0])
-    start_day = min(job.start_ns for job in every) // DAY_NS
+    start_day = min(job.start_ns for job in all_jobs) // DAY_NS
     return Period(start_day * DAY_NS, max(-(-last_ns // DAY_NS), start_day + 1) * DAY_NS)

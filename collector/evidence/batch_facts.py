@@ -134,10 +134,10 @@ class BatchFacts:
             reported = interval.gpus.get(gpu.uuid)
             before = len(reported.spans) if reported else -_SPANS_OF_A_GPU
             sku = skus.get(gpu.uuid, "")
-            seen = node_intervals.ReportedGpu(
+            reported_gpu = node_intervals.ReportedGpu(
                 first_ns, gpu.rail, sku, presence.spans, presence.trusted_start_ns
             )
-            interval.record_gpu(gpu.uuid, seen)
+            interval.record_gpu(gpu.uuid, reported_gpu)
             self.added_bytes += _SPAN_BYTES * (len(interval.gpus[gpu.uuid].spans) - before)
 
     def _build_presence(
@@ -186,8 +186,8 @@ class BatchFacts:
         for row in rows:
             number = batch.boot_ns[row] // node_intervals.GRID_NS
             if number != last:
-                kept = series.cells.get(number)
-                if kept is None or batch.boot_ns[row] <= kept.boot_ns:
+                newest = series.cells.get(number)
+                if newest is None or batch.boot_ns[row] <= newest.boot_ns:
                     readings.append((number, row))
             last = number
         if not readings:
@@ -355,10 +355,10 @@ MAX_OF_A_NODE = 65_536
 
 
 def max_new_spans(
-    known: Sequence[node_intervals.SampleSpan], more: Sequence[node_intervals.SampleSpan]
+    stored: Sequence[node_intervals.SampleSpan], more: Sequence[node_intervals.SampleSpan]
 ) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
-    last = known[-1] if known else None
+    last = stored[-1] if stored else None
     goes_on = (
         last is not None
         and last.skew_ns == more[0].skew_ns

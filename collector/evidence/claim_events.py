@@ -20,9 +20,10 @@ from railscope.catalog import tenancy
 STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
 _AUTHORITIES = {
-    one.label: one
-    for one in claim_terms.ClaimAuthority
-    if one not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
+    authority.label: authority
+    for authority in claim_terms.ClaimAuthority
+    if authority
+    not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
 }
 _WHOLE = (0, claim_terms.GPU_CAPACITY)
 _TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
@@ -171,37 +172,37 @@ def with_receipt(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFac
     )
 
 
-def first_report_key(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
+def first_report_key(claim: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
     """Sort key of the reports of one claim: the first one received counts, and no other.
 
     Of those in one envelope it is the first by the node's clocks, and of equal times the one by a
     boot clock: the report nearest to the start, where two clocks have drifted apart least. Only the
     receipt is beyond the control of the node, so a later report cannot precede an earlier one.
     """
-    return one.received_ns, one.reported_ns, one.start_boot_ns < 0, one
+    return claim.received_ns, claim.reported_ns, claim.start_boot_ns < 0, claim
 
 
 def select_first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
     """Return the report of each claim that counts, by node and id."""
     ordered = sorted(reports, key=first_report_key, reverse=True)
-    return {(one.node, one.id): one for one in ordered}
+    return {(claim.node, claim.id): claim for claim in ordered}
 
 
-def is_repetition(one: ReportedClaim, other: ReportedClaim) -> bool:
+def is_repetition(claim: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
-    if one.reported_ns > other.reported_ns or one.received_ns > other.received_ns:
+    if claim.reported_ns > other.reported_ns or claim.received_ns > other.received_ns:
         return False
-    is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
-    is_same_start &= one.start_boot_ns == other.start_boot_ns
-    start_ns = one.start_ns if is_same_start else other.start_ns
-    is_same = one == msgspec.structs.replace(
+    is_same_start = claim.start_boot_ns >= 0 and claim.boot == other.boot
+    is_same_start &= claim.start_boot_ns == other.start_boot_ns
+    start_ns = claim.start_ns if is_same_start else other.start_ns
+    is_same = claim == msgspec.structs.replace(
         other,
-        reported_ns=one.reported_ns,
+        reported_ns=claim.reported_ns,
         start_ns=start_ns,
-        trusted_from_ns=one.trusted_from_ns,
-        received_ns=one.received_ns,
+        trusted_from_ns=claim.trusted_from_ns,
+        received_ns=claim.received_ns,
     )
-    return is_same and one.trusted_from_ns <= other.trusted_from_ns
+    return is_same and claim.trusted_from_ns <= other.trusted_from_ns
 
 
 def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
@@ -377,25 +378,25 @@ def _find_later_boots(
     claim outlasted it: FOREVER_NS if there is none.
     """
     began: dict[str, dict[str, _BootStart]] = {}
-    for one in presences:
-        if one.spans:
-            first_ns = min(span.first_ns for span in one.spans)
-            boots = began.setdefault(one.node, {})
-            begin = _BootStart(first_ns, one.trusted_start_ns or first_ns)
-            known = boots.get(one.boot, begin)
-            boots[one.boot] = _BootStart(*map(min, begin, known))
+    for presence in presences:
+        if presence.spans:
+            first_ns = min(span.first_ns for span in presence.spans)
+            boots = began.setdefault(presence.node, {})
+            begin = _BootStart(first_ns, presence.trusted_start_ns or first_ns)
+            earliest = boots.get(presence.boot, begin)
+            boots[presence.boot] = _BootStart(*map(min, begin, earliest))
     reports: dict[tuple[str, str], list[ReportedClaim]] = {}
     for claim in reported:
         if claim.boot:
             reports.setdefault((claim.node, claim.id), []).append(claim)
     for key, claim_reports in reports.items():
-        since_ns = min(one.reported_ns for one in claim_reports)
+        since_ns = min(claim.reported_ns for claim in claim_reports)
         for boot, begin in began.get(key[0], {}).items():
             if begin.first_ns > since_ns:
                 outlasted = [
-                    one.trusted_from_ns
-                    for one in claim_reports
-                    if one.boot == boot or one.reported_ns >= begin.first_ns
+                    claim.trusted_from_ns
+                    for claim in claim_reports
+                    if claim.boot == boot or claim.reported_ns >= begin.first_ns
                 ]
                 yield key, begin, min(outlasted, default=timestamps.FOREVER_NS)
 

@@ -66,8 +66,10 @@ class _CommonFacts(NamedTuple):
     def copy(self) -> _CommonFacts:
         """Return a copy that later frames do not change."""
         return self._replace(
-            presences=[replace(one, spans=_copy_spans(one.spans)) for one in self.presences],
-            layouts=[replace(one, spans=_copy_spans(one.spans)) for one in self.layouts],
+            presences=[
+                replace(presence, spans=_copy_spans(presence.spans)) for presence in self.presences
+            ],
+            layouts=[replace(layout, spans=_copy_spans(layout.spans)) for layout in self.layouts],
             valueless={node: _copy_spans(spans) for node, spans in self.valueless.items()},
             reports={node: _copy_spans(spans) for node, spans in self.reports.items()},
             report_spans={node: _copy_spans(spans) for node, spans in self.report_spans.items()},
@@ -108,8 +110,8 @@ class ClaimPlacer:
             self._placements.clear()
             self._evidence.clear()
             self._by_node.clear()
-        own, where = self._own(gpu)
-        nodes = {stay.node for stay in own.stays}
+        built, history = self._own(gpu)
+        nodes = {stay.node for stay in built.stays}
         extra = [
             claim
             for node in sorted(nodes)
@@ -117,31 +119,31 @@ class ClaimPlacer:
             for claim in self._placement(node).claims.get(gpu, ())
         ]
         if not extra:
-            return own, where
-        extra = _assign_unique_names(extra, own.claims)
-        extended = replace(own, claims=tuple(sorted({*own.claims, *extra})))
+            return built, history
+        extra = _assign_unique_names(extra, built.claims)
+        extended = replace(built, claims=tuple(sorted({*built.claims, *extra})))
         early = {
             NodeStay(max(start, claim.begins_ns), claim.node, min(end, claim.ceases_ns))
             for claim in extra
-            for start, end in self._early(own, where, claim.node)
+            for start, end in self._early(built, history, claim.node)
             if max(start, claim.begins_ns) < min(end, claim.ceases_ns)
         }
         if early:
-            known = sorted({*own.stays, *early})
-            extended = replace(extended, stays=self.files.retired.service_stays(gpu, known))
-        return extended, where
+            stays = sorted({*built.stays, *early})
+            extended = replace(extended, stays=self.files.retired.service_stays(gpu, stays))
+        return extended, history
 
     def _early(
-        self, own: Evidence, where: gpu_node_history.GpuNodeHistory, node: str
+        self, built: Evidence, history: gpu_node_history.GpuNodeHistory, node: str
     ) -> list[tuple[int, int]]:
         """Return the time before first contact in which the node had this GPU if a person accepts that."""
-        facts = self.source.facts(own.gpu)
-        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
-        served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
-        if not served or gpu_evidence.find_first_node(facts, where) != node:
+        facts = self.source.facts(built.gpu)
+        first_ns = min((stay.start_ns for stay in history.stays), default=FOREVER_NS)
+        served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in built.stays)
+        if not served or gpu_evidence.find_first_node(facts, history) != node:
             return []
         until_ns = min(first_ns, node_intervals.node_floor_ns(facts.contacts, node))
-        stay_periods = [(stay.start_ns, stay.end_ns) for stay in own.stays]
+        stay_periods = [(stay.start_ns, stay.end_ns) for stay in built.stays]
         return [
             (a, b)
             for a, b, _ in timeline.subtract_spans(
@@ -163,8 +165,8 @@ class ClaimPlacer:
         common = self._common_facts(facts)
         if common is None:
             return gpu_evidence.build_evidence(facts, self.files)
-        known, built = self._by_node.get(common.node, (None, None))
-        if built is None or known != common:
+        previous, built = self._by_node.get(common.node, (None, None))
+        if built is None or previous != common:
             built = gpu_evidence.build_evidence(facts, self.files)
             self._by_node[common.node] = common.copy(), built
         return replace(built[0], gpu=facts.gpu), built[1]
@@ -201,9 +203,9 @@ class ClaimPlacer:
                 facts, ends, self.files.tenants, self.files.decisions
             )
             placed = []
-            for one, where in node_gpus:
-                spans = [*self._early(one, where, node), *self._spans(one, where, node)]
-                placed.append(placement.PlacementGpu(one.gpu, spans, list(_select_placed(one))))
+            for built, history in node_gpus:
+                spans = [*self._early(built, history, node), *self._spans(built, history, node)]
+                placed.append(placement.PlacementGpu(built.gpu, spans, list(_select_placed(built))))
             cached = placement.place_counts(placed, counts)
             self._placements[node] = cached = cached._replace(
                 excess=_clip_to_contact(cached.excess, node_gpus)
@@ -211,25 +213,27 @@ class ClaimPlacer:
         return cached
 
     def _spans(
-        self, own: Evidence, where: gpu_node_history.GpuNodeHistory, node: str
+        self, built: Evidence, history: gpu_node_history.GpuNodeHistory, node: str
     ) -> Iterator[tuple[int, int]]:
         """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
         A claim on a GPU under review is metered there, and no further claim is placed on it.
         """
         expected = self.files.expected
-        if expected.decisions.find(review_rules.ReviewKind.GPU, node, own.gpu) is False:
+        if expected.decisions.find(review_rules.ReviewKind.GPU, node, built.gpu) is False:
             return
-        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
+        first_ns = min((stay.start_ns for stay in history.stays), default=FOREVER_NS)
         waits = [
             (max(start, first_ns), end)
-            for start, end, _ in expected.excess(own.gpu, node, self.source.facts(own.gpu).contacts)
+            for start, end, _ in expected.excess(
+                built.gpu, node, self.source.facts(built.gpu).contacts
+            )
             if end > first_ns
         ]
-        for stay in holders.resolve_stays(own):
+        for stay in holders.resolve_stays(built):
             if stay.value.node == node:
                 service_periods = gpu_node_history.subtract_periods(
-                    [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
+                    [(stay.start_ns, stay.end_ns)], history.disputed.get(node, [])
                 )
                 yield from gpu_node_history.subtract_periods(service_periods, waits)
 
@@ -248,18 +252,20 @@ def _clip_to_contact(
     there: Sequence[tuple[Evidence, gpu_node_history.GpuNodeHistory]],
 ) -> list[placement.ClaimExcess]:
     """Return the excess after the first GPU of the node, without claims under review."""
-    first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
+    first_ns = min((s.start_ns for _, history in there for s in history.stays), default=-FOREVER_NS)
     return [
-        one for one in found if one.end_ns > first_ns and one.authority is not ClaimAuthority.REVIEW
+        claim
+        for claim in found
+        if claim.end_ns > first_ns and claim.authority is not ClaimAuthority.REVIEW
     ]
 
 
 def _assign_unique_names(
-    extra: Iterable[MeteredClaim], own: Iterable[MeteredClaim]
+    extra: Iterable[MeteredClaim], own_claims: Iterable[MeteredClaim]
 ) -> list[MeteredClaim]:
     """Rename placed claims so that no claim on the GPU itself has the same name."""
     names, new_names = (
-        node_claims.ClaimNames(claim.id for claim in own),
+        node_claims.ClaimNames(claim.id for claim in own_claims),
         dict[tuple[str, str], str](),
     )
     renamed = []

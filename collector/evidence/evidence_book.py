@@ -82,8 +82,8 @@ class EvidenceBook:
             spans = times.report_spans(record, skew_ns)
             self.intervals.record_reports(record, envelope, times, spans)
             receipts.record_reports(spans[:1])
-        for batch, known in batches:
-            if is_joined and not known.has_facts:
+        for batch, schema in batches:
+            if is_joined and not schema.has_facts:
                 continue
             since_boot_ns = _since_boot_ns(record, envelope, batch)
             oldest_ns = record.received_wall_ns - node_intervals.MAX_AGE_NS - since_boot_ns
@@ -93,7 +93,7 @@ class EvidenceBook:
                 record,
                 envelope,
                 batch,
-                known,
+                schema,
                 since_boot_ns,
                 skew_ns,
                 uncertainty_ns,
@@ -167,11 +167,11 @@ class EvidenceBook:
         """Return the first receipts of the GPUs of a node."""
         return {node: self.node(node).gpus}
 
-    def find_new_contacts(self, known: node_intervals.Contacts) -> node_intervals.Contacts:
+    def find_new_contacts(self, stored: node_intervals.Contacts) -> node_intervals.Contacts:
         """Return the first receipts that are not in `known`, or are earlier."""
         new_contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
         for node, receipts in self.receipts.items():
-            known_gpus = known.get(node, {})
+            known_gpus = stored.get(node, {})
             new = {g: c for g, c in receipts.gpus.items() if c < known_gpus.get(g, _NEVER)}
             if new:
                 new_contacts[node] = new
@@ -244,14 +244,14 @@ class EvidenceBook:
         """
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
-        kept = self.gpus[uuid].valueless.setdefault(node, [])
-        new = batch_facts.max_new_spans(kept, spans)
+        spans_in_memory = self.gpus[uuid].valueless.setdefault(node, [])
+        new = batch_facts.max_new_spans(spans_in_memory, spans)
         if self.spans.limit_exceeded(node, uuid, new):
             self.excess_spans += new
             return False
-        before = len(kept)
-        node_intervals.add_spans(kept, node_intervals.copy_times(spans))
-        self.spans.add(node, uuid, len(kept) - before)
+        before = len(spans_in_memory)
+        node_intervals.add_spans(spans_in_memory, node_intervals.copy_times(spans))
+        self.spans.add(node, uuid, len(spans_in_memory) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
         return True
@@ -327,8 +327,8 @@ class EvidenceBook:
     def add_claims(self, facts: Iterable[claim_events.ClaimFact]) -> None:
         """Add claims from the database, perhaps of another collector."""
         for fact in facts:
-            known = fact.gpu in self.gpus or not claim_events.is_gpu(fact.gpu)
-            if known and self._add_fact(fact):
+            is_known = fact.gpu in self.gpus or not claim_events.is_gpu(fact.gpu)
+            if is_known and self._add_fact(fact):
                 self._mark_changed(fact)
 
     def _mark_changed(self, fact: claim_events.ClaimFact) -> None:
@@ -344,14 +344,16 @@ class EvidenceBook:
         """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, claim_events.ReportedClaim):
-            new = not any(claim_events.is_repetition(one, fact) for one in self.claims.starts(fact))
+            new = not any(
+                claim_events.is_repetition(start, fact) for start in self.claims.starts(fact)
+            )
             if new:
                 memory.claims.append(fact)
         else:
             new = not any(
-                replace(fact, trusted_from_ns=one.trusted_from_ns) == one
-                and one.trusted_from_ns <= fact.trusted_from_ns
-                for one in self.claims.ends(fact)
+                replace(fact, trusted_from_ns=end.trusted_from_ns) == end
+                and end.trusted_from_ns <= fact.trusted_from_ns
+                for end in self.claims.ends(fact)
             )
             if new:
                 memory.ended.append(fact)
@@ -380,7 +382,7 @@ class EvidenceBook:
         """Return the facts about a GPU's time; node evidence is in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
-        nodes = {presence.node for presence in presences} | {one.node for one in memory.claims}
+        nodes = {presence.node for presence in presences} | {claim.node for claim in memory.claims}
         contacts = {node: self.node(node).gpus for node in nodes}
         report_spans = {node: self.node(node).reports for node in nodes}
         return node_claims.GpuFacts(

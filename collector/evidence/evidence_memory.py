@@ -78,15 +78,17 @@ class GpuMemory(msgspec.Struct):
         for layout in self.layouts:
             layout.spans[:] = [s for s in layout.spans if s.last_ns >= last_ns]
         self.layouts[:] = [layout for layout in self.layouts if layout.spans]
-        self.claims[:] = [one for one in self.claims if (one.node, one.id) not in gone]
-        self.ended[:] = [one for one in self.ended if (one.node, one.id) not in gone]
+        self.claims[:] = [claim for claim in self.claims if (claim.node, claim.id) not in gone]
+        self.ended[:] = [end for end in self.ended if (end.node, end.id) not in gone]
         return gone
 
     def _forget_node(self, node: str, before_ns: int) -> None:
         """Remove the spans of a node that ended before a timestamp."""
-        own = {key: p for key, p in self.presences.items() if p.node == node}
-        last_ns = min(before_ns, _last_end_before([p.spans for p in own.values()], before_ns))
-        for key, presence in own.items():
+        node_presences = {key: p for key, p in self.presences.items() if p.node == node}
+        last_ns = min(
+            before_ns, _last_end_before([p.spans for p in node_presences.values()], before_ns)
+        )
+        for key, presence in node_presences.items():
             if presence.trusted_start_ns >= before_ns:
                 continue  # the time that its start would free is not decided
             presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
@@ -98,7 +100,9 @@ class GpuMemory(msgspec.Struct):
 
 def _last_end_before(spans: Iterable[Sequence[node_intervals.SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
-    return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
+    return max(
+        (s.last_ns for node_spans in spans for s in node_spans if s.first_ns < before_ns), default=0
+    )
 
 
 class IntervalInMemory(msgspec.Struct):
@@ -136,10 +140,10 @@ class BootTimes(NamedTuple):
         """Return the times of batches."""
         first_ns = other_first_ns = FOREVER_NS
         last_ns = other_last_ns = uncertainty_ns = 0
-        for batch, known in batches:
+        for batch, schema in batches:
             low, high = min(batch.boot_ns), max(batch.boot_ns)
             first_ns, last_ns = min(first_ns, low), max(last_ns, high)
-            if not known.gpus:
+            if not schema.gpus:
                 other_first_ns, other_last_ns = min(other_first_ns, low), max(other_last_ns, high)
                 uncertainty_ns = max(uncertainty_ns, batch_facts.uncertainty_of(batch))
         return cls(first_ns, last_ns, other_first_ns, other_last_ns, uncertainty_ns)
@@ -190,13 +194,15 @@ class IntervalMemory:
         first_ns = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last_ns = taking.since_boot_ns + batch.boot_ns[rows[-1]]
         key = (envelope.node, envelope.boot_id, number)
-        one = self._extend(key, record, (first_ns, last_ns))
+        interval = self._extend(key, record, (first_ns, last_ns))
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
-            one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
-        before = one.interval_count
-        one.size_bytes += taking.record_rows(one.interval, rows)
-        self.counts[envelope.node] += one.interval_count - before
+            interval.interval.mark_suspect(
+                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
+            )
+        before = interval.interval_count
+        interval.size_bytes += taking.record_rows(interval.interval, rows)
+        self.counts[envelope.node] += interval.interval_count - before
 
     def record_reports(
         self,
@@ -208,13 +214,15 @@ class IntervalMemory:
         """Record the time of an envelope in one interval; the second of the spans is without GPUs."""
         first_ns, last_ns = spans[0].first_ns, spans[0].last_ns
         key = (envelope.node, envelope.boot_id, times.interval)
-        one = self._extend(key, record, (first_ns, last_ns))
+        interval = self._extend(key, record, (first_ns, last_ns))
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
-            one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns))
-        before = one.interval_count
-        one.size_bytes += batch_facts.add_reports(one.interval, spans[1:])
-        self.counts[envelope.node] += one.interval_count - before
+            interval.interval.mark_suspect(
+                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
+            )
+        before = interval.interval_count
+        interval.size_bytes += batch_facts.add_reports(interval.interval, spans[1:])
+        self.counts[envelope.node] += interval.interval_count - before
 
     def mark_suspect_claim(
         self,
@@ -235,36 +243,38 @@ class IntervalMemory:
         key = (envelope.node, envelope.boot_id, boot_ns // node_intervals.INTERVAL_NS)
         gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
-        one = self._extend(key, record, (first_ns, timestamp_ns))
-        one.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, first_ns, timestamp_ns))
+        interval = self._extend(key, record, (first_ns, timestamp_ns))
+        interval.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, first_ns, timestamp_ns))
 
     def _extend(
         self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
     ) -> IntervalInMemory:
         """Return the interval of a node's 15 minutes, extended by a span."""
-        one = self.by_key.get(key)
-        if one is None:
-            one = self.by_key[key] = IntervalInMemory(node_intervals.EvidenceInterval(*key, *span))
-            self.counts[key[0]] += one.interval_count
-        one.interval.cover(*span)
-        one.touched_ns = max(one.touched_ns, record.received_wall_ns)
-        one.stored = False
-        return one
+        interval = self.by_key.get(key)
+        if interval is None:
+            interval = self.by_key[key] = IntervalInMemory(
+                node_intervals.EvidenceInterval(*key, *span)
+            )
+            self.counts[key[0]] += interval.interval_count
+        interval.interval.cover(*span)
+        interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
+        interval.stored = False
+        return interval
 
-    def release(self, one: IntervalInMemory) -> None:
+    def release(self, interval: IntervalInMemory) -> None:
         """Remove an interval that is stored in the database."""
-        node = one.interval.node
-        del self.by_key[one.key]
-        self.counts[node] -= one.interval_count
+        node = interval.interval.node
+        del self.by_key[interval.key]
+        self.counts[node] -= interval.interval_count
         if not self.counts[node]:
             del self.counts[node]
 
     def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
         """Add the intervals of a checkpoint."""
-        for one in intervals:
-            one.stored = False  # its write may have been in progress
-            self.by_key[one.key] = one
-            self.counts[one.interval.node] += one.interval_count
+        for interval in intervals:
+            interval.stored = False  # its write may have been in progress
+            self.by_key[interval.key] = interval
+            self.counts[interval.interval.node] += interval.interval_count
 
 
 @dataclass(slots=True)

@@ -44,8 +44,8 @@ class FileVersion(NamedTuple):
             data: RecordData = {"file": "inventory", "rows": count}
             yield f"inventory/{of}", self._draft("admin.config", data)
         elif self.kind == "retired":
-            for number, (what, one) in enumerate(self._retirements()):
-                yield f"retired/{of}/{number}", self._retirement(what, one)
+            for number, (change, retirement) in enumerate(self._retirements()):
+                yield f"retired/{of}/{number}", self._retirement(change, retirement)
 
     def _retirements(self) -> list[tuple[str, device_files.Retirement]]:
         """Return the added and the removed rows."""
@@ -54,19 +54,19 @@ class FileVersion(NamedTuple):
             for text in (self.before, self.text)
         )
         return [
-            *(("withdrawn", one) for one in sorted(before - now)),
-            *(("retired", one) for one in sorted(now - before)),
+            *(("withdrawn", retirement) for retirement in sorted(before - now)),
+            *(("retired", retirement) for retirement in sorted(now - before)),
         ]
 
-    def _retirement(self, what: str, one: device_files.Retirement) -> RecordDraft:
+    def _retirement(self, change: str, retirement: device_files.Retirement) -> RecordDraft:
         data: RecordData = {
-            "what": what,
-            "from_ns": str(one.start_ns),
-            "why": normalize_text(one.reason),
+            "what": change,
+            "from_ns": str(retirement.start_ns),
+            "why": normalize_text(retirement.reason),
         }
-        if one.end_ns != FOREVER_NS:
-            data["to_ns"] = str(one.end_ns)
-        return self._draft("device.retire", data, RecordSubject(gpu=normalize_text(one.gpu)))
+        if retirement.end_ns != FOREVER_NS:
+            data["to_ns"] = str(retirement.end_ns)
+        return self._draft("device.retire", data, RecordSubject(gpu=normalize_text(retirement.gpu)))
 
     def _draft(
         self, kind: str, data: RecordData, subject: RecordSubject | None = None

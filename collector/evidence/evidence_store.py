@@ -88,10 +88,12 @@ class LoadedFacts(NamedTuple):
         """Add the claims of GPUs that may have been in force in a window, and their ends."""
         for gpu_group in evidence_tables.group_items(gpus):
             for row in connection.execute(evidence_tables.select_claims(gpu_group, *span)):
-                if one := self.quarantine.claim(row.fact, row.content):
-                    self.claims.setdefault(one.gpu, []).append(one)
+                if claim := self.quarantine.claim(row.fact, row.content):
+                    self.claims.setdefault(claim.gpu, []).append(claim)
             pairs = [
-                (one.gpu, one.node, one.id) for gpu in gpu_group for one in self.claims.get(gpu, ())
+                (claim.gpu, claim.node, claim.id)
+                for gpu in gpu_group
+                for claim in self.claims.get(gpu, ())
             ]
             for few in evidence_tables.group_items(pairs):
                 for row in connection.execute(evidence_tables.select_ends(few)):
@@ -152,14 +154,17 @@ class EvidenceStore:
         """
         rows = [
             schema.to_row(
-                evidence_tables.evidence_intervals, one, part=one.name, recorded_ns=recorded_ns
+                evidence_tables.evidence_intervals,
+                interval,
+                part=interval.name,
+                recorded_ns=recorded_ns,
             )
-            for one in intervals
+            for interval in intervals
         ]
         trust = [
-            {"fact": one.name, "trusted_from_ns": one.trusted_start_ns}
-            for one in intervals
-            if one.trusted_start_ns
+            {"fact": interval.name, "trusted_from_ns": interval.trusted_start_ns}
+            for interval in intervals
+            if interval.trusted_start_ns
         ]
         starts, ends = [], []
         for fact in facts:
@@ -171,9 +176,9 @@ class EvidenceStore:
             if fact.trusted_from_ns:
                 trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
         since = dict(early or {})
-        for one in intervals:
-            for gpu, first_ns in one.gpus.items():
-                key = (gpu, one.node)
+        for interval in intervals:
+            for gpu, first_ns in interval.gpus.items():
+                key = (gpu, interval.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
             for table, new in (
@@ -213,14 +218,14 @@ class EvidenceStore:
         if not problems:
             return
         with self._database.transaction(writes=True) as connection:
-            for one in problems:
+            for problem in problems:
                 try:
-                    audit_outbox.put_record(connection, one.id, one.draft())
+                    audit_outbox.put_record(connection, problem.id, problem.draft())
                 except audit_outbox.OutboxError as error:
                     log.error(
                         "evidence_problem_write_failed",
-                        kind=one.kind,
-                        gpu=one.gpu,
+                        kind=problem.kind,
+                        gpu=problem.gpu,
                         problem=str(error),
                     )
 
@@ -303,16 +308,16 @@ class EvidenceStore:
             loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_key, nodes)], span)
             # A claim without a device is placed considering all claims in its node.
             for node in filter(loaded.has_unplaced, nodes):
-                others = sorted(loaded.gpus_in(node) - requested_homes.keys())
-                loaded.read_claims(connection, others, span)
-                for gpu in others:
+                further_gpus = sorted(loaded.gpus_in(node) - requested_homes.keys())
+                loaded.read_claims(connection, further_gpus, span)
+                for gpu in further_gpus:
                     requested_homes.setdefault(gpu, set()).add(node)
         return loaded
 
     def _earlier(
         self,
         connection: Connection,
-        known: Sequence[node_intervals.EvidenceInterval],
+        intervals: Sequence[node_intervals.EvidenceInterval],
         gpus: set[str],
         start_ns: int,
     ) -> list[node_intervals.EvidenceInterval]:
@@ -320,7 +325,7 @@ class EvidenceStore:
 
         They reach no further back than a node's reports of two weeks.
         """
-        earlier = [interval for interval in known if interval.start_ns < start_ns]
+        earlier = [interval for interval in intervals if interval.start_ns < start_ns]
         if not earlier:
             return []
         node = earlier[0].node
@@ -374,13 +379,13 @@ class EvidenceStore:
             return list(evidence_tables.find_facts_recorded_after(connection, recorded_after_ns))
 
     def late(
-        self, homes_of: Mapping[str, Iterable[str]], which: evidence_tables.LateCondition
+        self, homes_of: Mapping[str, Iterable[str]], condition: evidence_tables.LateCondition
     ) -> list[evidence_tables.EvidenceChange]:
         """Return the late facts about some GPUs and the nodes that they were in."""
         nodes = sorted({node for nodes in homes_of.values() for node in nodes})
         with self._database.transaction() as connection:
             keys = [*sorted(homes_of), *map(claim_events.unplaced_key, nodes)]
-            return list(evidence_tables.find_late_facts(connection, keys, nodes, which))
+            return list(evidence_tables.find_late_facts(connection, keys, nodes, condition))
 
     def spread(
         self,
@@ -392,7 +397,7 @@ class EvidenceStore:
         A change of a GPU's claims there affects the placement on all GPUs of the node.
         """
         extended = set(changes)
-        nodes = sorted({node for one in extended for node in homes_of.get(one.gpu, ())})
+        nodes = sorted({node for late_fact in extended for node in homes_of.get(late_fact.gpu, ())})
         nodes_with_claims: set[str] = set()
         with self._database.transaction() as connection:
             for key_group in evidence_tables.group_items([*map(claim_events.unplaced_key, nodes)]):
@@ -400,9 +405,9 @@ class EvidenceStore:
                 query = select(gpu).where(gpu.in_(key_group)).distinct()
                 nodes_with_claims.update(connection.execute(query).scalars())
         return extended | {
-            one._replace(gpu=claim_events.unplaced_key(node))
-            for one in extended
-            for node in homes_of.get(one.gpu, ())
+            late_fact._replace(gpu=claim_events.unplaced_key(node))
+            for late_fact in extended
+            for node in homes_of.get(late_fact.gpu, ())
             if claim_events.unplaced_key(node) in nodes_with_claims
         }
 

@@ -133,19 +133,21 @@ def read_intervals(
     connection: sa.Connection, node: str, start_ns: int, end_ns: int
 ) -> list[tuple[str, bytes]]:
     """Return intervals in and around a window, and the nearest beyond on both sides."""
-    mine = evidence_intervals.c.node == node
+    is_of_node = evidence_intervals.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
     last = sa.select(sa.func.max(evidence_intervals.c.end_ns))
-    before = connection.execute(last.where(mine, evidence_intervals.c.end_ns < low)).scalar()
+    before = connection.execute(last.where(is_of_node, evidence_intervals.c.end_ns < low)).scalar()
     first = sa.select(sa.func.min(evidence_intervals.c.start_ns))
-    after = connection.execute(first.where(mine, evidence_intervals.c.start_ns > high)).scalar()
+    after = connection.execute(
+        first.where(is_of_node, evidence_intervals.c.start_ns > high)
+    ).scalar()
     within = sa.and_(evidence_intervals.c.end_ns >= low, evidence_intervals.c.start_ns <= high)
     is_selected = sa.or_(
         within, evidence_intervals.c.end_ns == before, evidence_intervals.c.start_ns == after
     )
     query = (
         sa.select(evidence_intervals.c.part, evidence_intervals.c.content)
-        .where(mine, is_selected)
+        .where(is_of_node, is_selected)
         .order_by(evidence_intervals.c.part)
     )
     return [(row.part, row.content) for row in connection.execute(query)]
@@ -155,17 +157,19 @@ def read_intervals_before(
     connection: sa.Connection, node: str, end_ns: int
 ) -> list[tuple[str, bytes, int]]:
     """Return the last intervals of a node that end before a timestamp, with their ends."""
-    mine = evidence_intervals.c.node == node
+    is_of_node = evidence_intervals.c.node == node
     last = (
         sa.select(sa.func.max(evidence_intervals.c.end_ns))
-        .where(mine, evidence_intervals.c.end_ns < end_ns)
+        .where(is_of_node, evidence_intervals.c.end_ns < end_ns)
         .scalar_subquery()
     )
     query = sa.select(
         evidence_intervals.c.part, evidence_intervals.c.content, evidence_intervals.c.end_ns
     )
     rows = connection.execute(
-        query.where(mine, evidence_intervals.c.end_ns == last).order_by(evidence_intervals.c.part)
+        query.where(is_of_node, evidence_intervals.c.end_ns == last).order_by(
+            evidence_intervals.c.part
+        )
     )
     return [(row.part, row.content, row.end_ns) for row in rows]
 
@@ -202,9 +206,9 @@ def newest_file(
     connection: sa.Connection, kind: str, before_ns: int = FOREVER_NS
 ) -> sa.Row[Any] | None:
     """Return the newest version of a file that was recorded before a timestamp; None without one."""
-    which = (file_versions.c.kind == kind, file_versions.c.recorded_ns < before_ns)
+    conditions = (file_versions.c.kind == kind, file_versions.c.recorded_ns < before_ns)
     newest_first = file_versions.c.recorded_ns.desc()
-    query = sa.select(file_versions).where(*which).order_by(newest_first).limit(1)
+    query = sa.select(file_versions).where(*conditions).order_by(newest_first).limit(1)
     return connection.execute(query).first()
 
 
@@ -215,12 +219,15 @@ def find_differences(kind: str, before: str, after: str) -> list[tuple[str, str,
     entries = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
     different = entries[0] ^ entries[1]
     if kind == "retired":
-        return sorted({("", one.gpu, one.start_ns, one.end_ns) for one in different})
+        return sorted({("", entry.gpu, entry.start_ns, entry.end_ns) for entry in different})
     if kind == "inventory" and before and after:
-        return sorted({(one.node, "", one.start_ns, one.end_ns) for one in different})
+        return sorted({(entry.node, "", entry.start_ns, entry.end_ns) for entry in different})
     if not different:
         return []
-    start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
+    start_ns, end_ns = (
+        min(entry.start_ns for entry in different),
+        max(entry.end_ns for entry in different),
+    )
     return [("", "", start_ns, end_ns)]
 
 
@@ -252,8 +259,8 @@ def read_contacts(
         queries = [
             query.where(first_contacts.c.node.in_(node_group)) for node_group in group_items(nodes)
         ]
-    for one in queries:
-        for row in connection.execute(one):
+    for contact_query in queries:
+        for row in connection.execute(contact_query):
             contact = node_intervals.FirstContact(row.heard_ns, row.pci)
             gpus = contacts.setdefault(row.node, {})
             gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
@@ -263,19 +270,19 @@ def read_contacts(
 def contact_rows(found: node_intervals.Contacts) -> list[dict[str, Any]]:
     """Return first receipts as rows."""
     return [
-        to_row(first_contacts, one, node=node, gpu_uuid=gpu, heard_ns=one.received_ns)
+        to_row(first_contacts, contact, node=node, gpu_uuid=gpu, heard_ns=contact.received_ns)
         for node, gpus in found.items()
-        for gpu, one in gpus.items()
+        for gpu, contact in gpus.items()
     ]
 
 
-def claim_row(one: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
+def claim_row(fact: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
     """Return a claim or its end as a row; its name is the hash of its content."""
-    content = msgspec.msgpack.encode(one)
-    key = {"fact": sha256(content).hexdigest(), "claim_id": one.id, "recorded_ns": recorded_ns}
-    if isinstance(one, claim_events.ReportedClaim):
-        return to_row(reported_claims, one, **key, content=content)
-    return to_row(claim_ends, one, **key, instant_ns=one.timestamp_ns)
+    content = msgspec.msgpack.encode(fact)
+    key = {"fact": sha256(content).hexdigest(), "claim_id": fact.id, "recorded_ns": recorded_ns}
+    if isinstance(fact, claim_events.ReportedClaim):
+        return to_row(reported_claims, fact, **key, content=content)
+    return to_row(claim_ends, fact, **key, instant_ns=fact.timestamp_ns)
 
 
 def read_decisions(connection: sa.Connection) -> review_rules.ReviewDecisions:
@@ -295,8 +302,8 @@ def insert_new_rows(
     connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]
 ) -> None:
     """Insert rows that do not exist yet."""
-    for some in group_items(rows):
-        connection.execute(insert_new(connection, table), some)
+    for row_group in group_items(rows):
+        connection.execute(insert_new(connection, table), row_group)
 
 
 def group_items(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
@@ -349,34 +356,37 @@ def find_facts_recorded_after(
 
 
 def find_late_facts(
-    connection: sa.Connection, gpus: Sequence[str], nodes: Sequence[str], which: LateCondition
+    connection: sa.Connection, gpus: Sequence[str], nodes: Sequence[str], condition: LateCondition
 ) -> Iterator[EvidenceChange]:
     """Yield the late facts about some GPUs and the nodes that they were in."""
     for node_group in group_items(nodes):
-        mine = sa.and_(
-            evidence_intervals.c.node.in_(node_group), evidence_intervals.c.end_ns >= which.since_ns
+        is_of_node = sa.and_(
+            evidence_intervals.c.node.in_(node_group),
+            evidence_intervals.c.end_ns >= condition.since_ns,
         )
         yield from _find_interval_changes(
             connection,
             sa.and_(
-                mine,
-                which.late_condition(
+                is_of_node,
+                condition.late_condition(
                     evidence_intervals.c.start_ns, evidence_intervals.c.recorded_ns
                 ),
             ),
         )
     for node_group in group_items(gpus):
-        is_late = which.late_condition(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
+        is_late = condition.late_condition(
+            reported_claims.c.start_ns, reported_claims.c.recorded_ns
+        )
         yield from _find_claim_changes(
             connection, sa.and_(reported_claims.c.gpu_uuid.in_(node_group), is_late)
         )
-        is_late = which.late_condition(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
+        is_late = condition.late_condition(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
         yield from _find_end_changes(
             connection, sa.and_(claim_ends.c.gpu_uuid.in_(node_group), is_late)
         )
 
 
-def _find_interval_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
+def _find_interval_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
     """Yield changes by intervals; one that ends a gap in the reports concerns all of the gap."""
     earlier = evidence_intervals.alias()
     before = sa.select(sa.func.max(earlier.c.end_ns)).where(
@@ -385,23 +395,23 @@ def _find_interval_changes(connection: sa.Connection, where: Any) -> Iterator[Ev
     )
     last = before.scalar_subquery().label("last")
     columns = (evidence_intervals.c[name] for name in ("part", "node", "start_ns", "end_ns"))
-    for row in connection.execute(sa.select(*columns, last).where(where)):
+    for row in connection.execute(sa.select(*columns, last).where(condition)):
         start_ns = row.start_ns if row.last is None else row.last
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-def _find_claim_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
-    return _find_gpu_changes(connection, reported_claims.c.start_ns, where)
+def _find_claim_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
+    return _find_gpu_changes(connection, reported_claims.c.start_ns, condition)
 
 
-def _find_end_changes(connection: sa.Connection, where: Any) -> Iterator[EvidenceChange]:
-    return _find_gpu_changes(connection, claim_ends.c.instant_ns, where)
+def _find_end_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
+    return _find_gpu_changes(connection, claim_ends.c.instant_ns, condition)
 
 
 def _find_gpu_changes(
-    connection: sa.Connection, since: sa.Column[int], where: Any
+    connection: sa.Connection, since: sa.Column[int], condition: Any
 ) -> Iterator[EvidenceChange]:
     """Yield changes by the rows of a table about GPUs, each from the time in a column on."""
-    query = sa.select(since.table.c.fact, since.table.c.gpu_uuid, since).where(where)
+    query = sa.select(since.table.c.fact, since.table.c.gpu_uuid, since).where(condition)
     for fact, gpu, since_ns in connection.execute(query):
         yield EvidenceChange(fact, "", gpu, since_ns, FOREVER_NS)

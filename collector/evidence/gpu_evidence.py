@@ -88,8 +88,10 @@ def collect_facts(
     is_shared = len({interval.node for interval in all_intervals if gpu in interval.gpus}) > 1
     for interval in all_intervals:
         if sighted := interval.gpus.get(gpu):
-            one = (sighted.received_ns, sighted.spans, sighted.trusted_start_ns)
-            presences.append(gpu_node_history.GpuPresence(interval.node, interval.boot, *one))
+            sighted_fields = (sighted.received_ns, sighted.spans, sighted.trusted_start_ns)
+            presences.append(
+                gpu_node_history.GpuPresence(interval.node, interval.boot, *sighted_fields)
+            )
         layouts += interval.layouts.get(gpu, ())
         reports.setdefault(interval.node, []).extend(interval.reports)
         if is_shared:
@@ -104,49 +106,52 @@ def build_evidence(
 ) -> tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory]:
     """Return the evidence of a GPU for metering, and its places."""
     placed = find_reviewed_history(facts, files.expected)
-    where = placed.where
+    history = placed.where
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
-    nodes = {stay.node for stay in where.stays}
+    nodes = {stay.node for stay in history.stays}
     active_claims = list(files.claims.claims_on_gpu(facts.gpu, nodes))
-    home = find_first_node(facts, where)
-    reported = _select_claims(facts, nodes | {home} | where.under_review.keys(), placed)
+    home = find_first_node(facts, history)
+    reported = _select_claims(facts, nodes | {home} | history.under_review.keys(), placed)
     reserved = {claim.id for claim in active_claims}
     parts = resolve_claims(reported, ends, files.tenants, files.expected, reserved)
-    shown = claimed_time_under_review(parts, where, active_claims)
-    served = find_service(facts.gpu, where.stays, placed.excess, files.expected)
+    shown = claimed_time_under_review(parts, history, active_claims)
+    served = find_service(facts.gpu, history.stays, placed.excess, files.expected)
     served = subtract_stays(served, shown)
-    extra = (*subtract_stays(find_claimed_absence(parts, where.stays, served, home), shown), *shown)
-    own = (piece for claim in active_claims for piece in files.retired.clip(facts.gpu, claim))
+    extra = (
+        *subtract_stays(find_claimed_absence(parts, history.stays, served, home), shown),
+        *shown,
+    )
+    pieces = (piece for claim in active_claims for piece in files.retired.clip(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (
-        piece for claim in own for piece in (clip_claim(claim, served) if extra else (claim,))
+        piece for claim in pieces for piece in (clip_claim(claim, served) if extra else (claim,))
     )
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
     evidence = usage_evidence.Evidence(
         gpu=facts.gpu,
         stays=files.retired.service_stays(facts.gpu, sorted((*served, *extra))),
         claims=tuple(sorted(set(claims))),
-        sample_spans=tuple(sorted(where.sample_spans)),
+        sample_spans=tuple(sorted(history.sample_spans)),
         layouts=tuple(_build_layouts(facts.layouts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
-        sightings=tuple(sorted(set(_find_sightings(facts, ends, where)))),
+        sightings=tuple(sorted(set(_find_sightings(facts, ends, history)))),
     )
-    return evidence, where
+    return evidence, history
 
 
-def find_first_node(facts: GpuFacts, where: gpu_node_history.GpuNodeHistory) -> str:
+def find_first_node(facts: GpuFacts, history: gpu_node_history.GpuNodeHistory) -> str:
     """Return the node that reported a GPU first."""
     receipts = (
         (gpus[facts.gpu].received_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
     )
-    stays = ((stay.start_ns, stay.node) for stay in where.stays)
+    stays = ((stay.start_ns, stay.node) for stay in history.stays)
     return min(receipts, default=min(stays, default=(0, "")))[1]
 
 
 def _select_claims(facts: GpuFacts, nodes: Container[str], placed: ReviewedHistory) -> GpuFacts:
     """Return the facts with the claims of these nodes only: the GPU was never in the others."""
-    claims = [one for one in facts.claims if one.node in nodes]
+    claims = [claim for claim in facts.claims if claim.node in nodes]
     return msgspec.structs.replace(facts, claims=claims, disputed=placed.disputed)
 
 
@@ -175,25 +180,25 @@ def assemble_gpu(
     placed: tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory] | None = None,
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
-    evidence, where = placed or build_evidence(facts, files)
+    evidence, history = placed or build_evidence(facts, files)
     sighted = [interval.gpus[facts.gpu] for interval in intervals if facts.gpu in interval.gpus]
-    sku = max((one.sku for one in sighted), default="")
+    sku = max((gpu.sku for gpu in sighted), default="")
     profiles = {
-        one.id: one.profile
-        for one in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
+        claim.id: claim.profile
+        for claim in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
     }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
     mig_profiles: dict[str, str] = {}
     for claim in evidence.claims if known_profiles else ():
         if reported := reported_id(claim.id, known_profiles):
             mig_profiles[claim.id] = known_profiles[reported]
-    doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, where.stays))))
+    doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, history.stays))))
     return AssembledGpu(
         evidence,
-        counter_increments(facts.gpu, intervals, where.stays),
+        counter_increments(facts.gpu, intervals, history.stays),
         sku,
         mig_profiles,
-        where,
+        history,
         doubts,
     )
 
@@ -205,11 +210,14 @@ def _find_clock_doubts(
 ) -> Iterator[timeline.TimePiece[usage_evidence.ClockDoubt]]:
     """Yield evidence of a GPU that was received while the collector's clock was suspect."""
     for interval in intervals:
-        for one in interval.doubts:
+        for doubtful in interval.doubts:
             for stay in stays:
-                first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
-                if one.gpu in {"", gpu} and stay.node == interval.node and first_ns <= last_ns:
-                    doubt = usage_evidence.ClockDoubt(one.since_ns, one.delta_ns)
+                first_ns, last_ns = (
+                    max(doubtful.first_ns, stay.start_ns),
+                    min(doubtful.last_ns, stay.end_ns),
+                )
+                if doubtful.gpu in {"", gpu} and stay.node == interval.node and first_ns <= last_ns:
+                    doubt = usage_evidence.ClockDoubt(doubtful.since_ns, doubtful.delta_ns)
                     yield timeline.TimePiece(first_ns, last_ns, doubt)
 
 
@@ -253,11 +261,14 @@ def _build_layouts(
     layouts: Iterable[node_intervals.LayoutSpans],
 ) -> Iterator[usage_evidence.PartitionLayout]:
     """Yield each layout, from the first frame that shows it."""
-    seen = sorted((span.first_ns, layout.parts) for layout in layouts for span in layout.spans)
+    starts = sorted((span.first_ns, layout.parts) for layout in layouts for span in layout.spans)
     last: tuple[ReportedMigInstance, ...] | None = None
-    for start_ns, parts in seen:
+    for start_ns, parts in starts:
         if parts != last:
-            slots = (map(units.CapacityRange._make, (one.compute, one.memory)) for one in parts)
+            slots = (
+                map(units.CapacityRange._make, (instance.compute, instance.memory))
+                for instance in parts
+            )
             instances = tuple(usage_evidence.MigInstanceSlots(*pair) for pair in slots)
             yield usage_evidence.PartitionLayout(start_ns, layout_id(parts), instances)
         last = parts
@@ -269,7 +280,7 @@ def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
 
 
 def _find_sightings(
-    facts: GpuFacts, ends: claim_events.Ends, where: gpu_node_history.GpuNodeHistory
+    facts: GpuFacts, ends: claim_events.Ends, history: gpu_node_history.GpuNodeHistory
 ) -> Iterator[usage_evidence.NodeSighting]:
     """Yield independent evidence that the node was running.
 
@@ -282,19 +293,19 @@ def _find_sightings(
         for span in spans:
             node_intervals.add_span(joined, node_intervals.SampleSpan(span.first_ns, span.last_ns))
         last_reports[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
-        for stay in where.stays:
+        for stay in history.stays:
             if stay.node == node:
                 yield from _sample_sightings(stay, joined)
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         last_reports[presence.node] = max(last, last_reports.get(presence.node, -FOREVER_NS))
     gaps = claim_events.find_gaps(facts.claims, facts.presences)
-    for one in facts.claims:
+    for claim in facts.claims:
         # A late report proves nothing about the time before it.
-        start_ns = max(one.start_ns, one.trusted_from_ns)
-        if one.authority is ClaimAuthority.SCHEDULER:
-            until = ends.get((one.node, one.id), last_reports.get(one.node, one.start_ns))
-            free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
+        start_ns = max(claim.start_ns, claim.trusted_from_ns)
+        if claim.authority is ClaimAuthority.SCHEDULER:
+            until = ends.get((claim.node, claim.id), last_reports.get(claim.node, claim.start_ns))
+            free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((claim.node, claim.id), ())]
             if start_ns < until:
                 held_time = timeline.TimePiece(
                     start_ns, until, usage_evidence.NodeEvidence.SCHEDULER

@@ -62,23 +62,27 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     first.
     """
     nodes = sorted(
-        (one for one in listings if one.verdict is not False), key=lambda n: (n.received_ns, n.node)
+        (listing for listing in listings if listing.verdict is not False),
+        key=lambda n: (n.received_ns, n.node),
     )
-    occupied: dict[str, Periods] = {one.node: [] for one in nodes}
-    accepted = [one for one in nodes if one.verdict]
-    others = [one for one in nodes if not one.verdict]
+    occupied: dict[str, Periods] = {listing.node: [] for listing in nodes}
+    accepted = [listing for listing in nodes if listing.verdict]
+    unaccepted = [listing for listing in nodes if not listing.verdict]
     taken: Periods = []
-    for one in accepted:
+    for listing in accepted:
         near = unite_periods(
-            (span.first_ns - evidence.GAP_NS, span.last_ns + evidence.GAP_NS) for span in one.listed
+            (span.first_ns - evidence.GAP_NS, span.last_ns + evidence.GAP_NS)
+            for span in listing.listed
         )
-        occupied[one.node] = subtract_periods(near, taken)
+        occupied[listing.node] = subtract_periods(near, taken)
         taken = unite_periods([*taken, *near])
-    taken = unite_periods(taken + [period for one in accepted for period in _owned_periods(one)])
+    taken = unite_periods(
+        taken + [period for listing in accepted for period in _owned_periods(listing)]
+    )
     claims = sorted(
-        (is_excess, max(start, one.received_ns), one.received_ns, one.node, start, end)
-        for one in others
-        for is_excess, periods in enumerate(_split_by_expectation(one))
+        (is_excess, max(start, listing.received_ns), listing.received_ns, listing.node, start, end)
+        for listing in unaccepted
+        for is_excess, periods in enumerate(_split_by_expectation(listing))
         for start, end in periods
     )
     ranked = (
@@ -87,10 +91,11 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     )
     for start, end, (_, node) in timeline.resolve_overlaps(ranked):
         occupied[node].append((start, end))
-    for one in others:
-        occupied[one.node] = subtract_periods(unite_periods(occupied[one.node]), taken)
+    for listing in unaccepted:
+        occupied[listing.node] = subtract_periods(unite_periods(occupied[listing.node]), taken)
     under_review = {
-        one.node: subtract_periods(_reported_periods(one), occupied[one.node]) for one in others
+        listing.node: subtract_periods(_reported_periods(listing), occupied[listing.node])
+        for listing in unaccepted
     }
     return GpuOccupancy(occupied, {node: found for node, found in under_review.items() if found})
 
@@ -140,15 +145,17 @@ def subtract_periods(periods: Iterable[Period], taken: Sequence[Period]) -> Peri
     return remaining
 
 
-def intersect_periods(periods: Sequence[Period], others: Sequence[Period]) -> Periods:
+def intersect_periods(periods: Sequence[Period], other_periods: Sequence[Period]) -> Periods:
     """Return the time that is in both; both in order and disjoint."""
-    return subtract_periods(periods, subtract_periods(periods, others))
+    return subtract_periods(periods, subtract_periods(periods, other_periods))
 
 
-def _owned_periods(one: NodeListing) -> Periods:
+def _owned_periods(listing: NodeListing) -> Periods:
     """Return the time in which a node has the GPU by its own reports, including gaps in them."""
-    near = unite_periods((span.first_ns, span.last_ns + evidence.GAP_NS + 1) for span in one.listed)
-    reports = join_spans(one.reports)
+    near = unite_periods(
+        (span.first_ns, span.last_ns + evidence.GAP_NS + 1) for span in listing.listed
+    )
+    reports = join_spans(listing.reports)
     owned: Periods = []
     for position, (first_ns, end_ns) in enumerate(near):
         until_ns = near[position + 1][0] if position + 1 < len(near) else FOREVER_NS
@@ -157,15 +164,15 @@ def _owned_periods(one: NodeListing) -> Periods:
     return unite_periods(owned)
 
 
-def _reported_periods(one: NodeListing) -> Periods:
+def _reported_periods(listing: NodeListing) -> Periods:
     """Return the same time, up to the last report of the GPU."""
-    last_ns = max((span.last_ns for span in one.listed), default=-FOREVER_NS) + 1
-    return [(start, min(end, last_ns)) for start, end in _owned_periods(one) if start < last_ns]
+    last_ns = max((span.last_ns for span in listing.listed), default=-FOREVER_NS) + 1
+    return [(start, min(end, last_ns)) for start, end in _owned_periods(listing) if start < last_ns]
 
 
-def _split_by_expectation(one: NodeListing) -> tuple[Periods, Periods]:
-    periods = _owned_periods(one)
-    return subtract_periods(periods, one.excess), intersect_periods(periods, one.excess)
+def _split_by_expectation(listing: NodeListing) -> tuple[Periods, Periods]:
+    periods = _owned_periods(listing)
+    return subtract_periods(periods, listing.excess), intersect_periods(periods, listing.excess)
 
 
 class GpuPresence(msgspec.Struct, array_like=True):
@@ -280,12 +287,12 @@ def _divide_time(
 
 def _join_by_boot(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
     joined: dict[tuple[str, str], GpuPresence] = {}
-    for one in presences:
-        key = (one.node, one.boot)
+    for presence in presences:
+        key = (presence.node, presence.boot)
         if key not in joined:
-            joined[key] = GpuPresence(one.node, one.boot, one.received_ns, [])
-        joined[key].received_ns = min(joined[key].received_ns, one.received_ns)
-        node_intervals.add_spans(joined[key].spans, one.spans)
+            joined[key] = GpuPresence(presence.node, presence.boot, presence.received_ns, [])
+        joined[key].received_ns = min(joined[key].received_ns, presence.received_ns)
+        node_intervals.add_spans(joined[key].spans, presence.spans)
     return list(joined.values())
 
 
@@ -314,10 +321,10 @@ def _clip_to_periods(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) 
 
 def _build_stays(presences: Iterable[GpuPresence]) -> tuple[evidence.NodeStay, ...]:
     """Return the stays of a GPU: it stays in a node until it is seen in another one."""
-    seen = sorted((span.first_ns, p.node) for p in presences for span in p.spans)
-    if not seen:
+    observed = sorted((span.first_ns, p.node) for p in presences for span in p.spans)
+    if not observed:
         return ()
-    moves = [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]
+    moves = [observed[0], *(after for before, after in pairwise(observed) if before[1] != after[1])]
     ends = [*(start for start, _ in moves[1:]), FOREVER_NS]
     return tuple(
         evidence.NodeStay(start, node, end) for (start, node), end in zip(moves, ends, strict=True)

@@ -70,25 +70,20 @@ def resolve_claims(
     names = ClaimNames(reserved)
     all_parts: list[ClaimPart] = []
     firsts = sorted(
-        (one, key) for key, one in claim_events.select_first_reports(facts.claims).items()
+        (claim, key) for key, claim in claim_events.select_first_reports(facts.claims).items()
     )
-    for one, key in firsts:
-        if one.node not in excess:
-            more = expected.excess(facts.gpu, one.node, facts.contacts)
-            excess[one.node] = _add_disputed(more, facts.disputed.get(one.node, ()))
+    for report, key in firsts:
+        if report.node not in excess:
+            more = expected.excess(facts.gpu, report.node, facts.contacts)
+            excess[report.node] = _add_disputed(more, facts.disputed.get(report.node, ()))
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
-        cut = _subtract_gaps(
-            _divide_by_decisions(facts, one, end, expected), one, gaps.get(key, ()), expected
-        )
-        subject = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, one.node, facts.gpu)
-        pieces = _split_by_tenant(
-            one,
-            names,
-            list(review_rules.divide_at_reviews(cut, excess[one.node], subject)),
-            tenants,
-        )
-        contact_ns = _contact_ns(facts, one.node)
-        all_parts += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
+        pieces = _divide_by_decisions(facts, report, end, expected)
+        cut = _subtract_gaps(pieces, report, gaps.get(key, ()), expected)
+        subject = review_rules.ReviewSubject(review_rules.ReviewKind.GPU, report.node, facts.gpu)
+        reviewed = list(review_rules.divide_at_reviews(cut, excess[report.node], subject))
+        claims = _split_by_tenant(report, names, reviewed, tenants)
+        contact_ns = _contact_ns(facts, report.node)
+        all_parts += (ClaimPart(claim, subject, contact_ns) for claim, subject in claims)
     return all_parts
 
 
@@ -97,9 +92,8 @@ def _add_disputed(
 ) -> list[timeline.TimePiece[str]]:
     """Return the times of review for either reason, in order; `excess` prevails where both apply."""
     spans = [(start, end) for start, end, _ in excess]
-    return sorted(
-        [*excess, *(left for one in disputed for left in timeline.subtract_spans(one, spans))]
-    )
+    divided = (timeline.subtract_spans(piece, spans) for piece in disputed)
+    return sorted([*excess, *(piece for pieces in divided for piece in pieces)])
 
 
 class ClaimNames:
@@ -126,24 +120,24 @@ def _contact_ns(facts: GpuFacts, node: str) -> int:
 
 def _divide_by_decisions(
     facts: GpuFacts,
-    one: claim_events.ReportedClaim,
+    claim: claim_events.ReportedClaim,
     end: tuple[int, int],
     expected: review_rules.ExpectedGpus,
 ) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts of one claim that remain after people's decisions."""
     end_ns, freed_ns = end
-    decided = expected.decisions.find(review_rules.ReviewKind.END, one.node, one.id)
+    decided = expected.decisions.find(review_rules.ReviewKind.END, claim.node, claim.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
-    if one.authority <= ClaimAuthority.PROCESS:
+    if claim.authority <= ClaimAuthority.PROCESS:
         freed_ns = FOREVER_NS  # it is never billed: no decision is needed, the horizon applies
-    contact_ns = _contact_ns(facts, one.node)
-    trusted_ns = max(one.start_ns, one.trusted_from_ns)
-    subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, one.node, one.id)
-    start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
+    contact_ns = _contact_ns(facts, claim.node)
+    trusted_ns = max(claim.start_ns, claim.trusted_from_ns)
+    subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, claim.node, claim.id)
+    start_ns = max(claim.start_ns, contact_ns - MAX_BEFORE_NS)
     span, contact_and_trust = (start_ns, end_ns), (contact_ns, trusted_ns)
     for part in review_rules.divide_claim(subject, span, contact_and_trust, freed_ns):
-        verdict = expected.decisions.find(review_rules.ReviewKind.CLAIM, one.node, one.id)
+        verdict = expected.decisions.find(review_rules.ReviewKind.CLAIM, claim.node, claim.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
         elif verdict:
@@ -152,13 +146,13 @@ def _divide_by_decisions(
 
 def _subtract_gaps(
     parts: Iterable[review_rules.ReviewedPart],
-    one: claim_events.ReportedClaim,
+    claim: claim_events.ReportedClaim,
     gaps: Iterable[claim_events.ClaimGap],
     expected: review_rules.ExpectedGpus,
 ) -> Iterator[review_rules.ReviewedPart]:
     """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
-    subject = review_rules.ReviewSubject(review_rules.ReviewKind.END, one.node, one.id)
-    is_billed = one.authority > ClaimAuthority.PROCESS
+    subject = review_rules.ReviewSubject(review_rules.ReviewKind.END, claim.node, claim.id)
+    is_billed = claim.authority > ClaimAuthority.PROCESS
     verdict = expected.decisions.find(*subject) if is_billed else False
     for gap in gaps:
         late = timeline.TimePiece(
@@ -180,7 +174,7 @@ def _subtract_gaps(
 
 
 def _split_by_tenant(
-    one: claim_events.ReportedClaim,
+    report: claim_events.ReportedClaim,
     names: ClaimNames,
     cut: Sequence[review_rules.ReviewedPart],
     tenants: TenantMappings,
@@ -195,49 +189,53 @@ def _split_by_tenant(
     if not joined:
         return
     end_ns = joined[-1].end_ns
-    own = [timeline.TimePiece(one.start_ns, end_ns, one.tenant)]
-    owners = own if one.tenant else tenants.timeline(one.source, one.owner, one.start_ns, end_ns)
-    name = names.free(one.id, one.node)
+    stated = [timeline.TimePiece(report.start_ns, end_ns, report.tenant)]
+    owners = (
+        stated
+        if report.tenant
+        else tenants.timeline(report.source, report.owner, report.start_ns, end_ns)
+    )
+    name = names.free(report.id, report.node)
     for since, until, tenant in owners:
-        base = name if since == one.start_ns else names.free(f"{name}#{since}", one.node)
+        base = name if since == report.start_ns else names.free(f"{name}#{since}", report.node)
         is_named = False
         for part in joined:
             start, end = max(since, part.start_ns), min(until, part.end_ns)
-            if start >= end or (part.reason and one.authority <= ClaimAuthority.PROCESS):
+            if start >= end or (part.reason and report.authority <= ClaimAuthority.PROCESS):
                 continue
             is_first = not (part.reason or is_named)
             is_named |= is_first
-            own_name = base if is_first else names.free(f"{base}#{start}", one.node)
-            claim = _build_claim(one, own_name, tenant, part.reason)
+            own_name = base if is_first else names.free(f"{base}#{start}", report.node)
+            claim = _build_claim(report, own_name, tenant, part.reason)
             part_claim = replace(claim, start_ns=since, end_ns=end)
             yield part_claim if start == since else replace(part_claim, from_ns=start), part.subject
 
 
-def reported_id(name: str, known: Container[str]) -> str:
+def reported_id(name: str, names: Container[str]) -> str:
     """Return the id in `known` that a part of a claim was reported with; empty if there is none."""
-    while name and name not in known:
+    while name and name not in names:
         name = name[: max(name.rfind("#"), name.rfind("@"), 0)]
     return name
 
 
 def _build_claim(
-    one: claim_events.ReportedClaim, name: str, tenant: str, review: str
+    claim: claim_events.ReportedClaim, name: str, tenant: str, review: str
 ) -> evidence.MeteredClaim:
     return evidence.MeteredClaim(
         authority=ClaimAuthority.REVIEW
         if review not in review_rules.KEEPS_AUTHORITY
-        else min(one.authority, MAX_NODE_AUTHORITY),
-        start_ns=one.start_ns,
+        else min(claim.authority, MAX_NODE_AUTHORITY),
+        start_ns=claim.start_ns,
         id=name,
         tenant=tenant,
-        workload=one.workload,
-        node=one.node,
-        compute=units.CapacityRange(*one.compute),
-        memory=units.CapacityRange(*one.memory),
-        exclusive=one.exclusive,
-        system=one.system,
-        source=one.source,
-        share=parse_share(one.share) if one.share else None,
+        workload=claim.workload,
+        node=claim.node,
+        compute=units.CapacityRange(*claim.compute),
+        memory=units.CapacityRange(*claim.memory),
+        exclusive=claim.exclusive,
+        system=claim.system,
+        source=claim.source,
+        share=parse_share(claim.share) if claim.share else None,
         review=review,
     )
 
@@ -308,20 +306,20 @@ def find_early_claims(
 ) -> dict[tuple[str, str], int]:
     """Return the start of claims that began before first contact with their GPU, by GPU and node."""
     starts: dict[tuple[str, str], int] = {}
-    for one in facts:
-        node = receipts.get(one.node)
-        if node is None or not isinstance(one, claim_events.ReportedClaim):
+    for fact in facts:
+        node = receipts.get(fact.node)
+        if node is None or not isinstance(fact, claim_events.ReportedClaim):
             continue
-        if one.authority <= ClaimAuthority.PROCESS:
+        if fact.authority <= ClaimAuthority.PROCESS:
             continue
-        for gpu in (one.gpu,) if claim_events.is_gpu(one.gpu) else node.gpus:
+        for gpu in (fact.gpu,) if claim_events.is_gpu(fact.gpu) else node.gpus:
             contact = node.gpus.get(gpu)
             contact_ns = (
-                contact.received_ns - node_intervals.TOLERANCE_NS if contact else one.start_ns
+                contact.received_ns - node_intervals.TOLERANCE_NS if contact else fact.start_ns
             )
-            if one.start_ns < contact_ns:
-                start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-                starts[gpu, one.node] = min(start_ns, starts.get((gpu, one.node), start_ns))
+            if fact.start_ns < contact_ns:
+                start_ns = max(fact.start_ns, contact_ns - MAX_BEFORE_NS)
+                starts[gpu, fact.node] = min(start_ns, starts.get((gpu, fact.node), start_ns))
     return starts
 
 
@@ -338,7 +336,7 @@ class ReviewedHistory(NamedTuple):
 def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) -> ReviewedHistory:
     """Return the places of a GPU from reports of nodes, expectations and decisions."""
     gpu, contacts = facts.gpu, facts.contacts
-    nodes = sorted({one.node for one in facts.presences})
+    nodes = sorted({presence.node for presence in facts.presences})
     excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
     verdicts = {
         node: expected.decisions.find(review_rules.ReviewKind.GPU, node, gpu) for node in nodes
@@ -346,21 +344,23 @@ def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) 
     node_reports = gpu_node_history.NodeReports(
         facts.valueless, facts.report_spans, verdicts, excess
     )
-    where = gpu_node_history.find_node_history(facts.presences, gpu, contacts, node_reports)
-    if not where.under_review:
-        return ReviewedHistory(where, excess, {})
+    history = gpu_node_history.find_node_history(facts.presences, gpu, contacts, node_reports)
+    if not history.under_review:
+        return ReviewedHistory(history, excess, {})
     claimed = {
         node: gpu_node_history.subtract_periods(periods, _times(excess[node]))
-        for node, periods in _claimed_under_review(facts, where).items()
+        for node, periods in _claimed_under_review(facts, history).items()
     }
     disputed: dict[str, list[timeline.TimePiece[str]]] = {}
     for node in nodes:
-        pending_periods = where.under_review.get(node, [])
-        others = gpu_node_history.unite_periods(
+        pending_periods = history.under_review.get(node, [])
+        other_claims = gpu_node_history.unite_periods(
             p for other, node_periods in claimed.items() if other != node for p in node_periods
         )
         contested = (
-            [] if verdicts[node] else gpu_node_history.subtract_periods(others, pending_periods)
+            []
+            if verdicts[node]
+            else gpu_node_history.subtract_periods(other_claims, pending_periods)
         )
         review_pieces = [
             timeline.TimePiece(*period, review_rules.MOVED) for period in pending_periods
@@ -372,29 +372,31 @@ def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) 
             ]
         )
     times = {node: _times(pieces) for node, pieces in disputed.items()}
-    return ReviewedHistory(replace(where, disputed=times), excess, disputed)
+    return ReviewedHistory(replace(history, disputed=times), excess, disputed)
 
 
 def claimed_time_under_review(
     parts: Sequence[ClaimPart],
-    where: gpu_node_history.GpuNodeHistory,
+    history: gpu_node_history.GpuNodeHistory,
     administered: Iterable[evidence.MeteredClaim],
 ) -> tuple[evidence.NodeStay, ...]:
     """Return the time held only by claims of a node under review: metered there, in state `review`."""
     claimed_stays: list[evidence.NodeStay] = []
     taken: gpu_node_history.Periods = []
-    for node, periods in sorted(where.under_review.items()):
-        held = (
+    for node, periods in sorted(history.under_review.items()):
+        claims = (
             p.claim for p in parts if p.claim.node == node and p.claim.review == review_rules.MOVED
         )
-        others = [p.claim for p in parts if p.claim.node != node]
-        others += (claim for claim in administered if claim.node != node)
+        other_claims = [p.claim for p in parts if p.claim.node != node]
+        other_claims += (claim for claim in administered if claim.node != node)
         busy = gpu_node_history.unite_periods(
-            [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)]
+            [*taken, *((claim.begins_ns, claim.ceases_ns) for claim in other_claims)]
         )
-        own = gpu_node_history.unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        claimed = gpu_node_history.unite_periods(
+            (claim.begins_ns, claim.ceases_ns) for claim in claims
+        )
         free = gpu_node_history.subtract_periods(
-            gpu_node_history.intersect_periods(periods, own), busy
+            gpu_node_history.intersect_periods(periods, claimed), busy
         )
         taken = gpu_node_history.unite_periods([*taken, *free])
         claimed_stays += (evidence.NodeStay(start, node, end) for start, end in free)
@@ -414,18 +416,18 @@ def subtract_stays(
 
 
 def _claimed_under_review(
-    facts: GpuFacts, where: gpu_node_history.GpuNodeHistory
+    facts: GpuFacts, history: gpu_node_history.GpuNodeHistory
 ) -> dict[str, gpu_node_history.Periods]:
     """By node under review, return the time of its claims that would be billed."""
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     periods_by_node: dict[str, gpu_node_history.Periods] = {}
-    for key, one in claim_events.select_first_reports(facts.claims).items():
-        start_ns = max(one.start_ns, one.trusted_from_ns)
-        if one.authority > ClaimAuthority.PROCESS and one.node in where.under_review:
-            periods_by_node.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
+    for key, claim in claim_events.select_first_reports(facts.claims).items():
+        start_ns = max(claim.start_ns, claim.trusted_from_ns)
+        if claim.authority > ClaimAuthority.PROCESS and claim.node in history.under_review:
+            periods_by_node.setdefault(claim.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
     return {
         node: gpu_node_history.intersect_periods(
-            where.under_review[node], gpu_node_history.unite_periods(periods)
+            history.under_review[node], gpu_node_history.unite_periods(periods)
         )
         for node, periods in periods_by_node.items()
     }

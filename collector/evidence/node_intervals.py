@@ -155,8 +155,8 @@ class CounterSeries(msgspec.Struct, array_like=True):
 
     def offer(self, number: int, cell: CounterReading) -> None:
         """Store a reading if it is the first of its cell."""
-        kept = self.cells.get(number)
-        if kept is None or cell < kept:
+        stored_cell = self.cells.get(number)
+        if stored_cell is None or cell < stored_cell:
             self.cells[number] = cell
 
 
@@ -204,17 +204,20 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
 
     def record_gpu(self, gpu: str, new: ReportedGpu) -> None:
         """Record a GPU in the node; `new` may be shared: its spans are copied."""
-        known = self.gpus.get(gpu)
-        if known is None:
-            known = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
+        gpu_record = self.gpus.get(gpu)
+        if gpu_record is None:
+            gpu_record = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
         first_ns = new.spans[0].first_ns
         trusted_start_ns = max(new.trusted_start_ns, first_ns)
-        known.trusted_start_ns = trusted_start(
-            known.spans, known.trusted_start_ns, trusted_start_ns, first_ns
+        gpu_record.trusted_start_ns = trusted_start(
+            gpu_record.spans, gpu_record.trusted_start_ns, trusted_start_ns, first_ns
         )
-        known.received_ns = min(known.received_ns, new.received_ns)
-        known.rail, known.sku = max(known.rail, new.rail), max(known.sku, new.sku)
-        add_spans(known.spans, new.spans)
+        gpu_record.received_ns = min(gpu_record.received_ns, new.received_ns)
+        gpu_record.rail, gpu_record.sku = (
+            max(gpu_record.rail, new.rail),
+            max(gpu_record.sku, new.sku),
+        )
+        add_spans(gpu_record.spans, new.spans)
 
     def record_layout(
         self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan
@@ -233,10 +236,14 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         self.cover(new.first_ns, new.last_ns)
         if len(self.doubts) >= MAX_DOUBTS:
             new.gpu = ""
-        for one in self.doubts:
-            if (one.since_ns, one.delta_ns, one.gpu) == (new.since_ns, new.delta_ns, new.gpu):
-                one.first_ns = min(one.first_ns, new.first_ns)
-                one.last_ns = max(one.last_ns, new.last_ns)
+        for period in self.doubts:
+            if (period.since_ns, period.delta_ns, period.gpu) == (
+                new.since_ns,
+                new.delta_ns,
+                new.gpu,
+            ):
+                period.first_ns = min(period.first_ns, new.first_ns)
+                period.last_ns = max(period.last_ns, new.last_ns)
                 return
         self.doubts.append(new)
 
@@ -253,8 +260,8 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
     def sorted_copy(self) -> EvidenceInterval:
         """Return a copy with everything in order, so that equal facts have equal bytes."""
         series = {
-            name: CounterSeries(one.run, one.counters, dict(sorted(one.cells.items())))
-            for name, one in sorted(self.series.items())
+            name: CounterSeries(series.run, series.counters, dict(sorted(series.cells.items())))
+            for name, series in sorted(self.series.items())
         }
         return msgspec.structs.replace(
             self,
@@ -330,8 +337,8 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 
     def record_contact(self, gpu: str, contact: FirstContact) -> bool:
         """Record the first receipt of a GPU; true if it is earlier than the recorded one."""
-        known = self.gpus.get(gpu)
-        if known is not None and known <= contact:
+        existing = self.gpus.get(gpu)
+        if existing is not None and existing <= contact:
             return False
         self.gpus[gpu] = contact
         return True
@@ -348,12 +355,12 @@ NO_CONTACTS: Contacts = MappingProxyType({})
 
 def floor_ns(contacts: Contacts, gpu: str, node: str, receipts_ns: Iterable[int] = ()) -> int:
     """Return the timestamp before which a GPU is not observed in a node."""
-    known = contacts.get(node, {}).get(gpu)
-    receipts = [*receipts_ns, *([known.received_ns] if known else ())]
+    contact = contacts.get(node, {}).get(gpu)
+    receipts = [*receipts_ns, *([contact.received_ns] if contact else ())]
     return min(receipts, default=0) - TOLERANCE_NS
 
 
 def node_floor_ns(contacts: Contacts, node: str) -> int:
     """Return the timestamp before which no GPU is observed in a node."""
-    known = (contact.received_ns for contact in contacts.get(node, {}).values())
-    return min(known, default=0) - TOLERANCE_NS
+    receipts = (contact.received_ns for contact in contacts.get(node, {}).values())
+    return min(receipts, default=0) - TOLERANCE_NS

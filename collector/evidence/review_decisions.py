@@ -83,7 +83,7 @@ def find_pending_evidence(
                     parts.setdefault(
                         review_rules.ReviewSubject(review_rules.ReviewKind.GPU, node, gpu), []
                     )
-            counts = {(one.node, one.id): one.count for one in claims}
+            counts = {(claim.node, claim.id): claim.count for claim in claims}
             for part in gpu_evidence.find_claims_under_review(facts, files):
                 if part.claim.begins_ns < now_ns:
                     count = counts.get((part.subject.node, part.subject.name), 0) or 1
@@ -181,57 +181,59 @@ def record_decision(
     """
     count = 0
     with database.transaction(writes=True) as connection:
-        for one in pending:
-            content = _event(one, decision)
+        for pending_item in pending:
+            content = _event(pending_item, decision)
             name = sha256(content.encode()).hexdigest()
             row = schema.to_row(
                 evidence_tables.review_decisions,
-                one.subject,
+                pending_item.subject,
                 id=name,
                 content=content,
                 accepted=int(decision.accepted),
-                start_ns=one.start_ns,
+                start_ns=pending_item.start_ns,
                 end_ns=FOREVER_NS,
                 recorded_ns=decision.now_ns,
             )
             evidence_tables.insert_new_rows(connection, evidence_tables.review_decisions, [row])
             audit_outbox.put_record(
-                connection, f"evidence_decision/{name}", _draft(one, decision, name)
+                connection, f"evidence_decision/{name}", _draft(pending_item, decision, name)
             )
             count += 1
     return count
 
 
-def _event(one: PendingEvidence, decision: ReviewDecision) -> str:
+def _event(pending_item: PendingEvidence, decision: ReviewDecision) -> str:
     data = {
-        "subject": one.subject.id,
-        "what": one.subject.what.value,
-        "node": one.subject.node,
-        "name": one.subject.name,
+        "subject": pending_item.subject.id,
+        "what": pending_item.subject.what.value,
+        "node": pending_item.subject.node,
+        "name": pending_item.subject.name,
         "accepted": decision.accepted,
         "reason": decision.reason,
         "actor": decision.actor.id,
         "recorded_ns": str(decision.now_ns),
-        "gpu_ns": str(one.gpu_ns),
+        "gpu_ns": str(pending_item.gpu_ns),
     }
     event = {"specversion": "1.0", "type": EVENT_TYPE, "source": "railscope/bill", "data": data}
     event["id"] = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     return json.dumps(event, sort_keys=True)
 
 
-def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> audit_outbox.RecordDraft:
+def _draft(
+    pending_item: PendingEvidence, decision: ReviewDecision, name: str
+) -> audit_outbox.RecordDraft:
     data: RecordData = {
-        "what": one.subject.what.value,
+        "what": pending_item.subject.what.value,
         "verdict": "accept" if decision.accepted else "reject",
-        "name": normalize_text(one.subject.name),
-        "gpu_ns": str(one.gpu_ns),
-        "tenants": ", ".join(map(normalize_text, one.tenants))[:400],
-        "why": ", ".join(one.reasons),
+        "name": normalize_text(pending_item.subject.name),
+        "gpu_ns": str(pending_item.gpu_ns),
+        "tenants": ", ".join(map(normalize_text, pending_item.tenants))[:400],
+        "why": ", ".join(pending_item.reasons),
         "reason": normalize_text(decision.reason)[:400],
         "sha256": name,
     }
-    gpu = normalize_text(one.gpus[0]) if len(one.gpus) == 1 else ""
-    about = RecordSubject(node=normalize_text(one.subject.node), gpu=gpu)
+    gpu = normalize_text(pending_item.gpus[0]) if len(pending_item.gpus) == 1 else ""
+    about = RecordSubject(node=normalize_text(pending_item.subject.node), gpu=gpu)
     return audit_outbox.RecordDraft(
         RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
     )

@@ -64,9 +64,9 @@ class ReviewDecisions:
 
     by_subject: Mapping[ReviewSubject, bool] = field(default_factory=dict)
 
-    def find(self, what: ReviewKind, node: str, name: str) -> bool | None:
+    def find(self, kind: ReviewKind, node: str, name: str) -> bool | None:
         """Return the decision about a subject; None if there is none yet."""
-        return self.by_subject.get(ReviewSubject(what, node, name))
+        return self.by_subject.get(ReviewSubject(kind, node, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,20 @@ class ExpectedGpus:
         gpus = contacts.get(node, {})
         if not self.inventory.by_node and len(gpus) <= min(MAX_GPUS_AT_ONCE, MAX_NEW_GPUS):
             return []
-        own = gpus.get(gpu)
-        if own is None or self.decisions.find(ReviewKind.GPU, node, gpu) is not None:
+        contact_of_gpu = gpus.get(gpu)
+        if contact_of_gpu is None or self.decisions.find(ReviewKind.GPU, node, gpu) is not None:
             return []
         before = sorted(
-            (contact, one)
-            for one, contact in gpus.items()
-            if (contact, one) < (own, gpu)
-            and self.decisions.find(ReviewKind.GPU, node, one) is not False
+            (contact, other)
+            for other, contact in gpus.items()
+            if (contact, other) < (contact_of_gpu, gpu)
+            and self.decisions.find(ReviewKind.GPU, node, other) is not False
         )
         excess_pieces: list[TimePiece[str]] = []
         for start, end, expected, listed in self._spans(node):
-            if reason := self._reason((own, before), expected, (start, node), listed=listed):
+            if reason := self._reason(
+                (contact_of_gpu, before), expected, (start, node), listed=listed
+            ):
                 append_piece(excess_pieces, TimePiece(start, end, reason))
         return excess_pieces
 
@@ -121,19 +123,23 @@ class ExpectedGpus:
         listed: bool,
     ) -> str:
         """Return the reason for which a GPU that comes after others is under review; empty if it is not."""
-        own, before = ranked
+        contact_of_gpu, before = ranked
         if not listed:
             return UNLISTED
         in_service = [
-            one
-            for _, one in before
-            if not self.retired.find_retirement(one, max(own.received_ns, place[0]))
+            earlier_gpu
+            for _, earlier_gpu in before
+            if not self.retired.find_retirement(
+                earlier_gpu, max(contact_of_gpu.received_ns, place[0])
+            )
         ]
         if expected is not None:
             return BEYOND_INVENTORY if len(in_service) >= expected else ""
         if len(in_service) >= MAX_GPUS_AT_ONCE:
             return TOO_MANY
-        new = sum(contact.received_ns > own.received_ns - NEW_NS for contact, _ in before)
+        new = sum(
+            contact.received_ns > contact_of_gpu.received_ns - NEW_NS for contact, _ in before
+        )
         return TOO_MANY_NEW if new >= MAX_NEW_GPUS else ""
 
 

@@ -59,7 +59,7 @@ class DeviceInventory:
         )
 
     def __iter__(self) -> Iterator[ExpectedDevices]:
-        return (row for some in self.by_node.values() for row in some)
+        return (row for rows in self.by_node.values() for row in rows)
 
     def expected_devices(self, timestamp_ns: int) -> dict[str, ExpectedDevices]:
         """Expected devices of each node in the inventory at an instant."""
@@ -97,13 +97,13 @@ def parse_inventory(text: str) -> DeviceInventory:
     return DeviceInventory.from_rows(rows_by_start.values())
 
 
-def _count(text: str, where: str) -> int | None:
+def _count(text: str, location: str) -> int | None:
     if not text:
         return None
     try:
         return parse_whole(text, MAX_DEVICES + 1)
     except NumberError as error:
-        message = f"{where}: {error}"
+        message = f"{location}: {error}"
         raise FileError(message) from error
 
 
@@ -130,10 +130,10 @@ class RetiredGpus:
     @classmethod
     def from_rows(cls, found: Iterable[Retirement]) -> RetiredGpus:
         """Build from rows in any order."""
-        return cls(dict(sorted(group_rows(found, attrgetter("gpu"), lambda one: one).items())))
+        return cls(dict(sorted(group_rows(found, attrgetter("gpu"), lambda row: row).items())))
 
     def __iter__(self) -> Iterator[Retirement]:
-        return (one for some in self.by_gpu.values() for one in some)
+        return (row for rows in self.by_gpu.values() for row in rows)
 
     def find_retirement(self, gpu: str, timestamp_ns: int) -> Retirement | None:
         """The row by which a GPU is retired at an instant; None if it is not."""
@@ -267,19 +267,17 @@ def parse_calendar(text: str) -> Calendar:
     return Calendar(tuple(sorted(entries)))
 
 
-def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
+def _entry(kind: str, table: dict[str, Any], location: str) -> CalendarEntry:
     if unknown := sorted(table.keys() - _KEYS[kind]):
-        message = (
-            f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_KEYS[kind]))}"
-        )
+        message = f"{location}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_KEYS[kind]))}"
         raise FileError(message)
     required = sorted(_KEYS[kind] - {"to"})
     if missing := [key for key in required if key not in table]:
-        message = f"{where}: missing key {missing[0]}: expected all of {', '.join(required)}"
+        message = f"{location}: missing key {missing[0]}: expected all of {', '.join(required)}"
         raise FileError(message)
     texts = {name: table[name] for name in _KEYS[kind] & table.keys() - {"from", "to"}}
     for name, text in texts.items():
         if not isinstance(text, str) or not text or "\0" in text:
-            message = f"{where}: invalid {name}: expected a string that is not empty"
+            message = f"{location}: invalid {name}: expected a string that is not empty"
             raise FileError(message)
-    return CalendarEntry(*parse_span(table["from"], table.get("to"), where), kind=kind, **texts)
+    return CalendarEntry(*parse_span(table["from"], table.get("to"), location), kind=kind, **texts)

@@ -221,8 +221,10 @@ class TenantMappings:
             for name in (source, ANY_SOURCE)
         ]
         tenants: list[timeline.TimePiece[str]] = []
-        for start, end, (own, general) in timeline.align_timelines(timelines, start_ns, end_ns):
-            mapping = own or general
+        for start, end, (specific, general) in timeline.align_timelines(
+            timelines, start_ns, end_ns
+        ):
+            mapping = specific or general
             tenant = mapping.tenant if mapping else unmapped_tenant(source, owner)
             timeline.append_piece(tenants, timeline.TimePiece(start, end, tenant))
         return tenants
@@ -242,18 +244,18 @@ def parse_tenants(text: str) -> TenantMappings:
     """Parse mappings from the text of a file. Raises FileError that names the line."""
     by_owner: dict[tuple[str, str], list[TenantMapping]] = {}
     for number, (tenant, source, owner, start, end) in watched_file.read_rows(text, TENANTS_HEADER):
-        where = f"line {number}"
+        location = f"line {number}"
         if not (tenant and source and owner):
-            message = f"{where}: expected tenant, source and owner, none of them empty"
+            message = f"{location}: expected tenant, source and owner, none of them empty"
             raise watched_file.FileError(message)
         if UNMAPPED in tenant:
             message = (
-                f"{where}: invalid tenant {tenant!r}: expected no colon, which marks owners"
+                f"{location}: invalid tenant {tenant!r}: expected no colon, which marks owners"
                 " without a tenant"
             )
             raise watched_file.FileError(message)
         mapping = TenantMapping(
-            *watched_file.parse_span(start, end or None, where), tenant, source, owner
+            *watched_file.parse_span(start, end or None, location), tenant, source, owner
         )
         by_owner.setdefault((source, owner), []).append(mapping)
     return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in by_owner.items()})
@@ -312,13 +314,13 @@ def parse_quotas(text: str) -> Quotas:
     return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
 
 
-def _amount(text: str, where: str) -> Fraction | None:
+def _amount(text: str, location: str) -> Fraction | None:
     if not text:
         return None
     try:
         return parse_decimal(text, minimum=0)
     except NumberError as error:
-        message = f"invalid quota: {where}: {error}"
+        message = f"invalid quota: {location}: {error}"
         raise watched_file.FileError(message) from error
 
 

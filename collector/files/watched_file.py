@@ -129,16 +129,16 @@ def _rows_below(
 
 
 def parse_span(
-    start: object, end: object, where: str, keys: tuple[str, str] = ("", "")
+    start: object, end: object, location: str, keys: tuple[str, str] = ("", "")
 ) -> tuple[int, int]:
     """Parse start and end; None means no end. Raises FileError.
 
     The message names the place, and the one of `keys` that is wrong.
     """
-    start_ns = parse_time(start, where + keys[0])
-    end_ns = FOREVER_NS if end is None else parse_time(end, where + keys[1])
+    start_ns = parse_time(start, location + keys[0])
+    end_ns = FOREVER_NS if end is None else parse_time(end, location + keys[1])
     if end_ns <= start_ns:
-        message = f"{where}{keys[1]}: invalid span: expected an end after the start"
+        message = f"{location}{keys[1]}: invalid span: expected an end after the start"
         raise FileError(message)
     return start_ns, end_ns
 
@@ -153,10 +153,10 @@ def group_rows(
     return {name: tuple(sorted(group, key=order)) for name, group in groups.items()}
 
 
-def parse_time(value: object, where: str) -> int:
+def parse_time(value: object, location: str) -> int:
     """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
     try:
         return parse_timestamp(value)
     except TimestampError as error:
-        message = f"{where}: {error}"
+        message = f"{location}: {error}"
         raise FileError(message) from error

@@ -116,8 +116,8 @@ class DayFinalizer:
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.failures += 1
             if not self.is_failing:
-                known = isinstance(fault, (database.UnusableLedgerError, OSError))
-                problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
+                is_expected = isinstance(fault, (database.UnusableLedgerError, OSError))
+                problem = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
                 log.error(
                     "evidence_write_failed",
                     problem=problem,
@@ -188,9 +188,9 @@ class DayFinalizer:
         finalized = await run_in_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
         if self._accounted or await run_in_thread(self._seen_ns) is None:
             homes = await run_in_thread(stores.store.homes)
-            known = {gpu: homes[gpu] for gpu in finalized.days.keys() & homes.keys()}
-            which = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
-            self._late |= set(await run_in_thread(stores.store.late, known, which))
+            finalized_homes = {gpu: homes[gpu] for gpu in finalized.days.keys() & homes.keys()}
+            condition = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
+            self._late |= set(await run_in_thread(stores.store.late, finalized_homes, condition))
         async with self.live.lock:
             self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
             self.live.amounts.add_gpus(finalized.amounts)
@@ -228,50 +228,50 @@ class DayFinalizer:
         self, stores: ledger_days.MeteringStores, now_ns: int, *, everything: bool
     ) -> None:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
-        kept = [
+        intervals = [
             interval
             for interval in self.book.intervals.by_key.values()
             if not interval.stored and (everything or interval.touched_ns <= quiet_ns)
         ]
         claims = list(self.book.unwritten)
-        for fact_group in list(evidence_tables.group_items(kept)) or [[]]:
+        for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
             await self._write(stores, fact_group, claims)
             claims = []
 
     async def _exchange_contacts(self, stores: ledger_days.MeteringStores) -> None:
         """Exchange first receipts with the database, before any evidence that depends on them."""
-        known = await run_in_thread(stores.store.contacts)
-        self.book.merge_contacts(known)
-        new = self.book.find_new_contacts(known)
+        contacts = await run_in_thread(stores.store.contacts)
+        self.book.merge_contacts(contacts)
+        new = self.book.find_new_contacts(contacts)
         if new:
             await run_in_thread(stores.store.write_contacts, new)
 
     async def _write(
         self,
         stores: ledger_days.MeteringStores,
-        kept: Sequence[evidence_memory.IntervalInMemory],
+        intervals: Sequence[evidence_memory.IntervalInMemory],
         claims: Sequence[claim_events.ClaimFact],
     ) -> None:
         """Write evidence with the time of the write: changes are later searched by that timestamp."""
-        if not (kept or claims):
+        if not (intervals or claims):
             return
         try:
             written = [
                 evidence_store.compress_interval(
                     interval.interval, content, self.book.contacts_of(interval.interval.node)
                 )
-                async for interval, content in _encode_intervals(kept)
+                async for interval, content in _encode_intervals(intervals)
             ]
             early = node_claims.find_early_claims(claims, self.book.receipts)
             await run_in_thread(stores.store.write, written, claims, self.wall_ns(), early)
         except BaseException:
-            for interval in kept:
+            for interval in intervals:
                 interval.stored = False
             raise
         for fact in claims:
             self.book.unwritten.pop(fact, None)
         self.counts.intervals += len(written)
-        for interval in kept:
+        for interval in intervals:
             self._open_days.record_stored(interval.interval)
             if interval.stored:
                 self.book.intervals.release(interval)
@@ -313,7 +313,11 @@ class DayFinalizer:
         self._handled = changes
         self._late = set()
         if due:
-            for gpu_day in [known for known in self._counted if known.day < oldest_day]:
+            for gpu_day in [
+                gpu_day_counted
+                for gpu_day_counted in self._counted
+                if gpu_day_counted.day < oldest_day
+            ]:
                 del self._counted[gpu_day]
         await run_in_thread(self._remember, now_ns - _MARGIN_NS)
 
@@ -353,10 +357,10 @@ class DayFinalizer:
 
 
 async def _encode_intervals(
-    kept: Sequence[evidence_memory.IntervalInMemory],
+    intervals: Sequence[evidence_memory.IntervalInMemory],
 ) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
     """Yield intervals with their encoding, yielding to the event loop periodically."""
-    for number, interval in enumerate(kept):
+    for number, interval in enumerate(intervals):
         interval.stored = True
         yield interval, node_intervals.encode_interval(interval.interval)
         if number % _YIELD_EVERY == 0:

@@ -167,17 +167,17 @@ def open_amounts(
     loaded = store.load(gpus, nodes_of, start_ns, max(start_ns, end_ns))
     counts = []
     for job in jobs:
-        known = loaded.known(job.gpu, files)
-        timestamps_ns = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
+        assembled = loaded.known(job.gpu, files)
+        timestamps_ns = [int(i.ends_ns[-1]) for i in assembled.counted.values() if len(i.ends_ns)]
         upto_ns = max(timestamps_ns, default=job.after_ns)
         resets = [
             (measure, reset)
-            for measure, increments in known.counted.items()
+            for measure, increments in assembled.counted.items()
             if measure not in AGENT_MEASURES
             for reset in increments.resets()
             if reset.first_ns > job.after_ns
         ]
-        days = account_sums.count_amounts(known, job.after_ns, upto_ns)
+        days = account_sums.count_amounts(assembled, job.after_ns, upto_ns)
         counts.append(OpenDayCount(job.gpu, upto_ns, days, resets))
     return counts
 
@@ -225,8 +225,8 @@ def group_due_days(jobs: Sequence[DueDays], homes: GpuNodes) -> Iterator[list[Du
     for job in jobs:
         for number, days in groupby(job.days, key=lambda day: day // _DAYS_AT_ONCE):
             parts.setdefault(number, []).append(DueDays(job.gpu, tuple(days)))
-    for _, some in sorted(parts.items()):
-        yield from group_by_nodes(some, homes)
+    for _, gpu_days in sorted(parts.items()):
+        yield from group_by_nodes(gpu_days, homes)
 
 
 @dataclass(slots=True)

@@ -259,17 +259,17 @@ class RecentEvents:
     _characters: int = 0
     _next: int = 0
 
-    def add(self, seen: SeenEvent) -> None:
+    def add(self, seen_event: SeenEvent) -> None:
         """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
-        key = blake2b(repr(seen.key).encode(errors="surrogatepass"), digest_size=16).digest()
+        key = blake2b(repr(seen_event.key).encode(errors="surrogatepass"), digest_size=16).digest()
         if key in self._keys:
             return
         self._keys[key] = None
         if len(self._keys) > _MAX_KEYS:
             del self._keys[next(iter(self._keys))]
-        node = self._nodes.setdefault(seen.node, _NodeEvents())
-        characters = characters_of(seen.event)
-        self._events[self._next] = seen
+        node = self._nodes.setdefault(seen_event.node, _NodeEvents())
+        characters = characters_of(seen_event.event)
+        self._events[self._next] = seen_event
         node.order.append(self._next)
         node.characters += characters
         self._characters += characters
@@ -283,13 +283,13 @@ class RecentEvents:
             self._drop(next(iter(self._events)))
 
     def _drop(self, number: int) -> None:
-        seen = self._events.pop(number)
-        node, characters = self._nodes[seen.node], characters_of(seen.event)
+        seen_event = self._events.pop(number)
+        node, characters = self._nodes[seen_event.node], characters_of(seen_event.event)
         node.order.popleft()  # the oldest of all is the oldest of its node
         node.characters -= characters
         self._characters -= characters
         if not node.order:
-            del self._nodes[seen.node]
+            del self._nodes[seen_event.node]
 
     def __iter__(self) -> Iterator[SeenEvent]:
         """Iterate from the oldest to the newest."""

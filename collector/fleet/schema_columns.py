@@ -271,24 +271,24 @@ def _mig_instances(
 
 def _are_disjoint(parts: list[ReportedMigInstance]) -> bool:
     tilings = (sorted(part.compute for part in parts), sorted(part.memory for part in parts))
-    return all(one[1] <= other[0] for slots in tilings for one, other in pairwise(slots))
+    return all(slot[1] <= other[0] for slots in tilings for slot, other in pairwise(slots))
 
 
 def _reported_slots(device: WireEntity) -> ReportedMigInstance | None:
     """Return the slots of a MIG device as reported by its agent; None if they are not reported."""
     try:
         return ReportedMigInstance(
-            *(parse_slots(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
+            *(parse_slots(device.facts.get(f"{tiling}_slots", "")) for tiling in _TILINGS)
         )
     except SlotsError:
         return None
 
 
-def _joined_slots(one: ReportedMigInstance, other: ReportedMigInstance) -> ReportedMigInstance:
+def _joined_slots(instance: ReportedMigInstance, other: ReportedMigInstance) -> ReportedMigInstance:
     """Return the slots of an instance that has several devices."""
     return ReportedMigInstance(
-        (min(one.compute[0], other.compute[0]), max(one.compute[1], other.compute[1])),
-        (min(one.memory[0], other.memory[0]), max(one.memory[1], other.memory[1])),
+        (min(instance.compute[0], other.compute[0]), max(instance.compute[1], other.compute[1])),
+        (min(instance.memory[0], other.memory[0]), max(instance.memory[1], other.memory[1])),
     )
 
 
@@ -352,13 +352,13 @@ class DeviceColumns:
         """Return the state of each device from a row of reasons; None if no value is absent."""
         if codes is None or not self.names:
             return ShownDevices(self.names)
-        mine = codes[self.order]
-        present = np.logical_or.reduceat(mine == PRESENT, self.starts)
+        ordered_codes = codes[self.order]
+        present = np.logical_or.reduceat(ordered_codes == PRESENT, self.starts)
         if present.all():
             return ShownDevices(self.names)
-        is_gone = mine == Absent.GONE.value
+        is_gone = ordered_codes == Absent.GONE.value
         not_here = np.logical_and.reduceat(
-            is_gone | (mine == Absent.UNSUPPORTED.value), self.starts
+            is_gone | (ordered_codes == Absent.UNSUPPORTED.value), self.starts
         )
         gone = np.logical_or.reduceat(is_gone, self.starts) & not_here
         devices = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
@@ -404,11 +404,11 @@ def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
     for column, _, member in columns_of(wire):
         if wire.entities[member].kind == kind:
             columns.setdefault(member, []).append(column)
-    sizes = [0, *(len(some) for some in columns.values())]
+    sizes = [0, *(len(positions) for positions in columns.values())]
     return DeviceColumns(
         _device_names(wire, columns),
         tuple(columns),
-        np.array([one for some in columns.values() for one in some], np.intp),
+        np.array([position for positions in columns.values() for position in positions], np.intp),
         np.cumsum(sizes[:-1], dtype=np.intp),
     )
 

@@ -253,8 +253,8 @@ class StoredSchemas:
 
     def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
-        (known,) = self.put_all([(wire, encode_schema(wire))])
-        return known
+        (schema,) = self.put_all([(wire, encode_schema(wire))])
+        return schema
 
     def put_all(self, schemas: Iterable[tuple[wire_format.WireSchema, bytes]]) -> list[KnownSchema]:
         """Store schemas, each with its encoding, durable on return. Blocking; raises OSError."""
@@ -262,15 +262,15 @@ class StoredSchemas:
             all_known = []
             new: dict[bytes, bytes] = {}
             for wire, content in schemas:
-                known = self._known.get(schema_digest(content)) or self._derive(wire, content)
-                if known.digest not in self._known:
-                    new[known.digest] = content
-                all_known.append(known)
+                schema = self._known.get(schema_digest(content)) or self._derive(wire, content)
+                if schema.digest not in self._known:
+                    new[schema.digest] = content
+                all_known.append(schema)
             self._files.write(new)
-            for known in all_known:
-                self._used[known.digest] = self.segment
-                if known.digest not in self._known:
-                    self._add(known)
+            for schema in all_known:
+                self._used[schema.digest] = self.segment
+                if schema.digest not in self._known:
+                    self._add(schema)
             return all_known
 
     def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
@@ -283,7 +283,7 @@ class StoredSchemas:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
         used = [self._known[digest] for digest in self._by_node.get(node, ()) & self._known.keys()]
         count = len(used) + len(new_bytes)
-        size_bytes = sum(known.size_bytes for known in used) + sum(new_bytes)
+        size_bytes = sum(schema.size_bytes for schema in used) + sum(new_bytes)
         if count > MAX_SCHEMAS_PER_NODE:
             return f"{count} schemas of one node in use: expected at most {MAX_SCHEMAS_PER_NODE}"
         if size_bytes > MAX_SCHEMA_BYTES_PER_NODE:
@@ -310,8 +310,8 @@ class StoredSchemas:
             if not digests:
                 del self._by_node[node]
         remaining = list(self._known.values())
-        self._shapes = {known.shape: known for known in remaining}
-        names = {id(known.names) for known in remaining}
+        self._shapes = {schema.shape: schema for schema in remaining}
+        names = {id(schema.names) for schema in remaining}
         self._names = {k: shared for k, shared in list(self._names.items()) if id(shared) in names}
         return unused
 
@@ -349,9 +349,9 @@ class StoredSchemas:
             self._names[key] = device_names.names_in(wire.entities)
         return self._names[key]
 
-    def _add(self, known: KnownSchema) -> None:
-        self._shapes.setdefault(known.shape, known)
-        self._known[known.digest] = known
+    def _add(self, schema: KnownSchema) -> None:
+        self._shapes.setdefault(schema.shape, schema)
+        self._known[schema.digest] = schema
 
 
 def _schema_gpus(
@@ -369,17 +369,17 @@ def _schema_gpus(
         for column, _, member in columns_of(wire):
             if member in by_member:
                 by_member[member].append(column)
-        columns = [np.array(some, np.intp) for some in by_member.values()]
+        columns = [np.array(positions, np.intp) for positions in by_member.values()]
     gpus = [(e, r) for e, r in zip(wire.entities, rails, strict=True) if e.kind == GPU_STREAM]
     return tuple(
         SchemaGpu(
             intern(entity.key[0]),  # shared with the other schemas of a node
             rail,
-            own,
+            gpu_columns,
             entity.facts.get("index", ""),
             entity.facts.get("pci_address", ""),
         )
-        for (entity, rail), own in zip(gpus, columns, strict=True)
+        for (entity, rail), gpu_columns in zip(gpus, columns, strict=True)
     )
 
 

@@ -189,12 +189,12 @@ class SheetBlock:
         self._sheet.write_pending()
         values = np.zeros(self.layout.columns, np.int64)
         values[self.layout.viewed] = self._values[index]
-        others = self.layout.others
-        width = (len(others) + 7) // 8
+        unpacked = self.layout.others
+        width = (len(unpacked) + 7) // 8
         if packed := self._others[index]:
             bits = np.frombuffer(packed, np.uint8, width)
-            is_set = np.unpackbits(bits, count=len(others)).astype(np.bool_)
-            values[others[is_set]] = np.frombuffer(packed, np.int64, offset=width)
+            is_set = np.unpackbits(bits, count=len(unpacked)).astype(np.bool_)
+            values[unpacked[is_set]] = np.frombuffer(packed, np.int64, offset=width)
         return values
 
     @property

@@ -157,8 +157,8 @@ class ReceivedFrames(msgspec.Struct):
         self.missing[node] += entry.extent(stream) - extent - new_frames
         self.sizes[node] += len(ranges.starts) - size
         while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
-            others = (name for name in runs if name != run)
-            self._drop(node, min(others, key=lambda name: runs[name].last_received_ns))
+            other_runs = (name for name in runs if name != run)
+            self._drop(node, min(other_runs, key=lambda name: runs[name].last_received_ns))
 
     def record_end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
         """Record the last sequences of a run as stated; those that were not received are missing.

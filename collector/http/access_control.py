@@ -403,8 +403,8 @@ def json_error(
 
 def selected_tenant(request: web.Request, credential: access.Credential) -> str | None:
     """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
-    own = credential.role is access.Role.TENANT
-    return credential.tenant if own else request.query.get("tenant")
+    is_tenant = credential.role is access.Role.TENANT
+    return credential.tenant if is_tenant else request.query.get("tenant")
 
 
 def _own(request: web.Request, tenant: str) -> bool:

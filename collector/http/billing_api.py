@@ -103,10 +103,10 @@ def _requested_period(request: web.Request) -> str:
     return period
 
 
-def _requested_format(request: web.Request, known: Sequence[str]) -> str:
-    form = request.query.get("format", known[0])
-    if form not in known:
-        raise web.HTTPBadRequest(text=f"invalid format: expected one of {', '.join(known)}\n")
+def _requested_format(request: web.Request, formats: Sequence[str]) -> str:
+    form = request.query.get("format", formats[0])
+    if form not in formats:
+        raise web.HTTPBadRequest(text=f"invalid format: expected one of {', '.join(formats)}\n")
     return form
 
 

@@ -73,7 +73,7 @@ class IdentityConflictDetector:
         if not boot_id or (node.boots and node.boots[-1] == boot_id):
             return None
         previous = node.boots[-1] if boot_id in node.boots else ""
-        node.boots = [*(known for known in node.boots if known != boot_id), boot_id][-_MAX_BOOTS:]
+        node.boots = [*(boot for boot in node.boots if boot != boot_id), boot_id][-_MAX_BOOTS:]
         return ("boot", previous, boot_id) if previous else None
 
     @staticmethod

@@ -264,8 +264,10 @@ class Ingest:
 
     async def _store_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
         encoded = [(schema, encode_schema(schema)) for schema in envelope.schemas]
-        known = self.core.schemas.get
-        new = [(s, content) for s, content in encoded if known(schema_digest(content)) is None]
+        find_schema = self.core.schemas.get
+        new = [
+            (s, content) for s, content in encoded if find_schema(schema_digest(content)) is None
+        ]
         if not new:
             return
         limit = self.limits.schemas_per_node_hour
@@ -277,7 +279,7 @@ class Ingest:
             raise NotAcknowledgedError(problem, "schemas")
         try:
             stored = await run_in_thread(self._check_and_store, new)
-            self.core.schemas.record_uses(envelope.node, [known.digest for known in stored])
+            self.core.schemas.record_uses(envelope.node, [schema.digest for schema in stored])
             sender.schemas.count += len(stored)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error

@@ -352,10 +352,13 @@ class ViewApi:
 
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
         node = request.query.get("node")
-        events = [seen for seen in self.core.events if node in (None, seen.node)]
+        events = [seen_event for seen_event in self.core.events if node in (None, seen_event.node)]
         rows = [
-            {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
-            for seen in events[-MAX_EVENTS:]
+            {
+                **seen_event.to_json(),
+                "device": self.core.names_of(seen_event.node, seen_event.event.entity),
+            }
+            for seen_event in events[-MAX_EVENTS:]
         ]
         return json_response({"events": rows})
 

@@ -182,7 +182,7 @@ class InventoryWatch:
         for row in in_force:
             if row.gpu in reporting:
                 self._report_retired_gpu(row, reporting[row.gpu])
-        last = {row.gpu: seen[1] for row in in_force if (seen := self._last_sample(row.gpu))}
+        last = {row.gpu: sample[1] for row in in_force if (sample := self._last_sample(row.gpu))}
         compared = None if comparisons is None else tuple(comparisons)
         return InventoryComparison(now_ns, compared, tuple(gone), tuple(in_force), reporting, last)
 
@@ -201,15 +201,15 @@ class InventoryWatch:
         self, gpu: str, reported: Mapping[str, ReportedDevices], fresh_from_ns: int
     ) -> Iterator[GoneGpu]:
         """Yield a GPU that no node shows, if its last node reports its absence."""
-        seen = self._last_sample(gpu)
-        node = reported.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
+        sample = self._last_sample(gpu)
+        node = reported.get(sample[1]) if sample and sample[0] < fresh_from_ns else None
         if (
-            seen
+            sample
             and node
             and node.is_reporting
             and isinstance(node.devices[schema_columns.GPU], schema_columns.ShownDevices)
         ):
-            yield GoneGpu(seen[1], gpu, seen[0])
+            yield GoneGpu(sample[1], gpu, sample[0])
 
     def _report_retired_gpu(self, retirement: Retirement, node: str) -> None:
         """Report a problem, once, for a retired GPU that still reports."""
@@ -316,8 +316,8 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
     """Return the same with names and reasons. `nodes` is null without an inventory."""
 
     def names(node: str | None, gpu: str) -> dict[str, str]:
-        known = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
-        return {name: known.get(name, "") for name in ("index", "pci_address")}
+        device_names = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
+        return {name: device_names.get(name, "") for name in ("index", "pci_address")}
 
     comparisons = found.comparisons
     return {

@@ -192,8 +192,8 @@ def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[jo
     if counted < named:
         line.reject("numAcc", f"{counted}: expected {named}, the number of named accelerators")
     job_list.check_gpu_count(line.name_of("numAcc"), counted, len(hosts))
-    where = hosts[0] if len(hosts) == 1 else ""
-    return [job_list.UnnamedGpus(where, counted - named, "is not named")] if counted > named else []
+    node = hosts[0] if len(hosts) == 1 else ""
+    return [job_list.UnnamedGpus(node, counted - named, "is not named")] if counted > named else []
 
 
 def _display_value(value: object) -> str:

@@ -161,7 +161,7 @@ def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActo
             raise JobLedgerError(message)
     table = job_lists
     number = 1 + (connection.execute(sa.select(sa.func.max(table.c.list))).scalar_one() or 0)
-    kept = {"count": len(new.rejected), "lines": list(new.rejected[:MAX_REJECTED])}
+    rejected = {"count": len(new.rejected), "lines": list(new.rejected[:MAX_REJECTED])}
     row = schema.to_row(
         table,
         new,
@@ -169,7 +169,7 @@ def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActo
         as_observed=int(new.as_observed),
         imported_ns=by.now_ns,
         imported_by=by.actor.id,
-        rejected=msgspec.json.encode(kept).decode(),
+        rejected=msgspec.json.encode(rejected).decode(),
     )
     connection.execute(table.insert(), [row])
     rows = [
@@ -203,10 +203,10 @@ def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActo
 def find_listed_gpus(connection: sa.Connection, source: str, period: Period) -> set[str]:
     """The GPUs that any list of a source and period names, superseded lists included."""
     table = job_lists
-    which = sa.select(table.c.list).where(
+    lists = sa.select(table.c.list).where(
         table.c.source == source, table.c.period_start_ns == period.start_ns
     )
-    query = sa.select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(which))
+    query = sa.select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(lists))
     return set(connection.execute(query).scalars())
 
 

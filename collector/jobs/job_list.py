@@ -45,11 +45,11 @@ class JobListError(JobsError, ValueError):
     In a list that does not consist of lines, `what` names the unit that is counted.
     """
 
-    def __init__(self, place: int, field: str, reason: str, what: str = "line") -> None:
+    def __init__(self, place: int, field: str, reason: str, noun: str = "line") -> None:
         """`field` is empty if the line as a whole is invalid."""
-        self.place, self.field, self.reason, self.what = place, field, reason, what
-        where = f"{what} {place}"
-        super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
+        self.place, self.field, self.reason, self.what = place, field, reason, noun
+        location = f"{noun} {place}"
+        super().__init__(f"{location}: {field}: {reason}" if field else f"{location}: {reason}")
 
 
 def reject(field: str, reason: str) -> NoReturn:
@@ -74,11 +74,11 @@ class BadLines:
             raise error
         self.errors.append(error)
 
-    def check_past(self, field: str, timestamp_ns: int, what: str = "") -> None:
+    def check_past(self, field: str, timestamp_ns: int, prefix: str = "") -> None:
         """Check that an instant of a job is not later than now. Raises ShapeError."""
         if timestamp_ns > self.now_ns:
             reason = (
-                f"{what}{format_timestamp(timestamp_ns)}: expected a time not after now, "
+                f"{prefix}{format_timestamp(timestamp_ns)}: expected a time not after now, "
                 f"{format_timestamp(self.now_ns)}"
             )
             reject(field, reason)
@@ -197,11 +197,11 @@ class JobList(msgspec.Struct, frozen=True):
         return tuple(job.id for job in self.unended)
 
 
-def build_job_list(every: Iterable[ListedJob], without_gpus: int, never_started: int) -> JobList:
+def build_job_list(jobs: Iterable[ListedJob], without_gpus: int, never_started: int) -> JobList:
     """Build a list; jobs that end at `FOREVER_NS` have not ended."""
     ended: list[ListedJob] = []
     unended: list[ListedJob] = []
-    for job in every:
+    for job in jobs:
         (ended if job.end_ns < FOREVER_NS else unended).append(job)
     return JobList(tuple(ended), without_gpus, never_started, tuple(unended))
 
@@ -332,9 +332,11 @@ def parse_models(text: str, default: str = "") -> GpuModels:
     """Parse models from the text of a file. Raises FileError that names the line."""
     models = GpuModels(default=default)
     for number, (node, gpu, model) in read_rows(text, MODELS_HEADER):
-        where = f"line {number}"
+        location = f"line {number}"
         if not node or not model:
-            message = f"invalid GPU model: {where}: node {node!r}, model {model!r}: expected both"
+            message = (
+                f"invalid GPU model: {location}: node {node!r}, model {model!r}: expected both"
+            )
             raise FileError(message)
         if gpu:
             key = ListedGpu(node, pci_address(gpu) or gpu)
@@ -343,7 +345,7 @@ def parse_models(text: str, default: str = "") -> GpuModels:
             before = models.by_node.setdefault(node, model)
         if before != model:
             message = (
-                f"conflicting GPU models: {where}: {model!r} of {node} {gpu}".rstrip()
+                f"conflicting GPU models: {location}: {model!r} of {node} {gpu}".rstrip()
                 + f": expected {before!r} as in an earlier line"
             )
             raise FileError(message)
@@ -379,8 +381,8 @@ def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings)
 
 def map_list_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
     """A list with the tenants of its accounts."""
-    every = map_tenants([*jobs.jobs, *jobs.unended], source, tenants)
-    mapped = build_job_list(every, jobs.without_gpus, jobs.never_started)
+    mapped_jobs = map_tenants([*jobs.jobs, *jobs.unended], source, tenants)
+    mapped = build_job_list(mapped_jobs, jobs.without_gpus, jobs.never_started)
     return msgspec.structs.replace(jobs, jobs=mapped.jobs, unended=mapped.unended)
 
 

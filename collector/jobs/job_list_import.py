@@ -150,19 +150,19 @@ class _PlaceholderPool:
         return gaps
 
 
-def _lowest_gap(held: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
+def _lowest_gap(parts: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
     """Start of the first gap of a size; None if there is none."""
     low = Fraction(0)
-    for part in sorted(held):
+    for part in sorted(parts):
         if part.low - low >= share:
             return low
         low = max(low, part.high)
     return low if 1 - low >= share else None
 
 
-def _node(where: str) -> str:
+def _node(node: str) -> str:
     """The node in the list, `unnamed` if it is empty or a list of nodes."""
-    return where if where and not set(where) & set("[,") else STAND_IN
+    return node if node and not set(node) & set("[,") else STAND_IN
 
 
 def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.MeteringComputation:
@@ -277,12 +277,14 @@ class _NewestLists:
         for offset in range(0, len(gpus), _GPUS_AT_ONCE):
             gpu_group = gpus[offset : offset + _GPUS_AT_ONCE]
             present = ledger_queries.newest_numbers(connection, span, gpu_group)
-            for gpu, own in imported_lists.read_listed_jobs(
+            for gpu, by_list in imported_lists.read_listed_jobs(
                 connection, gpu_group, self.heads
             ).items():
-                for part in self._segments(own):
+                for part in self._segments(by_list):
                     covering = {
-                        number: own[number] for number in own if self._is_listed_on(number, part)
+                        number: by_list[number]
+                        for number in by_list
+                        if self._is_listed_on(number, part)
                     }
                     until = max(part.start, min(part.stop, next_day)) if covering else part.start
                     if part.start < until:
@@ -313,16 +315,16 @@ class _NewestLists:
                 yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
 
     def _listed_days(
-        self, gpu: str, part: range, own: Mapping[int, Sequence[imported_lists.PlacedJob]]
+        self, gpu: str, part: range, by_list: Mapping[int, Sequence[imported_lists.PlacedJob]]
     ) -> Iterator[day_tiling.DayTiling]:
         """Days of a GPU that the same lists cover. Raises JobLedgerError."""
-        known = {job.model for jobs in own.values() for job in jobs if job.model}
-        if len(known) > 1:
-            named = [str(self.heads[number]) for number in own]
-            raise imported_lists.JobLedgerError(_conflicting_models(gpu, known, named))
-        as_observed = all(self.heads[number].as_observed for number in own)
+        models = {job.model for jobs in by_list.values() for job in jobs if job.model}
+        if len(models) > 1:
+            named = [str(self.heads[number]) for number in by_list]
+            raise imported_lists.JobLedgerError(_conflicting_models(gpu, models, named))
+        as_observed = all(self.heads[number].as_observed for number in by_list)
         computed = list_computation(self.now_ns, as_observed=as_observed)
-        by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
+        by_source = {self.heads[number].source: jobs for number, jobs in by_list.items()}
         listed_evidence = _evidence(gpu, part, by_source)
         unfinished = {
             f"{source}/{job.claim}"
@@ -332,24 +334,24 @@ class _NewestLists:
         }
         if as_observed:
             listed_evidence = as_observed_evidence(listed_evidence)
-        sku = known.pop() if known else ""
+        sku = models.pop() if models else ""
         metered = day_metering.MeteredGpu.compute(listed_evidence, {}, sku, open_claims=unfinished)
         for day in part:
             yield metered.day(day, computed)
 
 
 def _evidence(
-    gpu: str, span: range, own: Mapping[str, Sequence[imported_lists.PlacedJob]]
+    gpu: str, span: range, by_source: Mapping[str, Sequence[imported_lists.PlacedJob]]
 ) -> evidence.Evidence:
     """Evidence of a GPU on some days, from the lists of some sources.
 
     The stay has no end, as the last day ends no claim.
     """
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
-    nodes = {job.node for jobs in own.values() for job in jobs}
+    nodes = {job.node for jobs in by_source.values() for job in jobs}
     claims_of_source = [
         (f"{source}/{job.claim}", job)
-        for source, jobs in sorted(own.items())
+        for source, jobs in sorted(by_source.items())
         for job in jobs
         if job.start_ns < end_ns and start_ns < job.end_ns
     ]
@@ -374,19 +376,20 @@ def _evidence(
     return job_metering.claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
 
 
-def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
+def _conflicting_models(gpu: str, models: Iterable[str], lists: Iterable[str]) -> str:
     return (
-        f"conflicting models of {gpu}: {' and '.join(sorted(known))} ({', '.join(sorted(set(where)))}): expected "
+        f"conflicting models of {gpu}: {' and '.join(sorted(models))} ({', '.join(sorted(set(lists)))}): expected "
         "one model; fix: name it in the file of --inventory"
     )
 
 
-def as_observed_evidence(known: evidence.Evidence) -> evidence.Evidence:
+def as_observed_evidence(gpu_evidence: evidence.Evidence) -> evidence.Evidence:
     """Evidence with the scheduler's sightings as samples."""
-    seen = timeline.resolve_overlaps(
-        timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0) for sighting in known.sightings
+    periods = timeline.resolve_overlaps(
+        timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0)
+        for sighting in gpu_evidence.sightings
     )
     sample_spans = tuple(
-        evidence.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in seen
+        evidence.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in periods
     )
-    return msgspec.structs.replace(known, sample_spans=sample_spans)
+    return msgspec.structs.replace(gpu_evidence, sample_spans=sample_spans)

@@ -136,12 +136,12 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     return tuple(unnamed)
 
 
-def _shards(where: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
+def _shards(node: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
     """Shards as whole GPUs and a share of one more."""
     whole, rest = divmod(count, per_gpu)
-    gpus = [job_list.UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
+    gpus = [job_list.UnnamedGpus(node, whole, SACCT_UNNAMED)] if whole else []
     if rest:
-        gpus.append(job_list.UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
+        gpus.append(job_list.UnnamedGpus(node, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
     return gpus
 
 

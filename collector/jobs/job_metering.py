@@ -114,20 +114,20 @@ def part_slots(part: ListedGpuPart) -> units.CapacityRange:
     )
 
 
-def timeline_entries(known: evidence.Evidence) -> list[tiling.TilingEntry]:
+def timeline_entries(gpu_evidence: evidence.Evidence) -> list[tiling.TilingEntry]:
     """The timeline of a GPU over its whole stay."""
-    (stay,) = known.stays
-    return tiling.GpuTimeline.compute(known).entries(stay.start_ns, stay.end_ns)
+    (stay,) = gpu_evidence.stays
+    return tiling.GpuTimeline.compute(gpu_evidence).entries(stay.start_ns, stay.end_ns)
 
 
 def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
     """The GPU time of every tenant; with a period, of jobs within it."""
-    known = job_evidence(jobs, period)
+    evidence_by_gpu = job_evidence(jobs, period)
     tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
     unplaced: dict[str, Fraction] = defaultdict(Fraction)
     capacity = 0
     free = Fraction(0)
-    for evidence_ in known.values():
+    for evidence_ in evidence_by_gpu.values():
         (stay,) = evidence_.stays
         capacity += stay.end_ns - stay.start_ns
         for entry in timeline_entries(evidence_):
@@ -143,14 +143,14 @@ def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) ->
                 (part.capacity for part in job.unplaced), Fraction(0)
             )
     return MeteredJobs(
-        gpus=len(known),
+        gpus=len(evidence_by_gpu),
         capacity_ns=capacity,
         free_ns=_gpu_ns(free),
         tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
         unplaced_ns=dict(sorted(unplaced.items())),
         overlaps=tuple(
             JobOverlap(gpu, overlap)
-            for gpu, evidence_ in known.items()
+            for gpu, evidence_ in evidence_by_gpu.items()
             for overlap in find_overlaps(evidence_)
             if overlap.tiling is units.Tiling.COMPUTE and overlap.kind is OverlapKind.CONFLICT
         ),
@@ -227,8 +227,8 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         "capacity x time": Fraction(metered.capacity_ns),
     }
     yield from _time_table("TENANT", [*metered.tenants.items(), *totals.items()])
-    what = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
-    yield f"{what}; held and free add up to capacity x time"
+    description = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
+    yield f"{description}; held and free add up to capacity x time"
     yield f"conflicts: {len(metered.overlaps)}"
     for gpu, conflict in metered.overlaps:
         between = f"{format_timestamp(conflict.start_ns)} to {format_timestamp(conflict.end_ns)}"
@@ -240,8 +240,8 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
         held_hours = format_hours(part.capacity * job.duration_ns)
         place = part.where or "some node"
         of = f"{part.share} of " if part.share != 1 else ""
-        what = f"{of}{format_count(part.gpus, 'GPU')}, {held_hours}: {part.reason}"
-        yield f"  job {job.id} of {job.tenant} on {place}: {what}"
+        description = f"{of}{format_count(part.gpus, 'GPU')}, {held_hours}: {part.reason}"
+        yield f"  job {job.id} of {job.tenant} on {place}: {description}"
     if metered.unplaced_ns:
         yield from _time_table("TENANT, NOT PLACED", metered.unplaced_ns.items())
     yield f"jobs without GPUs: {jobs.without_gpus}; that never started: {jobs.never_started}"

@@ -97,12 +97,12 @@ class JobRun:
     @property
     def ledger_time(self) -> Fraction:
         """Capacity times time in the ledger."""
-        return sum((Fraction(held.quantity) for held in self.held), Fraction(0))
+        return sum((Fraction(claim_time.quantity) for claim_time in self.held), Fraction(0))
 
     @property
     def ledger_gpus(self) -> set[str]:
         """GPUs in the ledger."""
-        return {held.gpu for held in self.held}
+        return {claim_time.gpu for claim_time in self.held}
 
 
 def pair_runs(
@@ -157,7 +157,7 @@ def _pair_claims(
 ) -> Iterator[JobRun]:
     """The runs of a job, each with the claims that overlap it most."""
     spans = [_clip(window, job.start_ns, job.end_ns) for job in jobs]
-    own: dict[int, list[ClaimTime]] = defaultdict(list)
+    by_position: dict[int, list[ClaimTime]] = defaultdict(list)
     unmatched: list[ClaimTime] = []
     for claim in claim_times:
         common = [min(claim.end_ns, end) - max(claim.start_ns, start) for start, end in spans]
@@ -165,10 +165,10 @@ def _pair_claims(
         if best is None or (common[best] <= 0 and len(spans) > 1):
             unmatched.append(claim)
         else:
-            own[best].append(claim)
+            by_position[best].append(claim)
     for position, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
-        if start < end or own[position]:
-            yield JobRun(name, job, start, max(start, end), tuple(own[position]))
+        if start < end or by_position[position]:
+            yield JobRun(name, job, start, max(start, end), tuple(by_position[position]))
     if unmatched:
         start, end = min(s.start_ns for s in unmatched), max(s.end_ns for s in unmatched)
         yield JobRun(name, None, start, end, tuple(unmatched))
@@ -374,13 +374,13 @@ def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, 
     for run in paired:
         if run.job:
             recorded[run.job.tenant] += run.recorded_time
-        own: Counter[str] = Counter()
+        tenants: Counter[str] = Counter()
         for claim_time in run.held:
             ledger[claim_time.tenant] += claim_time.quantity
-            own[claim_time.tenant] += 1
+            tenants[claim_time.tenant] += 1
         if run.job:
-            own[run.job.tenant] = max(own[run.job.tenant], run.gpus)
-        claims += own
+            tenants[run.job.tenant] = max(tenants[run.job.tenant], run.gpus)
+        claims += tenants
     return tuple(
         TenantCheck(
             tenant,

@@ -198,13 +198,13 @@ def _unnamed_gpus(
     pod: _JobPod, nodes: Mapping[str, NodeGpuLabels]
 ) -> tuple[job_list.UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
-    where = pod.spec.node_name or ""
-    node = nodes.get(where, NodeGpuLabels())
+    node_name = pod.spec.node_name or ""
+    node = nodes.get(node_name, NodeGpuLabels())
     shared = pod_shares.requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
         unnamed = [
             job_list.UnnamedGpus(
-                where,
+                node_name,
                 part.count,
                 KUBERNETES_UNNAMED,
                 node.model,
@@ -212,20 +212,25 @@ def _unnamed_gpus(
             )
             for part in shared.parts
         ]
-        return (*unnamed, *(job_list.UnnamedGpus(where, 0, problem) for problem in shared.problems))
+        return (
+            *unnamed,
+            *(job_list.UnnamedGpus(node_name, 0, problem) for problem in shared.problems),
+        )
     requested = _requested_devices(pod.spec)
     if node.replicas:
         share = Fraction(1, node.replicas)
         replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
         if replicas:
-            return (job_list.UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
+            return (
+                job_list.UnnamedGpus(node_name, replicas, KUBERNETES_UNNAMED, node.model, share),
+            )
     unnamed = (
-        [job_list.UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
+        [job_list.UnnamedGpus(node_name, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
         if requested[_GPU]
         else []
     )
     unnamed += [
-        job_list.UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
+        job_list.UnnamedGpus(node_name, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(requested.items())
         if count and name.startswith(_PARTS)
     ]

@@ -120,7 +120,7 @@ def comparison_text(comparison: JobComparison) -> Iterator[str]:
 
 
 def _format_difference(diff: JobDifference) -> str:
-    run, what = diff.run, "; ".join(diff.kinds)
+    run, kinds = diff.run, "; ".join(diff.kinds)
     tenant = run.job.tenant if run.job else ""
     tenants = sorted({claim_time.tenant for claim_time in run.held})
     owner = tenant
@@ -136,7 +136,7 @@ def _format_difference(diff: JobDifference) -> str:
         off = f", start and end in the ledger {' and '.join(shown)}"
     span = (format_timestamp(ns, "seconds") for ns in (run.start_ns, run.end_ns))
     return (
-        f"job {diff.job} of {owner}, {' to '.join(span)}: {what};"
+        f"job {diff.job} of {owner}, {' to '.join(span)}: {kinds};"
         f" {gpus}{off}; {_hours(diff.difference)} GPU-hours more in the ledger"
     )
 

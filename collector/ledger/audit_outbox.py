@@ -273,15 +273,17 @@ def take_rows(connection: sa.Connection, log: str, most: int) -> list[OutboxRow]
 
     A row that is taken belongs to this log permanently.
     """
-    mine = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
-    if len(mine) < most:
-        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(most - len(mine))
+    rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
+    if len(rows) < most:
+        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(most - len(rows))
         ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
         if ids:
             connection.execute(insert_new(connection, taken_rows), ids)
-        mine = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
-    known = identities(connection)
-    return [OutboxRow(row.id, _referring(row, reference(row, known))) for row in mine]
+        rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
+    identities_of_ledger = identities(connection)
+    return [
+        OutboxRow(row.id, _referring(row, reference(row, identities_of_ledger))) for row in rows
+    ]
 
 
 def identities(connection: sa.Connection) -> list[tuple[int, str]]:
@@ -291,9 +293,9 @@ def identities(connection: sa.Connection) -> list[tuple[int, str]]:
     return [(row.outbox, row.database_id) for row in connection.execute(sa.text(query))]
 
 
-def reference(row: sa.Row[Any], known: Sequence[tuple[int, str]]) -> str:
+def reference(row: sa.Row[Any], identities: Sequence[tuple[int, str]]) -> str:
     """Return the reference of a record to its row: an older copy has another row, or none."""
-    identity = next((name for before, name in known if before < row.number), "")
+    identity = next((name for before, name in identities if before < row.number), "")
     content = {name: getattr(row, name) for name in _HASHED}
     return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
 
@@ -313,8 +315,8 @@ def store_positions(connection: sa.Connection, log: str, places: list[LogPositio
 
 def find_last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
     """Return the last row that is noted for this log; None if there is none."""
-    known = sa.select(placed_rows).where(placed_rows.c.log == log)
-    row = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
+    recorded = sa.select(placed_rows).where(placed_rows.c.log == log)
+    row = connection.execute(recorded.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
     return LogPosition(row.id, row.leaf, row.checkpoint_size) if row else None
 
 

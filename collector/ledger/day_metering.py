@@ -57,12 +57,12 @@ class MeteredGpu:
         time of evidence that was received while the collector's clock was suspect.
         """
         in_force = holders.claims_in_force(evidence)
-        known: dict[str, HeldClaim] = {}
+        claims: dict[str, HeldClaim] = {}
         for claim in evidence.claims:
-            before = known.get(claim.id)
+            before = claims.get(claim.id)
             start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
             profile = (profiles or {}).get(claim.id, "")
-            known[claim.id] = HeldClaim(
+            claims[claim.id] = HeldClaim(
                 claim.id,
                 start_ns,
                 profile,
@@ -71,11 +71,11 @@ class MeteredGpu:
                 instance=_instance(claim) if profile else "",
             )
         for _, piece_end_ns, claim in in_force:
-            old = known[claim.id]
+            old = claims[claim.id]
             # A counted claim continues on another GPU after the end of a part of it.
             end_ns = claim.end_ns if claim.counted else piece_end_ns
             if end_ns < FOREVER_NS and claim.id not in open_claims:
-                known[claim.id] = replace(old, end_ns=max(end_ns, old.end_ns or end_ns))
+                claims[claim.id] = replace(old, end_ns=max(end_ns, old.end_ns or end_ns))
         return cls(
             evidence,
             sku,
@@ -83,7 +83,7 @@ class MeteredGpu:
             GpuTimeline.compute(evidence),
             measures.find_owners(evidence),
             counted,
-            known,
+            claims,
             in_force,
             find_overlaps(evidence),
             doubts,

@@ -196,8 +196,10 @@ def _identify(  # noqa: PLR0913, PLR0917 - the columns of one row
 def mark_older_copy(connection: Connection, problem: str, now_ns: int) -> None:
     """Mark the database as an older copy; nothing is billed with it from now on."""
     database = database_id(connection)
-    known = connection.execute(select(stops.c.problem).where(stops.c.database_id == database))
-    if known.first() is None:
+    recorded_stops = connection.execute(
+        select(stops.c.problem).where(stops.c.database_id == database)
+    )
+    if recorded_stops.first() is None:
         row = {"database_id": database, "since_ns": now_ns, "problem": problem}
         connection.execute(stops.insert().values(row))
 

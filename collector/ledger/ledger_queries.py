@@ -74,12 +74,12 @@ def newest_numbers(
     connection: Connection, days: range, gpus: Iterable[str] | None
 ) -> dict[row_conversion.GpuDay, int]:
     """Return the number of the newest revision of each GPU-day, for all GPUs or some."""
-    which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
+    conditions = [revisions.c.day >= days.start, revisions.c.day < days.stop]
     if gpus is None:
-        newest = [_select_newest(*which)]
+        newest = [_select_newest(*conditions)]
     else:
         newest = [
-            _select_newest(*which, revisions.c.gpu_uuid.in_(gpu_group))
+            _select_newest(*conditions, revisions.c.gpu_uuid.in_(gpu_group))
             for gpu_group in split_items(sorted(gpus))
         ]
     rows = [row for each in newest for row in connection.execute(select(each))]
@@ -126,8 +126,8 @@ def find_counted_days(
     counted_days: set[row_conversion.GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
-        which = (entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
-        query = select(*columns).distinct().where(*which)
+        conditions = (entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
+        query = select(*columns).distinct().where(*conditions)
         for gpu, revision, claim in connection.execute(query):
             key = row_conversion.GpuDay(gpu, day)
             if claim in claims and numbers[key] == revision:
@@ -137,9 +137,9 @@ def find_counted_days(
 
 def restrict_to_window(query: Select[Any], table: Table, start_ns: int, end_ns: int) -> Select[Any]:
     """Restrict a query to entries or overlaps of newest revisions that intersect a window."""
-    newest, which = _window(table, start_ns, end_ns)
+    newest, conditions = _window(table, start_ns, end_ns)
     joined = query.join_from(table, newest, _match_newest(newest, table))
-    return joined.join(revisions, _match_newest(table, revisions)).where(*which)
+    return joined.join(revisions, _match_newest(table, revisions)).where(*conditions)
 
 
 def _window(table: Table, start_ns: int, end_ns: int) -> tuple[Any, Sequence[Any]]:
@@ -157,9 +157,9 @@ def sum_times(
     """Return the cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
     t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
     t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
-    newest, which = _window(entries, start_ns, end_ns)
+    newest, conditions = _window(entries, start_ns, end_ns)
     groups = (entries.c.gpu_uuid, entries.c.day, *keys)
-    return read_quantities(connection, groups, t1 - t0, newest, which)
+    return read_quantities(connection, groups, t1 - t0, newest, conditions)
 
 
 def finalized_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[Any, ...], Units]:
@@ -173,7 +173,7 @@ def finalized_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[
 
 
 def read_quantities(
-    connection: Connection, keys: Sequence[Any], length: Any, newest: Any, which: Iterable[Any]
+    connection: Connection, keys: Sequence[Any], length: Any, newest: Any, conditions: Iterable[Any]
 ) -> dict[tuple[Any, ...], Units]:
     """Return sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
 
@@ -188,7 +188,7 @@ def read_quantities(
         query = select(*columns).join_from(entries, revisions, _match_newest(entries, revisions))
         if newest is not None:
             query = query.join(newest, _match_newest(newest, entries))
-        return query.where(*which)
+        return query.where(*conditions)
 
     summed = rows(*keys, units, func.sum(size * length)).where(units <= day_tiling.CAPACITY_UNITS)
     sums: dict[tuple[Any, ...], Units] = defaultdict(int)
@@ -239,11 +239,11 @@ def last_days(gpus: Collection[str]) -> Select[Any]:
     return query.where(revisions.c.gpu_uuid.in_(gpus)).group_by(revisions.c.gpu_uuid)
 
 
-def _select_newest(*which: Any) -> Any:
+def _select_newest(*conditions: Any) -> Any:
     """Return the newest revision of each GPU-day that satisfies the conditions, as a subquery."""
     key = (revisions.c.gpu_uuid, revisions.c.day)
     query = select(*key, func.max(revisions.c.revision).label("revision"))
-    return query.where(*which).group_by(*key).subquery()
+    return query.where(*conditions).group_by(*key).subquery()
 
 
 def _match_newest(newest: Any, table: Any = revisions) -> Any:

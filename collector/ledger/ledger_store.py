@@ -156,8 +156,8 @@ class Ledger:
             try:
                 entry = row_conversion.parse_entry(row, row.capacity_units)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
-                raise UnusableLedgerError(self._unreadable(which, error)) from error
+                entry_name = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
+                raise UnusableLedgerError(self._unreadable(entry_name, error)) from error
             t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
             window_entries.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
         return window_entries
@@ -175,22 +175,22 @@ class Ledger:
 
     def _revision(self, row: ledger_queries.RevisionRows) -> Revision:
         head = row.head
-        which = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
+        revision_name = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
         try:
             tiling = row_conversion.parse_tiling(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise UnusableLedgerError(self._unreadable(which, error)) from error
+            raise UnusableLedgerError(self._unreadable(revision_name, error)) from error
         if content_root(tiling) != head.content_root:
             message = (
-                f"the ledger {self.database.name} was altered: {which} does not match what was"
+                f"the ledger {self.database.name} was altered: {revision_name} does not match what was"
                 " written; fix: restore it from a backup"
             )
             raise UnusableLedgerError(message)
         return Revision(tiling, head.revision, head.supersedes, head.content_root)
 
-    def _unreadable(self, which: str, error: Exception) -> str:
+    def _unreadable(self, row_name: str, error: Exception) -> str:
         return (
-            f"the ledger {self.database.name} was altered: cannot read {which}: {error};"
+            f"the ledger {self.database.name} was altered: cannot read {row_name}: {error};"
             " fix: restore it from a backup"
         )
 
@@ -226,11 +226,11 @@ def _write(
         row_conversion.revision_row(*rooted[position], before) for position, before in fresh.items()
     ]
     added = ledger_queries.add_revisions(connection, rows)
-    mine = {
+    positions = {
         position: (before or 0) + 1 for position, before in fresh.items() if keys[position] in added
     }
     parts: dict[int, dict[str, list[row_conversion.RowValues]]] = {
-        position: {} for position in mine
+        position: {} for position in positions
     }
     tables = (
         (entries, row_conversion.entry_rows),
@@ -239,9 +239,9 @@ def _write(
         (overlaps, row_conversion.overlap_rows),
     )
     for table, rows_of in tables:
-        for position, number in mine.items():
+        for position, number in positions.items():
             parts[position][table.name] = list(rows_of(rooted[position][0], number))
-        if part_rows := [row for position in mine for row in parts[position][table.name]]:
+        if part_rows := [row for position in positions for row in parts[position][table.name]]:
             connection.execute(table.insert(), part_rows)
     added_rows = {
         row_conversion.GpuDay(tiling.gpu, tiling.day): row
@@ -249,10 +249,10 @@ def _write(
     }
     items = [
         head_chain.hash_row("revision", added_rows[keys[position]], parts[position])
-        for position in mine
+        for position in positions
     ]
-    recorded_ns = max((rooted[position][0].computed_ns for position in mine), default=0)
+    recorded_ns = max((rooted[position][0].computed_ns for position in positions), default=0)
     head_chain.append_head(connection, items, recorded_ns)
     return written | {
-        position: WrittenRevision(number, added=True) for position, number in mine.items()
+        position: WrittenRevision(number, added=True) for position, number in positions.items()
     }

@@ -299,7 +299,7 @@ def observation_gaps(
     that is within the clock's uncertainty of a boundary (of a claim, in order) is moved there, so
     that no short gap remains between the claim and its first sample.
     """
-    seen = sorted(
+    edges = sorted(
         (
             _snap_to_boundary(span.first_ns, span.uncertainty_ns, boundaries_ns),
             _snap_to_boundary(span.last_ns, span.uncertainty_ns, boundaries_ns),
@@ -308,7 +308,7 @@ def observation_gaps(
     )
     gaps: list[timeline.TimePiece[int]] = []
     now = -FOREVER_NS
-    for first, last in seen:
+    for first, last in edges:
         if now < first:
             gap_ns = first - now if gaps else FOREVER_NS
             gaps.append(timeline.TimePiece(now, first, gap_ns))

@@ -73,13 +73,15 @@ def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]
     places = resolve_stays(evidence)
     pieces: set[timeline.TimePiece[MeteredClaim]] = set()
     for claim in evidence.claims:
-        known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
+        ended_claim = msgspec.structs.replace(claim, end_ns=ends[claim.id])
         own_stays = (place for place in places if claim.node in {"", place.value.node})
         spans = (
-            (max(known.begins_ns, stay.start_ns), min(known.ceases_ns, stay.end_ns))
+            (max(ended_claim.begins_ns, stay.start_ns), min(ended_claim.ceases_ns, stay.end_ns))
             for stay in own_stays
         )
-        pieces |= {timeline.TimePiece(start, end, known) for start, end in spans if start < end}
+        pieces |= {
+            timeline.TimePiece(start, end, ended_claim) for start, end in spans if start < end
+        }
     return sorted(pieces, key=lambda piece: (_claim_order(piece.value), piece.start_ns))
 
 
@@ -158,21 +160,21 @@ def _group(
 
     An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
     """
-    group, others, taken = [first], deque[MeteredClaim](), set[units.CapacityRange]()
+    group, remaining, taken = [first], deque[MeteredClaim](), set[units.CapacityRange]()
     for claim in following:
         slots = claim.slots(tiling)
         if claim.exclusive or any(slots_intersect(slots, other) for other in taken):
-            others.append(claim)
+            remaining.append(claim)
         else:
             group.append(claim)
         if claim.exclusive:
             taken.add(slots)
-    return group, others
+    return group, remaining
 
 
-def slots_intersect(one: units.CapacityRange, other: units.CapacityRange) -> bool:
+def slots_intersect(slots: units.CapacityRange, other: units.CapacityRange) -> bool:
     """True if two ranges of slots have slots in common."""
-    return max(one.low, other.low) < min(one.high, other.high)
+    return max(slots.low, other.low) < min(slots.high, other.high)
 
 
 def _divide_group(
@@ -211,8 +213,10 @@ def shared_sizes(
         claim: units.exact(want * scale) for claim, want in requested_sizes.items()
     }
     rest = left - total * scale
-    others = [claim for claim in members if claim.share is None]
-    return sizes | {claim: units.exact(Fraction(rest) / len(others)) for claim in others}
+    without_share = [claim for claim in members if claim.share is None]
+    return sizes | {
+        claim: units.exact(Fraction(rest) / len(without_share)) for claim in without_share
+    }
 
 
 def total_size(slots: Iterable[units.CapacityRange]) -> units.Units:
@@ -258,15 +262,15 @@ def divide_claims(
 ) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
     """Return the holds over time, in ascending slots; time without claims is omitted."""
     pieces: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
-    for now, until, _, held in allocations(claims, tiling):
-        timeline.append_piece(pieces, timeline.TimePiece(now, until, tuple(_join_holds(held))))
+    for now, until, _, holds in allocations(claims, tiling):
+        timeline.append_piece(pieces, timeline.TimePiece(now, until, tuple(_join_holds(holds))))
     return pieces
 
 
-def _join_holds(held: Iterable[HeldSlots]) -> list[HeldSlots]:
+def _join_holds(holds: Iterable[HeldSlots]) -> list[HeldSlots]:
     """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
     joined: list[HeldSlots] = []
-    for slots, claim in sorted(held, key=lambda hold: hold.slots):
+    for slots, claim in sorted(holds, key=lambda hold: hold.slots):
         if joined and joined[-1].claim is claim and joined[-1].slots.high == slots.low:
             slots = units.CapacityRange(joined.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
         joined.append(HeldSlots(slots, claim))

@@ -103,9 +103,9 @@ def _find_claim_overlaps(
         start_ns, end_ns, holds = divided[position]
         if start_ns >= piece.end_ns:
             return
-        own = sum(slots.high - slots.low for slots, hold in holds if hold is claim)
+        own_slots = sum(slots.high - slots.low for slots, hold in holds if hold is claim)
         span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
-        missing = exact(Fraction(high - low - own))
+        missing = exact(Fraction(high - low - own_slots))
         yield from _overlap(claim, missing, _ShareGroup((claim,), holds), tiling, span)
 
 
@@ -172,11 +172,13 @@ def _groups(
             current[slots] = share_groups[-1]
     groups: dict[MeteredClaim, _ShareGroup] = {}
     for claims in share_groups:
-        own = set(claims)
+        group_claims = set(claims)
         units = (Fraction(requested_size(claim, claim.slots(tiling)) or 0) for claim in claims)
         had = sum((Fraction(sizes.get(claim, 0)) for claim in claims), Fraction(0))
         ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
-        group = _ShareGroup(claims, [hold for hold in holds if hold.claim not in own], ratio)
+        group = _ShareGroup(
+            claims, [hold for hold in holds if hold.claim not in group_claims], ratio
+        )
         groups |= dict.fromkeys(claims, group)
     return groups
 

@@ -217,9 +217,9 @@ def _split_spans(
     spans: Iterable[tuple[int, int]], pieces: Iterable[UnplacedClaim]
 ) -> Iterator[tuple[UnplacedClaim, list[tuple[int, int]]]]:
     """Yield each piece of a claim with the spans in which it is in force."""
-    some = list(spans)
+    all_spans = list(spans)
     for piece in pieces:
-        cut = [(max(a, piece.begins_ns), min(b, piece.end_ns)) for a, b in some]
+        cut = [(max(a, piece.begins_ns), min(b, piece.end_ns)) for a, b in all_spans]
         yield piece, [(start, end) for start, end in cut if start < end]
 
 
@@ -236,10 +236,10 @@ def _divide_time(
     of a claim.
     """
     edges: dict[int, Counter[_Begun]] = {}
-    for what, start_ns, end_ns in _spans(gpus, counts):
+    for item, start_ns, end_ns in _spans(gpus, counts):
         if start_ns < end_ns:
-            edges.setdefault(start_ns, Counter())[what] += 1
-            edges.setdefault(end_ns, Counter())[what] -= 1
+            edges.setdefault(start_ns, Counter())[item] += 1
+            edges.setdefault(end_ns, Counter())[item] -= 1
     now: Counter[_Begun] = Counter()
     times = sorted(time_ns for time_ns, changes in edges.items() if any(changes.values()))
     for time_ns, until_ns in pairwise(times):
@@ -337,8 +337,8 @@ def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
 def _preference(gpu: _GpuOccupancy, count: UnplacedClaim) -> tuple[bool, bool, int]:
     """Sort key of the GPUs for a count, with the least change to the previous holders."""
     is_whole = count.share == 1
-    held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
-    return not _is_reported_by_provider(gpu, count), is_whole and bool(gpu.claims), held
+    precedence = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
+    return not _is_reported_by_provider(gpu, count), is_whole and bool(gpu.claims), precedence
 
 
 def _is_reported_by_provider(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:

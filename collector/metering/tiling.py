@@ -175,14 +175,14 @@ def _divide_slots(
     tiling: units.Tiling,
 ) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
-    kept: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]] = {}
+    by_slots: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]] = {}
     for reservation in facts.reservations:
-        kept.setdefault(reservation.slots(tiling), []).append(
+        by_slots.setdefault(reservation.slots(tiling), []).append(
             timeline.TimePiece(reservation.start_ns, reservation.end_ns, reservation)
         )
     return _TilingDivision(
         holders.divide_claims(claims, tiling),
-        {slots: timeline.resolve_overlaps(pieces) for slots, pieces in kept.items()},
+        {slots: timeline.resolve_overlaps(pieces) for slots, pieces in by_slots.items()},
         {layout: layout.stranded_slots(tiling) for layout in facts.layouts},
     )
 
@@ -213,8 +213,13 @@ def _contents(
             if claim:
                 _append(parts, slots, _held_content(claim, scene))
                 continue
-            for part in _split_slots(slots, [*useless, *(kept for kept, _ in reserved)]):
-                by = max((hold for kept, hold in reserved if _is_within(part, kept)), default=None)
+            for part in _split_slots(
+                slots, [*useless, *(reserved_slots for reserved_slots, _ in reserved)]
+            ):
+                by = max(
+                    (hold for reserved_slots, hold in reserved if _is_within(part, reserved_slots)),
+                    default=None,
+                )
                 stranded = any(_is_within(part, span) for span in useless)
                 _append(parts, part, _free_content(by, scene, stranded=stranded))
         yield timeline.TimePiece(start, end, parts)
@@ -228,10 +233,10 @@ def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) ->
 
 
 def _split_slots(
-    slots: units.CapacityRange, others: Iterable[units.CapacityRange]
+    slots: units.CapacityRange, divisions: Iterable[units.CapacityRange]
 ) -> Iterator[units.CapacityRange]:
     """Divide slots wherever others begin or end."""
-    inner = {edge for other in others for edge in other if slots.low < edge < slots.high}
+    inner = {edge for other in divisions for edge in other if slots.low < edge < slots.high}
     for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
         yield units.CapacityRange(low, high)
 

@@ -215,9 +215,9 @@ class CollectorState:
                 listener(event)
             self.add_event(event)
 
-    def add_event(self, seen: SeenEvent) -> None:
+    def add_event(self, seen_event: SeenEvent) -> None:
         """Add an event, each once: an agent that restarts reads the kernel log from its beginning."""
-        self.events.add(seen)
+        self.events.add(seen_event)
 
     def names_of_gpu(self, node: str, uuid: str) -> Names:
         """Return names of a GPU of a node; those that the node does not report are empty."""

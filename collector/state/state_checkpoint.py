@@ -127,7 +127,9 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
             [fact for fact in facts if isinstance(fact, claim_events.ReportedEnd)],
         )
     for events in _groups(list(core.events)):
-        yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
+        yield EventsPart(
+            [(seen_event.node, seen_event.boot_id, seen_event.event) for seen_event in events]
+        )
     yield CheckpointTrailer()
 
 

@@ -184,11 +184,11 @@ class Rollups:
         totals: dict[tuple[str, schemas.CellKey], RollupTotal] = {}
         for (scope_name, _), sums in self._sums.items():
             if (scope_name == EVERYONE) == (scope != "tenant"):
-                for where, key, amounts in _rail_amounts(sums, scope, scope_name):
-                    totals.setdefault((where, key), RollupTotal()).add(*amounts)
+                for rail, key, amounts in _rail_amounts(sums, scope, scope_name):
+                    totals.setdefault((rail, key), RollupTotal()).add(*amounts)
                     yield None
-        for (where, (metric, part)), total in totals.items():
-            labels = (where, *part) if where else part
+        for (rail, (metric, part)), total in totals.items():
+            labels = (rail, *part) if rail else part
             for rollup in metric.rollups:
                 yield view_cells.ViewCell(
                     _derive_rollup(metric, scope, rollup), labels, total.scaled(metric, rollup)
@@ -200,9 +200,9 @@ def node_rollups(
 ) -> Iterator[tuple[Metric, schemas.KeyPart, Rollup, float]]:
     """Yield the roll-ups of one node from its row of each stream."""
     totals: dict[schemas.CellKey, RollupTotal] = {}
-    for one in fresh:
-        sums = _LayoutSums(one.block.layout)
-        sums.add(_sum_everyone(one))
+    for rows in fresh:
+        sums = _LayoutSums(rows.block.layout)
+        sums.add(_sum_everyone(rows))
         for _, key, amounts in _rail_amounts(sums, "cluster", EVERYONE):
             totals.setdefault(key, RollupTotal()).add(*amounts)
     for (metric, part), total in totals.items():

@@ -81,17 +81,17 @@ class FleetPositions:
         by_gpu = self.roster.positions.get(node.name, {})
         by_rail = self._of_rails(node, by_gpu)
         for row in node.rows.values():
-            known = self.core.schemas.get(row.schema)
-            if known is None or known.jobs is None:
+            schema = self.core.schemas.get(row.schema)
+            if schema is None or schema.jobs is None:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
                 free = np.full(
-                    (len(row.block.nodes), len(known.jobs.columns)), NO_POSITION, np.int32
+                    (len(row.block.nodes), len(schema.jobs.columns)), NO_POSITION, np.int32
                 )
-                table = self._tables[id(row.block)] = PositionTable(row.block, known.jobs, free)
-            table.positions[row.index] = known.jobs.positions(
-                known.job_gpus, by_gpu, by_rail, NO_POSITION
+                table = self._tables[id(row.block)] = PositionTable(row.block, schema.jobs, free)
+            table.positions[row.index] = schema.jobs.positions(
+                schema.job_gpus, by_gpu, by_rail, NO_POSITION
             )
 
     def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
@@ -112,8 +112,8 @@ class FleetPositions:
     def gpus(self, node: FleetNode) -> tuple[schemas.SchemaGpu, ...]:
         """Return the GPUs of a node by the schema of its latest frame."""
         row = node.rows.get(schemas.GPU_STREAM)
-        known = self.core.schemas.get(row.schema) if row else None
-        return known.gpus if known else ()
+        schema = self.core.schemas.get(row.schema) if row else None
+        return schema.gpus if schema else ()
 
 
 _STALE = 255
@@ -265,12 +265,12 @@ class MeasureAverage:
         self, now: GpuValues, same: Numbers, seconds: float, time_constant_seconds: float
     ) -> GpuValues:
         """Return the means including `now`; `same` are the positions of the same job as before."""
-        kept = np.zeros((2, len(now.values)))
-        kept[:, same] = self.sums[same], self.weights[same]
-        kept *= math.exp(-seconds / time_constant_seconds)
+        decayed = np.zeros((2, len(now.values)))
+        decayed[:, same] = self.sums[same], self.weights[same]
+        decayed *= math.exp(-seconds / time_constant_seconds)
         has_value = ~np.isnan(now.values)
-        self.sums = np.where(has_value, kept[0] + now.values * seconds, 0.0)
-        self.weights = np.where(has_value, kept[1] + seconds, 0.0)
+        self.sums = np.where(has_value, decayed[0] + now.values * seconds, 0.0)
+        self.weights = np.where(has_value, decayed[1] + seconds, 0.0)
         means = np.full(len(has_value), np.nan)
         np.divide(self.sums, self.weights, out=means, where=has_value)
         return GpuValues(means, now.reasons)

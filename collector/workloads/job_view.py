@@ -66,8 +66,8 @@ class MeasureComparison:
         reasons = [
             SHARED if not p.is_alone else self.means.absence_reason(p.position) for p in job.places
         ]
-        known = [reason for reason in reasons if reason]
-        return max(sorted(set(known)), key=known.count)
+        given_reasons = [reason for reason in reasons if reason]
+        return max(sorted(set(given_reasons)), key=given_reasons.count)
 
 
 def compare_gpus(
@@ -172,9 +172,9 @@ class RunningJobs:
             straggler = compared.straggler(job)
             if isinstance(straggler, Straggler):
                 place = next(place for place in job.places if place.position == straggler.position)
-                where = name, place.holding.node, place.gpu
+                device = name, place.holding.node, place.gpu
                 yield view_cells.ViewCell(
-                    catalog.STRAGGLER_DEVIATION, (*job.key, *where), straggler.deviation
+                    catalog.STRAGGLER_DEVIATION, (*job.key, *device), straggler.deviation
                 )
 
     # As JSON -------------------------------------------------------------------------------------

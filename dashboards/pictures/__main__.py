@@ -129,11 +129,11 @@ def _without_data(picture: DashboardPicture) -> str:
 
 def _dashboards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the dashboards of these names, all if there are none."""
-    known = {path.stem: path for path in sorted(DASHBOARDS.glob("*.json"))}
-    if unknown := [name for name in names if name not in known]:
-        message = f"unknown dashboard: {', '.join(unknown)}: expected one of {', '.join(known)}"
+    files = {path.stem: path for path in sorted(DASHBOARDS.glob("*.json"))}
+    if unknown := [name for name in names if name not in files]:
+        message = f"unknown dashboard: {', '.join(unknown)}: expected one of {', '.join(files)}"
         raise click.ClickException(message)
-    return {name: json.loads(known[name].read_text()) for name in names or known}
+    return {name: json.loads(files[name].read_text()) for name in names or files}
 
 
 def _choice(text: str, dashboards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
@@ -142,9 +142,11 @@ def _choice(text: str, dashboards: Iterable[Mapping[str, Any]]) -> tuple[str, st
     if not equals:
         message = f"invalid choice {text!r}: expected VARIABLE=VALUE"
         raise click.ClickException(message)
-    known = {one["name"] for dashboard in dashboards for one in dashboard["templating"]["list"]}
-    if name not in known:
-        message = f"unknown variable: {name}: expected one of {', '.join(sorted(known))}"
+    variables = {
+        variable["name"] for dashboard in dashboards for variable in dashboard["templating"]["list"]
+    }
+    if name not in variables:
+        message = f"unknown variable: {name}: expected one of {', '.join(sorted(variables))}"
         raise click.ClickException(message)
     return name, value
 

@@ -54,12 +54,12 @@ def curves_of(panel: Json, answers: Sequence[QueryResult], *, stacked: bool) -> 
     curves: list[Curve] = []
     below: dict[int, Numbers] = {}
     for target, answer in zip(panel["targets"], answers, strict=True):
-        for one in answer.series:
+        for series in answer.series:
             low = below.get(len(answer.times), np.zeros(len(answer.times)))
-            high = low + one.values if stacked else one.values
+            high = low + series.values if stacked else series.values
             if stacked:
-                below[len(answer.times)] = low + np.nan_to_num(one.values)
-            name = name_of(target, dict(one.labels))
+                below[len(answer.times)] = low + np.nan_to_num(series.values)
+            name = name_of(target, dict(series.labels))
             curves.append(Curve(name, answer.times, low, high))
     return curves
 
@@ -226,9 +226,9 @@ def _style(form: FieldFormat) -> _CurveStyle:
             message = f"unsupported setting: custom.{name}: expected one of {', '.join(settings)}"
             raise UnsupportedFeatureError(message)
         settings[name] = value["mode"] if isinstance(value, dict) else value
-    for name, known in _KNOWN.items():
-        if settings[name] not in known:
-            message = f"unsupported {name}: {settings[name]}: expected one of {', '.join(map(str, known))}"
+    for name, supported in _KNOWN.items():
+        if settings[name] not in supported:
+            message = f"unsupported {name}: {settings[name]}: expected one of {', '.join(map(str, supported))}"
             raise UnsupportedFeatureError(message)
     return _CurveStyle(
         bars=settings["drawStyle"] == "bars",
@@ -263,10 +263,10 @@ def draw_bands(
     """Draw a panel of states; return True if there is any."""
     form = format_of(panel["fieldConfig"], "Value", numeric=True)
     bands = [
-        (name_of(target, dict(one.labels)), answer.times, one.values)
+        (name_of(target, dict(series.labels)), answer.times, series.values)
         for target, answer in zip(panel["targets"], answers, strict=True)
-        for one in answer.series
-        if np.isfinite(one.values).any()
+        for series in answer.series
+        if np.isfinite(series.values).any()
     ]
     if not bands:
         plot.draw_no_data(scene.canvas, box)
@@ -313,9 +313,12 @@ def draw_stats(
         message = f"unsupported options of a number: {wanted}: expected lastNotNull, value, none"
         raise UnsupportedFeatureError(message)
     stats = [
-        (name_of({"legendFormat": "__auto", **target}, dict(one.labels)), float(one.values[-1]))
+        (
+            name_of({"legendFormat": "__auto", **target}, dict(series.labels)),
+            float(series.values[-1]),
+        )
         for target, answer in zip(panel["targets"], answers, strict=True)
-        for one in answer.series
+        for series in answer.series
     ]
     if not stats:
         plot.draw_no_data(scene.canvas, box, form.nothing or "No data")

@@ -99,9 +99,11 @@ Colours = NDArray[np.uint8]
 """Red, green and blue in the last dimension."""
 
 
-def png(drawn: Colours, kept: Sequence[str]) -> bytes:
+def png(drawn: Colours, exact_colours: Sequence[str]) -> bytes:
     """Return a picture as PNG bytes; colours of `kept`, as #rrggbb, remain unchanged."""
-    fixed = np.array([list(bytes.fromhex(colour[1:])) for colour in kept], np.uint8).reshape(-1, 3)
+    fixed = np.array(
+        [list(bytes.fromhex(colour[1:])) for colour in exact_colours], np.uint8
+    ).reshape(-1, 3)
     red, green, blue = (drawn[:, :, part].astype(np.int32) for part in range(3))
     numbers = red << 16 | green << 8 | blue
     present = np.flatnonzero(np.bincount(numbers.ravel(), minlength=1 << 24))
@@ -134,8 +136,8 @@ def _split(numbers: NDArray[np.intp]) -> NDArray[np.float32]:
 
 def _nearest(colours: NDArray[np.float32], palette: Colours) -> NDArray[np.uint8]:
     """Return the position in the palette of the colour nearest to each."""
-    known = palette.astype(np.float32)
-    distance = (known**2).sum(axis=1) - 2 * colours @ known.T  # less the term common to all
+    floats = palette.astype(np.float32)
+    distance = (floats**2).sum(axis=1) - 2 * colours @ floats.T  # less the term common to all
     places: NDArray[np.uint8] = distance.argmin(axis=1).astype(np.uint8)
     return places
 

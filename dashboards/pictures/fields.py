@@ -257,9 +257,9 @@ def _fixed_colour(colour: Json) -> str:
     return _colour(colour["fixedColor"])
 
 
-def _check_known(value: Any, known: Any, what: str) -> Any:
-    if value not in known:
-        message = f"unsupported {what}: {value}: expected one of {', '.join(map(str, known))}"
+def _check_known(value: Any, supported: Any, name: str) -> Any:
+    if value not in supported:
+        message = f"unsupported {name}: {value}: expected one of {', '.join(map(str, supported))}"
         raise UnsupportedFeatureError(message)
     return value
 

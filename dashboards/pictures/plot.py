@@ -97,7 +97,7 @@ def marks_of(answer: QueryResult, colour: str) -> list[MarkedPeriod]:
     """Return the timestamps at which a query had values: adjacent timestamps are one mark."""
     if not answer.series:
         return []
-    here = np.any([~np.isnan(one.values) for one in answer.series], axis=0)
+    here = np.any([~np.isnan(series.values) for series in answer.series], axis=0)
     periods = (answer.times[run] for run in runs_of(here))
     return [MarkedPeriod(float(times[0]), float(times[-1]), colour) for times in periods]
 

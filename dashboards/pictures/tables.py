@@ -38,14 +38,14 @@ def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
     frames = []
     for letter, answer in answers:
         value = f"Value #{letter}" if len(answers) > 1 else "Value"
-        labels = dict.fromkeys(name for one in answer.series for name in sorted(one.labels))
+        labels = dict.fromkeys(name for series in answer.series for name in sorted(series.labels))
         rows: list[Row] = [
             {
                 "Time": float(answer.times[-1]),
-                **{name: one.labels.get(name, "") for name in labels},
-                value: float(one.values[-1]),
+                **{name: series.labels.get(name, "") for name in labels},
+                value: float(series.values[-1]),
             }
-            for one in answer.series
+            for series in answer.series
         ]
         frames.append(TableFrame(("Time", *labels, value) if rows else (), tuple(rows)))
     return frames
@@ -54,14 +54,14 @@ def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
 def transform(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:
     """Apply a panel's transformations in their order. Raises UnsupportedFeatureError for an unknown one."""
     for transformation in transformations:
-        known = _TRANSFORMATIONS.get(transformation["id"])
-        if known is None:
+        function = _TRANSFORMATIONS.get(transformation["id"])
+        if function is None:
             message = (
                 f"unsupported transformation: {transformation['id']}:"
                 f" expected one of {', '.join(_TRANSFORMATIONS)}"
             )
             raise UnsupportedFeatureError(message)
-        frames = known(frames, transformation["options"])
+        frames = function(frames, transformation["options"])
     return frames
 
 
@@ -79,9 +79,9 @@ def merge(frames: list[TableFrame], options: Json | None = None) -> list[TableFr
     order: list[dict[str, TableCell]] = []
     for row in (row for frame in filled for row in frame.rows):
         alike = merged.setdefault(tuple(row.get(name) for name in keys), [])
-        fitting = [known for known in alike if _joins(known, row)]
-        for known in fitting:
-            known.update(row)
+        fitting = [existing for existing in alike if _joins(existing, row)]
+        for existing in fitting:
+            existing.update(row)
         if not fitting:
             alike.append(dict(row))
             order.append(alike[-1])
@@ -96,10 +96,10 @@ def organize(frames: list[TableFrame], options: Json) -> list[TableFrame]:
     hidden = {name for name, out in options.get("excludeByName", {}).items() if out}
     order = options.get("indexByName", {})
     titles = options.get("renameByName", {})
-    kept = [name for name in frame.columns if name not in hidden]
-    kept.sort(key=lambda name: order.get(name, len(order)))
-    rows = ({titles.get(name, name): row.get(name) for name in kept} for row in frame.rows)
-    return [TableFrame(tuple(titles.get(name, name) for name in kept), tuple(rows))]
+    shown_columns = [name for name in frame.columns if name not in hidden]
+    shown_columns.sort(key=lambda name: order.get(name, len(order)))
+    rows = ({titles.get(name, name): row.get(name) for name in shown_columns} for row in frame.rows)
+    return [TableFrame(tuple(titles.get(name, name) for name in shown_columns), tuple(rows))]
 
 
 def sort_by(frames: list[TableFrame], options: Json) -> list[TableFrame]:
@@ -191,8 +191,8 @@ def _rank(row: Row, column: str) -> tuple[float, str]:
     return (cell, "") if isinstance(cell, float) else (float("-inf"), cell or "")
 
 
-def _joins(known: Row, row: Row) -> bool:
-    return all(known.get(name) in {None, cell} for name, cell in row.items())
+def _joins(existing: Row, row: Row) -> bool:
+    return all(existing.get(name) in {None, cell} for name, cell in row.items())
 
 
 _ROW = 26.0

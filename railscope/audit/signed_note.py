@@ -136,12 +136,12 @@ def verify_note(note: str, key: PublicKey) -> str:
 
     Signatures by other keys are ignored. Raises UnsignedError, ForgedError, NoteError.
     """
-    text, ours = signatures_of(note, key)
-    if not ours:
+    text, own_signatures = signatures_of(note, key)
+    if not own_signatures:
         names = ", ".join(name for name, _ in _parts(note)[1])
         message = f"no signature of {key}: signed by {names}"
         raise UnsignedError(message)
-    for signature in ours:
+    for signature in own_signatures:
         try:
             key.key.verify(signature, text.encode())
         except InvalidSignature as error:
@@ -156,8 +156,10 @@ def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
     Raises NoteError.
     """
     text, signatures = _parts(note)
-    ours = [s for name, s in signatures if name == key.name and s[:KEY_ID_BYTES] == key.key_id]
-    return text, [signature[KEY_ID_BYTES:] for signature in ours]
+    own_signatures = [
+        s for name, s in signatures if name == key.name and s[:KEY_ID_BYTES] == key.key_id
+    ]
+    return text, [signature[KEY_ID_BYTES:] for signature in own_signatures]
 
 
 def signature_line(key: PublicKey, signature: bytes) -> str:
@@ -205,15 +207,15 @@ def _check_text(text: str) -> None:
         raise NoteError(message)
 
 
-def _key_parts(text: str, what: str, kind: bytes = ED25519) -> tuple[str, bytes, bytes]:
+def _key_parts(text: str, noun: str, kind: bytes = ED25519) -> tuple[str, bytes, bytes]:
     name, _, rest = text.partition("+")
     key_id, _, encoded = rest.partition("+")
     body = _decode_base64(encoded)
     if not _NAME.fullmatch(name) or not re.fullmatch("[0-9a-f]{8}", key_id):
-        message = f"invalid {what}: expected name+1a2b3c4d+base64"
+        message = f"invalid {noun}: expected name+1a2b3c4d+base64"
         raise NoteError(message)
     if len(body) != 1 + KEY_BYTES or body[:1] != kind:
-        message = f"invalid {what} of {name}: expected an Ed25519 key of kind {kind[0]}"
+        message = f"invalid {noun} of {name}: expected an Ed25519 key of kind {kind[0]}"
         raise NoteError(message)
     return name, bytes.fromhex(key_id), body[1:]
 
@@ -326,11 +328,11 @@ def cosignature_seconds(note: str, key: PublicKey) -> int:
     Raises UnsignedError without a cosignature of this key, ForgedError if it is not over this text,
     NoteError.
     """
-    text, ours = signatures_of(note, key)
-    if not ours:
+    text, own_signatures = signatures_of(note, key)
+    if not own_signatures:
         message = f"no cosignature of {key}"
         raise UnsignedError(message)
-    return max(_check_cosignature(text, signature, key) for signature in ours)
+    return max(_check_cosignature(text, signature, key) for signature in own_signatures)
 
 
 def _check_cosignature(text: str, signature: bytes, key: PublicKey) -> int:

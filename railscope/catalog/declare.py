@@ -295,7 +295,7 @@ class MetricTable:
     def _metric(
         self, kind: MetricKind, name: str, help_: str, origin: str, columns: MetricColumns
     ) -> Metric:
-        others = {
+        other_names = {
             "dcgm-exporter": columns.get("dcgm", ""),
             "node_exporter": columns.get("node_exporter", ""),
         }
@@ -320,5 +320,5 @@ class MetricTable:
             detail=columns.get("detail", self.detail),
             sparse=bool(total),
             total=total,
-            other_names={tool: names for tool, names in others.items() if names},
+            other_names={tool: names for tool, names in other_names.items() if names},
         )

@@ -80,10 +80,10 @@ UNKNOWN_CONTROL = _ETHTOOL.counter("railscope_nic_receive_unsupported_control_fr
 RDMA_RECEIVED_PACKETS = _ETHTOOL.counter("railscope_nic_receive_rdma_packets_total", "RDMA packets this function received.", "mlx5 rx_vport_rdma_unicast_packets")
 RDMA_SENT_PACKETS = _ETHTOOL.counter("railscope_nic_transmit_rdma_packets_total", "RDMA packets this function sent.", "mlx5 tx_vport_rdma_unicast_packets")
 FUNCTION = {
-    f"{way}_vport_{kind}_{what}": _ETHTOOL.counter(f"railscope_nic_function_{verb}_{kind}_{what}_total", f"{what.capitalize()} this function {did}, {meaning}.", f"mlx5 {way}_vport_{kind}_{what}")
+    f"{way}_vport_{kind}_{quantity}": _ETHTOOL.counter(f"railscope_nic_function_{verb}_{kind}_{quantity}_total", f"{quantity.capitalize()} this function {did}, {meaning}.", f"mlx5 {way}_vport_{kind}_{quantity}")
     for way, verb, did in (("rx", "receive", "received"), ("tx", "transmit", "sent"))
     for kind, meaning in (("unicast", "unicast without RDMA"), ("multicast", "multicast without RDMA"), ("broadcast", "broadcast"), ("rdma_multicast", "multicast by RDMA"))
-    for what in ("packets", "bytes")
+    for quantity in ("packets", "bytes")
 }
 
 # Traffic classes: targets of a NIC's priority mapping ---------------------------------------------

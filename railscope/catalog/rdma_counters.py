@@ -223,6 +223,6 @@ _RESOURCES = {
     "memory_windows": ("Memory windows", "mws"),
 }
 RESOURCES = (
-    *(RdmaRow(stem, f"{what} in use.", f"bnxt_re: active_{file}") for stem, (what, file) in _RESOURCES.items()),
-    *(RdmaRow(f"max_{stem}", f"{what} in use, maximum since driver load.", f"bnxt_re: watermark_{file}") for stem, (what, file) in _RESOURCES.items()),
+    *(RdmaRow(stem, f"{resource} in use.", f"bnxt_re: active_{file}") for stem, (resource, file) in _RESOURCES.items()),
+    *(RdmaRow(f"max_{stem}", f"{resource} in use, maximum since driver load.", f"bnxt_re: watermark_{file}") for stem, (resource, file) in _RESOURCES.items()),
 )

@@ -155,8 +155,8 @@ def _recovery(general: Judgement, message: str) -> Judgement:
     if not match:
         return general
     name = match["name"]
-    known = _RECOVERY_NAMES.get(name.lower().removesuffix(" required"))
-    action = known or RECOVERY_ACTIONS.get(int(match["value"], 16))
+    named_action = _RECOVERY_NAMES.get(name.lower().removesuffix(" required"))
+    action = named_action or RECOVERY_ACTIONS.get(int(match["value"], 16))
     return replace(general, actions=action.actions if action else general.actions, nvidia=name)
 
 

@@ -130,9 +130,9 @@ class DemoRun:
         )
         async with cluster:
             await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
-            where = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
-            screen.print(where)
-            await self._show(where)
+            directions = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
+            screen.print(directions)
+            await self._show(directions)
             shipped = await cluster.stop_agents()
             views = await cluster.stable_views()
             good, report = verdict(cluster.node_names, shipped, views)
@@ -143,7 +143,7 @@ class DemoRun:
         )
         return good
 
-    async def _show(self, where: str) -> None:
+    async def _show(self, directions: str) -> None:
         """Draw the views until the end, while faults begin and end."""
         started_wall_ns = next(iter(self._cluster.nodes.values())).started_wall_ns
         record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
@@ -156,7 +156,7 @@ class DemoRun:
                 if faults.done():
                     faults.result()
                 self._cluster.check_alive()
-                self._screen.draw(await self._cluster.views(), where)
+                self._screen.draw(await self._cluster.views(), directions)
         finally:
             faults.cancel()
             await asyncio.wait({faults})

@@ -187,8 +187,8 @@ def verdict(
     nodes: Sequence[str], shipped: Sequence[Mapping[str, int]], views: Mapping[str, Any]
 ) -> tuple[bool, str]:
     """Return True if a run succeeded, and a line-by-line report."""
-    known = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
-    stale = [node for node in nodes if node not in known]
+    reporting = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
+    stale = [node for node in nodes if node not in reporting]
     sent = sum(counts["shipped"] for counts in shipped)
     lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
     received = int(views["own"]["railscope_collector_received_frames_total"])

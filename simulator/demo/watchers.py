@@ -136,7 +136,9 @@ class Watchers:
             f"  {shlex.join(command)}\n      {url}" for url, command in self.commands().items()
         ]
         programs = {command[0] for command in self.commands().values()}
-        missing = [_PACKAGES[one] for one in programs & set(_PACKAGES) if not shutil.which(one)]
+        missing = [
+            _PACKAGES[program] for program in programs & set(_PACKAGES) if not shutil.which(program)
+        ]
         if missing:
             lines.append(f"  not installed here: apt-get install {' '.join(sorted(missing))}")
         return "\n".join(lines)

@@ -111,13 +111,15 @@ def _sfp_calibrated_registers(registers: bytes) -> bytes:
         is_signed = first == _SFP_TEMPERATURE
         for register in _sfp_threshold_registers(first):
             raw = int.from_bytes(registers[register : register + 2], signed=is_signed)
-            put = _clamp_register(raw * slope / 256 + offset, is_signed=is_signed)
-            right[register : register + 2] = put.to_bytes(2, signed=is_signed)
+            calibrated = _clamp_register(raw * slope / 256 + offset, is_signed=is_signed)
+            right[register : register + 2] = calibrated.to_bytes(2, signed=is_signed)
     for register in _sfp_threshold_registers(_SFP_RECEIVED):
         light = pages.integer_at(registers, register)
         powers = zip((4, 3, 2, 1), received, strict=True)
-        put = _clamp_register(sum(factor * light**degree for degree, factor in powers) + constant)
-        right[register : register + 2] = put.to_bytes(2)
+        calibrated = _clamp_register(
+            sum(factor * light**degree for degree, factor in powers) + constant
+        )
+        right[register : register + 2] = calibrated.to_bytes(2)
     return bytes(right)
 
 

@@ -173,10 +173,10 @@ class EthtoolFamily:
         beside them (ports, pause, FEC, autonegotiation) are returned by other functions.
         """
         attributes = self._request(_LINK_MODES_GET, interface)
-        ours, peer = _modes(attributes, _MODES_OURS), _modes(attributes, _MODES_PEER)
+        local, peer = _modes(attributes, _MODES_OURS), _modes(attributes, _MODES_PEER)
         answer: dict[str, Json] = {
-            "supported": [name for name, _ in ours],
-            "advertised": [name for name, is_set in ours if is_set],
+            "supported": [name for name, _ in local],
+            "advertised": [name for name, is_set in local if is_set],
             "peer": [name for name, is_set in peer if is_set],
             **_flags(attributes, _MODES_FLAGS),
         }

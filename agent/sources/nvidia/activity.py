@@ -98,8 +98,8 @@ _GPU_FIELDS: tuple[BatchField, ...] = (
 _RECENT_FIELDS: tuple[BatchField, ...] = (
     *_parts(a.GPU_ENGINE_ACTIVITY, entities.GPU_ENGINE, ENCODERS),
     *(
-        field(n, a.GPU_CACHE_SHARE, entities.GPU_CACHE, *what, pick=_percent)
-        for n, what in CACHES.items()
+        field(n, a.GPU_CACHE_SHARE, entities.GPU_CACHE, *cache, pick=_percent)
+        for n, cache in CACHES.items()
     ),
     *(field(n, a.GPU_CYCLES, entities.GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )

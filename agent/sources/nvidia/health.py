@@ -141,7 +141,7 @@ _CALLS: tuple[NvmlCall, ...] = (
         CallTarget(h.GPU_FABRIC_STATE, key("state")),
         CallTarget(h.GPU_FABRIC_STATUS, _status),
         CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
-        *(_condition_target(name, _condition(*where)) for name, where in CONDITIONS.items()),
+        *(_condition_target(name, _condition(*source)) for name, source in CONDITIONS.items()),
         _condition_target("misconfigured", _configuration_fault),
     )),
 )  # fmt: skip

@@ -149,11 +149,13 @@ def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
 
 def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
-    own = entity.key[1:]
+    link_key = entity.key[1:]
     fields = [
         call_plan.BatchField(
             tuple(_scoped(number, link) for number in numbers),
-            call_plan.CallTarget(n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*own, stage)),
+            call_plan.CallTarget(
+                n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*link_key, stage)
+            ),
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
@@ -289,12 +291,12 @@ def _count(host: Host, gpu: int) -> int | None:
 
 
 def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
-    version, remote, where = (
+    version, remote, pci = (
         source.call_nvml(host, f"nvmlDeviceGetNvLink{member}", gpu, link)
         for member in ("Version", "RemoteDeviceType", "RemotePciInfo")
     )
     return source.nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),
         remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
-        remote_pci_address=pci_address(where["busId"]) if where and where["busId"] else "",
+        remote_pci_address=pci_address(pci["busId"]) if pci and pci["busId"] else "",
     )

@@ -216,7 +216,7 @@ def _power_bound(
 
 
 _SETTINGS_FIELDS: tuple[call_plan.BatchField, ...] = (
-    *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
+    *(_power_bound(bound, *source) for bound, source in POWER_BOUNDS.items()),
     call_plan.field(274, c.GPU_PEAK_POWER),
     *(
         call_plan.field(
