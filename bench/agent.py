@@ -119,7 +119,11 @@ def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBench
     report.ratio("share of a core, whole tick, 1 Hz", 100 * slow.share_of_core, SHARE_AT_1_HZ)
     report.ratio("share of a core, whole tick, 10 Hz", 100 * fast.share_of_core, SHARE_AT_10_HZ)
     report.ratio("share of a core, every value a file, 1 Hz", 100 * real.share_of_core)
-    report.ratio("wire / gzipped text, bytes per value", slow.wire_to_text, WIRE)
+    report.ratio(
+        "wire / gzipped text, bytes per value",
+        slow.wire_bytes_per_value / slow.text_bytes_per_value,
+        WIRE,
+    )
     report.ratio("agent resident, every value a file", real.resident_bytes / MEBIBYTE, MEMORY)
     report.ratio("agent resident, whole agent", slow.resident_bytes / MEBIBYTE, MEMORY_OF_ALL)
     report.ratio("wake-ups per tick, 1 Hz", slow.switches_per_tick, WAKE_UPS)

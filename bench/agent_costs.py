@@ -273,11 +273,6 @@ class TickCost:
         """Resident memory of the agent itself."""
         return self.memory.resident - self.answers_bytes
 
-    @property
-    def wire_to_text(self) -> float:
-        """Bytes per value on the wire, against gzipped Prometheus text of the same node."""
-        return self.wire_bytes_per_value / self.text_bytes_per_value
-
     def __str__(self) -> str:
         return (
             f"{self.cpu_per_tick * 1e3:.2f} ms CPU per tick of {self.values_per_tick:,.0f} values,"

@@ -55,7 +55,11 @@ def inventory_panels() -> Iterator[panels.Panel]:
         "Nodes missing or unexpected",
         "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
         {"node": "Node"},
-        _bad("Missing", build_query(_never_reported(), COUNT), {1: "yes"}),
+        _bad(
+            "Missing",
+            build_query(f"{_in_state('missing')} unless on (node) {_STANDS}", COUNT),
+            {1: "yes"},
+        ),
         _bad("Unexpected", build_query(_in_state("unexpected"), COUNT), {1: "yes"}),
         span=6,
     )
@@ -98,10 +102,6 @@ def _count_in_state(devices: str, state: str) -> Query:
 
 def _in_state(state: str) -> str:
     return f'max by (node) (railscope_inventory_node{{state="{state}"}} == 1)'
-
-
-def _never_reported() -> str:
-    return f"{_in_state('missing')} unless on (node) {_STANDS}"
 
 
 SUM, MAX, MIN = Rollup.SUM, Rollup.MAX, Rollup.MIN

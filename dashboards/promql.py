@@ -47,11 +47,6 @@ def recorded_in(expression: str) -> frozenset[str]:
     return frozenset(_RECORDED_NAME.findall(expression))
 
 
-def unknown_in(expression: str) -> frozenset[str]:
-    """Return the names that no rule records."""
-    return recorded_in(expression) - recorded_expressions().keys()
-
-
 def expand(expression: str) -> str:
     """Return an expression with recorded series replaced by their expressions.
 
@@ -147,7 +142,7 @@ def labels_in(expression: str) -> frozenset[str]:
 
 def problems(expression: str) -> list[str]:
     """Return the problems of an expression; an empty list if it is correct."""
-    unknown = sorted(unknown_in(expression))
+    unknown = sorted(recorded_in(expression) - recorded_expressions().keys())
     expression = expand(expression)
     return [
         *(f"unknown recorded series {name}" for name in unknown),

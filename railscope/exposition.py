@@ -252,7 +252,11 @@ class Exposition:
         blocks: dict[str, str] = {}
         info: dict[str, dict[str, str]] = {}
         current = list(frames)
-        self._templates = {frame.schema: self._template(frame.schema) for frame in current}
+        known = self._templates
+        self._templates = {
+            schema: known.get(schema) or ExpositionTemplate(schema, self._selection)
+            for schema in (frame.schema for frame in current)
+        }
         for frame in current:
             template = self._templates[frame.schema]
             for name, block in template.render(frame).items():
@@ -261,6 +265,3 @@ class Exposition:
                 info.setdefault(name, {}).update(lines)
         blocks |= {name: "".join(lines.values()) for name, lines in info.items()}
         return render_blocks(blocks, text_format)
-
-    def _template(self, schema: Schema) -> ExpositionTemplate:
-        return self._templates.get(schema) or ExpositionTemplate(schema, self._selection)

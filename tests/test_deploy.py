@@ -225,7 +225,8 @@ def test_both_programs_work_under_their_units(tmp_path: Path):
         ) as own,
     ):
         assert seen in until(seen, address)
-        assert 'railscope_source_state{source="host",state="ok"} 1' in page(own)
+        is_read = 'railscope_source_state{source="host",state="ok"} 1'
+        assert is_read in until(is_read, own)
 
 
 def test_the_agent_may_read_the_clock_error_with_a_drop_in(tmp_path: Path):

@@ -51,7 +51,11 @@ class DcgmExposition:
 
     def render(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
         """Render one exposition of all frames."""
-        current = [frame for frame in frames if _is_about_device(frame.schema)]
+        current = [
+            frame
+            for frame in frames
+            if any(metric in _USED_METRICS for metric, _ in frame.schema.groups)
+        ]
         schemas = tuple(frame.schema for frame in current)
         if schemas != self._schemas:
             self._blocks = list(_blocks(schemas, self._hostname))
@@ -64,10 +68,6 @@ class DcgmExposition:
         if text_format is TextFormat.OPENMETRICS:
             parts.append("# EOF\n")
         return "".join(parts)
-
-
-def _is_about_device(schema: Schema) -> bool:
-    return any(metric in _USED_METRICS for metric, _ in schema.groups)
 
 
 def _header(row: DcgmMetric, text_format: TextFormat) -> str:

@@ -46,7 +46,9 @@ _WHOLE = {
         r"|standard_statistics).*"
     ),
 }
+"""Keys of answers that contain only what drivers and the kernel define, by section."""
 _COUNTER_FILE = re.compile(r"(?<=counters/)[\w.]+$")
+"""Name of a counter file at the end of a path; drivers define these names."""
 _RUNS = re.compile(r"[^\W\d_]+")
 _FIXED = re.compile(
     rf"\d+|0x[0-9a-f]+|x[0-9a-f]{{7}}|{_BDF}|[0-9a-f]{{4,8}}(?::[0-9a-f]{{2}}){{2}}|pci[0-9a-f]{{4}}",
@@ -54,16 +56,6 @@ _FIXED = re.compile(
 )
 MAX_LETTERS_TOKEN = 5
 """Maximum length of a token of single letters and digits, such as `p0` or `3g`: it identifies nothing."""
-
-
-def is_retained_whole(section: str, key: str) -> bool:
-    """True if the answer for a key contains only what drivers and the kernel define."""
-    return _WHOLE[section].fullmatch(key) is not None
-
-
-def counter_file(path: str) -> re.Match[str] | None:
-    """Match of a counter file's name at the end of a path; drivers define these names."""
-    return _COUNTER_FILE.search(path)
 
 
 def is_harmless(token: str) -> bool:
@@ -172,7 +164,7 @@ class Redactor:
         if section == "calls":
             function, bracket, arguments = key.partition("(")
             return function + bracket + self.scrub(arguments)
-        counter = counter_file(key)
+        counter = _COUNTER_FILE.search(key)
         if counter is None:
             return self.scrub(key)
         return self.scrub(key[: counter.start()]) + counter[0]
@@ -186,7 +178,7 @@ class Redactor:
             return "".join(
                 self._route(line, *_ROUTES[name]) for line in value.splitlines(keepends=True)
             )
-        return self.json(value, whole=is_retained_whole(section, key))
+        return self.json(value, whole=_WHOLE[section].fullmatch(key) is not None)
 
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
         """A line of the kernel's routing table; a default route stays a default route."""

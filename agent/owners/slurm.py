@@ -68,15 +68,11 @@ def _setting_lines(text: str) -> Iterator[dict[str, str]]:
         if line.lower().startswith("include "):
             message = f"unsupported Include in {line[:200]!r}"
             raise SlurmFormatError(message)
-        fields = _pairs(line)
+        fields = {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(line)}
         if not fields:
             message = f"invalid line of gres.conf: {line[:200]!r}"
             raise SlurmFormatError(message)
         yield fields
-
-
-def _pairs(line: str) -> dict[str, str]:
-    return {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(line)}
 
 
 def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:

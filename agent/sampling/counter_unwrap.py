@@ -93,7 +93,7 @@ class CounterUnwrapper:
         half = self._range >> 1
         last_values = list(self._last)
         if (
-            self._are_gone(reasons)
+            all(reasons[column] == Absent.GONE.value for column in self._columns)
             or not all(0 <= distance < half for distance in ahead.values())
             or (ahead and (together or self._wide_decreased(wide, reasons)))
         ):
@@ -105,9 +105,6 @@ class CounterUnwrapper:
         for i in present:
             last_values[i] = now[i]
         self._last = last_values
-
-    def _are_gone(self, reasons: bytearray) -> bool:
-        return all(reasons[column] == Absent.GONE.value for column in self._columns)
 
     def _wide_decreased(self, wide: Sequence[int], reasons: bytearray) -> bool:
         pairs = zip(self._wide, self._last_wide, wide, strict=True)

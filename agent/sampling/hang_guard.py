@@ -124,11 +124,6 @@ class HungCalls:
         returned = [(call, False) for device, call in before.items() if now.get(device) != call]
         return returned + [(c, True) for device, c in now.items() if before.get(device) != c]
 
-    @property
-    def is_full(self) -> bool:
-        """True if no further thread may be left to a hung call."""
-        return len(self.by_device) >= MAX_HUNG_CALLS
-
 
 class GuardedHost(HostWrapper):
     """Host of one family: records the current call of its thread, and blocks calls about hung devices.
@@ -171,7 +166,7 @@ class GuardedHost(HostWrapper):
 
     def abandon(self) -> HungCall | None:
         """Leave the present call to its thread; None if it returned or too many are hung."""
-        if self._hung.is_full:
+        if len(self._hung.by_device) >= MAX_HUNG_CALLS:
             return None
         try:
             device, call, since = self._running.pop()

@@ -246,16 +246,13 @@ def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
             columns = cells
         elif len(cells) == len(columns) > 1:
             named = zip(columns, map(parse_natural, cells), strict=True)
-            readings |= {(row, column): cell for column, cell in named if _is_published(column)}
+            readings |= {(row, name): cell for name, cell in named if name in _PUBLISHED}
             if "avg_sz(bytes)" not in columns:
                 readings[row, "total"] = parse_natural(cells[0])
     return readings
 
 
-def _is_published(column: str) -> bool:
-    return column != "total" and (column in _OF_OPERATION or column in {"hit", "miss"})
-
-
+_PUBLISHED = frozenset({*_OF_OPERATION, "hit", "miss"} - {"total"})
 _FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = (
     ("osdc", parse_osdc),
     ("mdsc", parse_mdsc),

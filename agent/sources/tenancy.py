@@ -152,7 +152,7 @@ class ClaimSource(source.SourceWithoutResources):
             absence = self._uses.absences.get(gpu) or (
                 Absent.GONE if gpu not in self._present_gpus else None
             )
-            processes = sum(len(use.pids) for use in gpu_processes.uses_of_gpu(self._free, gpu))
+            processes = sum(len(use.pids) for use in self._free if use.device.gpu == gpu)
             into.put(2 * count + place, absence or self._problem or processes)
 
     @property
@@ -236,7 +236,7 @@ class ClaimSource(source.SourceWithoutResources):
         trusted = tuple(
             gpu_processes.claim_of_use(use, ClaimAuthority.NODE_PLUGIN, self._system)
             for use in self._uses.uses
-            if self._is_trusted(use)
+            if use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
         )
         if (report := self._process_report(PROCESS, trusted)) is not None:
             yield report
@@ -251,9 +251,6 @@ class ClaimSource(source.SourceWithoutResources):
         began = host.clock.now()
         claims_reported = poll(host, self.devices, tracker.in_force(name))
         return claim_tracker.ProviderReport(name, claims_reported, began, host.clock.now())
-
-    def _is_trusted(self, use: gpu_processes.DeviceUse) -> bool:
-        return use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
 
     def _process_report(
         self, name: str, claims: tuple[NodeClaim, ...]

@@ -139,7 +139,7 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     if not claims:
         return
     examples = ", ".join(
-        f"{claim.source} {claim.workload} ({_format_gpu_count(claim)})"
+        f"{claim.source} {claim.workload} ({claim.count}{f' x {claim.share}' if claim.share else ''})"
         for claim in claims[:_MAX_QUOTED]
     )
     total = sum(claim.count for claim in claims)
@@ -148,10 +148,6 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
         "run `railscope claim start --from-slurm` in a prolog, or set tenancy.slurm_job_directory"
     )
     yield ProbeFinding.absent(SUBJECT, f"{detail}; bills assume the devices", remedy)
-
-
-def _format_gpu_count(claim: NodeClaim) -> str:
-    return f"{claim.count} x {claim.share}" if claim.share else str(claim.count)
 
 
 def count_claimed_slots(claims: Iterable[NodeClaim]) -> int:

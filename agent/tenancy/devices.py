@@ -105,7 +105,7 @@ class NodeDevices:
         self, gpu: str, gpu_instance: str, compute_instance: str = ""
     ) -> ClaimableDevice | None:
         """Return a MIG device by its instance ids; without a compute instance, the GPU instance's first."""
-        return self._find_mig(
+        return self.find_mig(
             gpu,
             lambda part: (
                 part.gpu_instance == gpu_instance
@@ -113,15 +113,7 @@ class NodeDevices:
             ),
         )
 
-    def mig_with_index(self, gpu: str, index: int) -> ClaimableDevice | None:
-        """Return a MIG device by its index on its GPU."""
-        return self._find_mig(gpu, lambda part: part.index == str(index))
-
-    def mig_with_start(self, gpu: str, start: int) -> ClaimableDevice | None:
-        """Return a MIG device by its first memory slice."""
-        return self._find_mig(gpu, lambda part: part.start == start)
-
-    def _find_mig(self, gpu: str, test: Callable[[MigNames], bool]) -> ClaimableDevice | None:
+    def find_mig(self, gpu: str, test: Callable[[MigNames], bool]) -> ClaimableDevice | None:
         """Return the first MIG device of a GPU that passes a test."""
         owner = self.all.get(gpu)
         matches = (_mig_device(owner, part) for part in owner.parts if test(part)) if owner else ()
@@ -209,7 +201,7 @@ def device_with_id(name: kubelet_answers.DeviceId, devices: NodeDevices) -> Clai
         case kubelet_answers.GpuIndexId(index=index, mig_index=place):
             device = devices.gpu_with_index(index)
             if device and place is not None:
-                device = devices.mig_with_index(device.gpu, place)
+                device = devices.find_mig(device.gpu, lambda part: part.index == str(place))
         case kubelet_answers.DeviceFileId(minor=minor, gpu_instance=gi):
             device = devices.gpu_with_minor(minor)
             if device and gi is not None:

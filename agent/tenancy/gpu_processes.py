@@ -10,7 +10,7 @@ are not reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -234,11 +234,6 @@ def _user_name(host: Host, number: int) -> str:
         return str(host.call(OWNER, "user", number)) or str(number)
     except OSError:
         return str(number)
-
-
-def uses_of_gpu(uses: Iterable[DeviceUse], gpu: str) -> Iterator[DeviceUse]:
-    """Return the uses of one GPU."""
-    return (use for use in uses if use.device.gpu == gpu)
 
 
 UseKey = tuple[str, str, str, str]

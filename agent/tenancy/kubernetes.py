@@ -348,7 +348,8 @@ def _find_claimed_device(
     if match is None or gpu is None or not match["mig"]:
         return gpu
     placement = _PLACED.fullmatch(match["mig"]) or _PROFILED.fullmatch(match["mig"])
-    return devices.mig_with_start(gpu.gpu, int(placement["start"])) if placement else None
+    start = int(placement["start"]) if placement else None
+    return devices.find_mig(gpu.gpu, lambda part: part.start == start) if placement else None
 
 
 def _is_gpu(resource: str) -> bool:

@@ -222,13 +222,13 @@ class NetworkScanner:
         network_devices = [
             _assign_remaining_role(host, device, routing_nics, are_rails=are_rails)
             if gpus
-            else _explain_missing_gpus(device)
+            else replace(device, reason=device.reason or "the node has no GPU")
             for device in named
         ]
         network_devices.sort(key=lambda device: pci.bus_order(device.address))
         nics = dict(zip(addresses, assignment.nics, strict=True))
         rails = dict(zip(addresses, assignment.rails, strict=True))
-        if self.rules.specifies_rails:
+        if self.rules.rails or self.rules.rail_pattern:
             rails = _rails_by_nic(nics, rails, network_devices)
         unused = self.rules.find_unused(name for device in network_devices for name in device.names)
         return NodeNetwork(
@@ -373,11 +373,6 @@ def _assign_unit_rail(
             gpu=gpus[position.gpu],
             reason=position.reason,
         )
-
-
-def _explain_missing_gpus(device: NetworkDevice) -> NetworkDevice:
-    """Return a device of a node without GPUs, where its role is unknown."""
-    return replace(device, reason=device.reason or "the node has no GPU")
 
 
 def _assign_remaining_role(

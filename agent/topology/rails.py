@@ -348,11 +348,6 @@ class RailRules:
         speeds = (self.expected_megabits_per_second.get(name) for name in names)
         return next((speed for speed in speeds if speed is not None), None)
 
-    @property
-    def specifies_rails(self) -> bool:
-        """True if names in the settings determine rails."""
-        return bool(self.rails or self.rail_pattern)
-
 
 def parse_rail_rules(settings: TopologySettings) -> RailRules:
     """Validate the settings. Raises SettingsError that names the setting and a valid value."""

@@ -134,7 +134,11 @@ def _tree_lines(node: node_topology.NodeTopology) -> Iterator[str]:
 
     devices = sorted(
         node.devices.values(),
-        key=lambda d: (numa_node_of(d), d.place.bridge, [_sortable(a) for a in d.place.chain]),
+        key=lambda d: (
+            numa_node_of(d),
+            d.place.bridge,
+            [pci.bus_order(address.rpartition(_INNER)[2]) for address in d.place.chain],
+        ),
     )
     for numa_node, at_node in groupby(devices, key=numa_node_of):
         yield f"NUMA node {numa_node}" if numa_node else "NUMA node unknown"
@@ -241,10 +245,6 @@ def _nics_of_gpu(
     nearest = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.nic_by_gpu.get(gpu.address, "")
     return nearest or ([node.network.device_at(shared)] if shared else [])
-
-
-def _sortable(address: str) -> tuple[int, ...]:
-    return pci.bus_order(address.rpartition(_INNER)[2])
 
 
 # JSON -------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class GpuAccount:
             unobserved_sums=account_sums.sum_entries(within(last_sample_ns, now_ns)),
             rates=(
                 tuple(
-                    rate._replace(state=_state_if_observed(rate.state))
+                    rate._replace(state=_WHEN_OBSERVED.get(rate.state, rate.state))
                     for rate in _rates(within(last_sample_ns, last_sample_ns + 1))
                 ),
                 _rates(within(newest_ns, newest_ns + 1) if is_unchanged else present),
@@ -171,10 +171,6 @@ class GpuAccount:
     def holders(self) -> set[str]:
         """Tenants that hold a part of it now."""
         return {rate.tenant for rate in self.rates[1] if rate.state in tiling.HELD}
-
-
-def _state_if_observed(state: tiling.SlotState) -> tiling.SlotState:
-    return _WHEN_OBSERVED.get(state, state)
 
 
 def _rates(entries: Iterable[tiling.TilingEntry]) -> tuple[account_sums.StateUnits, ...]:

@@ -308,14 +308,12 @@ class AuditTrail:
             self._report_lost_record("access.denied", asdict(counted), "the collector is stopping")
             return
         repetitions = self._denials.repetitions
-        if counted not in repetitions and self._count_paths(counted.address) >= MAX_PATHS:
+        paths = sum(other.address == counted.address for other in repetitions)
+        if counted not in repetitions and paths >= MAX_PATHS:
             counted = replace(counted, path="")
         if self._denials.add(counted):
             self._new_denials.append(counted)
             self._wake.set()
-
-    def _count_paths(self, address: str) -> int:
-        return sum(counted.address == address for counted in self._denials.repetitions)
 
     async def _write_new_denials(self) -> None:
         while self._new_denials:

@@ -75,10 +75,6 @@ class ClaimsInForce(msgspec.Struct):
     conflicts: dict[str, dict[str, set[str]]] = {}
     """Recorded conflicts, by GPU and the later claim: the earlier claims."""
 
-    def find_claim(self, gpu: str, claim: str) -> ClaimInForce | None:
-        """Return the claim if it is in force."""
-        return self.gpus.get(gpu, {}).get(claim)
-
     def find_disputed(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
         """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
 
@@ -214,7 +210,7 @@ def make_drafts(
     gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
     wanted, present = (
         ClaimInForce.from_record(draft.data, draft.commitments),
-        holdings.find_claim(gpu, claim),
+        holdings.gpus.get(gpu, {}).get(claim),
     )
     if present is None:
         for other in holdings.find_disputed(gpu, claim, wanted):

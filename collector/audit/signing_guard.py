@@ -75,10 +75,6 @@ class SigningGuard:
         """Number of agents that must have submitted their checkpoints."""
         return min(self.required_agents, self.count_agents())
 
-    def needs_checkpoint(self, node: str) -> bool:
-        """True if a node has not submitted its checkpoint yet."""
-        return node not in self.submitted_sizes
-
     def check_allowed(self, _: merkle.TreeHead) -> None:
         """Raise LogWriteError if nothing may be signed now."""
         if self.stop_reason:

@@ -164,7 +164,7 @@ class _EvidenceComparison:
         counted = {measure: _by_day(inputs.counted[measure], days) for measure in inputs.counted}
         for day in days:
             revision = written.get(day)
-            name = _gpu_day_name(row_conversion.GpuDay(inputs.evidence.gpu, day))
+            name = f"{inputs.evidence.gpu} on {format_timestamp(day * DAY_NS)[:10]}"
             start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
             present, absent = (_overlap_ns(p, start_ns, end_ns) for p in (places, outside))
             for tiling in Tiling:
@@ -274,10 +274,6 @@ def _by_day(counted: measures.CounterIncrements, days: range) -> dict[int, int]:
     for day in np.unique(day_of).tolist():
         total_by_day[day] = sum(amounts[day_of == day].tolist())
     return total_by_day
-
-
-def _gpu_day_name(key: row_conversion.GpuDay) -> str:
-    return f"{key.gpu} on {format_timestamp(key.day * DAY_NS)[:10]}"
 
 
 @dataclass(frozen=True, slots=True)

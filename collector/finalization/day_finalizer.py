@@ -319,7 +319,8 @@ class DayFinalizer:
                 if gpu_day_counted.day < oldest_day
             ]:
                 del self._counted[gpu_day]
-        await run_in_thread(self._remember, now_ns - _MARGIN_NS)
+        seen_ns = now_ns - _MARGIN_NS
+        await run_in_thread(write_durably, self.state, str(seen_ns).encode())
 
     async def _read_claims(
         self, stores: ledger_days.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
@@ -351,9 +352,6 @@ class DayFinalizer:
             return int(self.state.read_text())
         except (FileNotFoundError, ValueError):
             return None
-
-    def _remember(self, seen_ns: int) -> None:
-        write_durably(self.state, str(seen_ns).encode())
 
 
 async def _encode_intervals(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
@@ -131,10 +131,7 @@ class LedgerBooks:
         try:
             return tenant_statements.BillingReader(
                 period_closing.BillingBooks.for_ledger(ledger_store.Ledger(self.database())),
-                self._seller,
+                lambda tenants: seller_file.find_seller(self.sellers, tenants),
             )
         except UnusableLedgerError as error:
             raise tenant_statements.BillingUnavailableError(str(error)) from error
-
-    def _seller(self, tenants: Iterable[str]) -> seller_file.Seller:
-        return seller_file.find_seller(self.sellers, tenants)

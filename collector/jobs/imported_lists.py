@@ -219,7 +219,8 @@ def read_listed_jobs(
     for gpu_group in ledger_queries.split_items(sorted(gpus)):
         for row in connection.execute(sa.select(table).where(table.c.gpu_uuid.in_(gpu_group))):
             if row.list in list_numbers:
-                jobs_by_gpu[row.gpu_uuid].setdefault(row.list, []).append(_placed_job(row))
+                job = schema.from_row(PlacedJob, row, unfinished=bool(row.unfinished))
+                jobs_by_gpu[row.gpu_uuid].setdefault(row.list, []).append(job)
     return jobs_by_gpu
 
 
@@ -252,7 +253,3 @@ def _imported_list(row: sa.Row[Any]) -> ImportedList:
         rejected=tuple(rejected["lines"]),
         rejected_count=rejected["count"],
     )
-
-
-def _placed_job(row: sa.Row[Any]) -> PlacedJob:
-    return schema.from_row(PlacedJob, row, unfinished=bool(row.unfinished))

@@ -91,10 +91,6 @@ def compare_gpus(
     return MeasureComparison(means, lowest, medians, counts.astype(np.int32))
 
 
-def _no_reading() -> job_roster.Numbers:
-    return np.empty(0, np.int32)
-
-
 @dataclass(frozen=True)
 class RunningJobs:
     """The reported jobs, and the readings of their GPUs."""
@@ -104,7 +100,7 @@ class RunningJobs:
     suppressed: int = 0
     """Number of further jobs."""
     gathered: job_readings.GatheredReadings = field(default_factory=job_readings.GatheredReadings)
-    job_of_position: job_roster.Numbers = field(default_factory=_no_reading)
+    job_of_position: job_roster.Numbers = field(default_factory=lambda: np.empty(0, np.int32))
     numbers: int = 0
     """Exceeds every number of a job."""
     fresh_nodes: frozenset[str] = frozenset()
@@ -127,15 +123,13 @@ class RunningJobs:
             for name in catalog.STRAGGLER_MEASURES
         }
 
-    def jobs_of(self, tenant: str) -> tuple[job_roster.RunningJob, ...]:
-        """Return the jobs of one tenant."""
-        return tuple(job for job in self.jobs if job.key.tenant == tenant)
-
     # As metrics ----------------------------------------------------------------------------------
 
     def cells(self, tenant: str | None = None) -> Iterator[view_cells.ViewCell]:
         """Yield all cells of jobs; of one tenant's jobs, if one is named."""
-        for job in self.jobs if tenant is None else self.jobs_of(tenant):
+        for job in self.jobs:
+            if tenant not in {None, job.key.tenant}:
+                continue
             yield from self._of_job(job)
             yield from self._stragglers(job)
             for place in job.places:

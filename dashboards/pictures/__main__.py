@@ -120,11 +120,8 @@ async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
             picture = await picture_of(prometheus, dashboard, window, wanted, sections)
             path = directory / f"{name}.png"
             picture.canvas.save(path)
-            click.echo(f"{path}: {len(picture.drawn)} panels drawn{_without_data(picture)}")
-
-
-def _without_data(picture: DashboardPicture) -> str:
-    return f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""
+            empty = f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""
+            click.echo(f"{path}: {len(picture.drawn)} panels drawn{empty}")
 
 
 def _dashboards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
