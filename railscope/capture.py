@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
@@ -132,17 +132,38 @@ class Capture:
         write_capture(directory, self.about, self.moments)
 
 
+class CaptureWriter:
+    """Writes a capture, one `CaptureMoment` at a time, into a new or empty directory."""
+
+    def __init__(self, directory: Path, about: CaptureMetadata) -> None:
+        self._directory, self._about = directory, about
+
+    def __enter__(self) -> Self:
+        """Create the directory and its timeline. Raises OSError."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        timeline = self._directory / "timeline.jsonl"
+        self._out = timeline.open("w", encoding="utf-8", errors="surrogateescape")
+        return self
+
+    def write(self, moment: CaptureMoment) -> None:
+        """Write a moment."""
+        self._out.write(moment.to_line() + "\n")
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Complete the capture; without `capture.toml` an interrupted one cannot be read."""
+        self._out.close()
+        if error is None:
+            about = self._about.to_toml()
+            (self._directory / "capture.toml").write_text(about, encoding="utf-8")
+
+
 def write_capture(
     directory: Path, about: CaptureMetadata, moments: Iterable[CaptureMoment]
 ) -> None:
-    """Write a capture, one `CaptureMoment` at a time, into a new or empty directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "timeline.jsonl").open(
-        "w", encoding="utf-8", errors="surrogateescape"
-    ) as out:
+    """Write a complete capture into a new or empty directory."""
+    with CaptureWriter(directory, about) as writer:
         for moment in moments:
-            out.write(moment.to_line() + "\n")
-    (directory / "capture.toml").write_text(about.to_toml(), encoding="utf-8")
+            writer.write(moment)
 
 
 def read_capture(directory: Path) -> Capture:

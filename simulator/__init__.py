@@ -6,7 +6,9 @@
   node_hardware                 components of the node, and its PCI topology
   nvml, host_files, rdma_devices, network_interfaces, interface_settings, driver_counters, owners,
   kernel_log                    state as shown by each interface of the node
+  fault_schedule                faults that begin and end
   simulation, live              captures, a simulation in real time
+  cluster                       many nodes with jobs and a fabric
 
 All output follows from the spec and its seed: no clock is read.
 """

@@ -17,6 +17,8 @@ from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
+from simulator.cluster.captures import write_cluster
+from simulator.cluster.scenario import ScenarioError, read_scenario
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -26,7 +28,41 @@ def _choice(name: str, default: str, text: str) -> Callable[[_Command], _Command
     return click.option(name, default=default, show_default=True, help=text)
 
 
-@click.command()
+class _DefaultGroup(click.Group):
+    """Group whose command `node` needs no name: `railscope simulate DIRECTORY`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Add the name of the default command."""
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = ["node", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_DefaultGroup)
+def simulate() -> None:
+    """Simulate GPU nodes; without a command, one node."""
+
+
+@simulate.command()
+@click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path))
+def cluster(scenario: Path, directory: Path) -> None:
+    """Write captures of a cluster to DIRECTORY.
+
+    SCENARIO is a TOML file with the cluster's size, jobs and faults. DIRECTORY has a subdirectory with a capture
+    for each node, and the ground truth of the faults in truth.jsonl.
+    """
+    try:
+        plan = read_scenario(scenario)
+    except ScenarioError as error:
+        raise click.ClickException(str(error)) from error
+    write_cluster(plan, directory)
+    click.echo(
+        f"{directory}: {plan.seconds} s of {plan.topology.nodes} nodes, {len(plan.faults)} faults"
+    )
+
+
+@simulate.command()
 @_choice("--scenario", "training", "Scenario to simulate.")
 @_choice("--model", "h100", "GPU model: v100, t4, a100, l40s, h100, h200, b200, gb200.")
 @_choice("--mode", "whole", "GPU sharing mode: whole, mig, mps, time_slicing, vgpu, passthrough.")
@@ -52,9 +88,7 @@ def _choice(name: str, default: str, text: str) -> Callable[[_Command], _Command
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
 @_choice("--node", "gpu-node-0", "Name of the node.")
 @click.argument("directory", type=click.Path(path_type=Path))
-def simulate(
-    *, model: str, seconds: int, step_seconds: float, directory: Path, **choices: Any
-) -> None:
+def node(*, model: str, seconds: int, step_seconds: float, directory: Path, **choices: Any) -> None:
     """Write a capture of a simulated GPU node, with 8 GPUs (4 with gb200) and a rail each, to DIRECTORY."""
     try:
         device_model = find_model(model)

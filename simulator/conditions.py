@@ -30,7 +30,9 @@ class PortConditions:
 
     `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in which the
     port accepts nothing and sends pause frames with or without traffic. `lossy` is the share of arriving
-    traffic that finds no buffer, because no flow control limits the senders. `margin_lost` is the share
+    traffic that finds no buffer, because no flow control limits the senders. `notified` is the share of sent
+    packets that receivers send notifications for; `lost_received` and `lost_sent` are shares of packets that
+    switches lose on the way to the port, and from it. `margin_lost` is the share
     lost of the errors that forward error correction can correct, on the worst lane.
     """
 
@@ -44,6 +46,9 @@ class PortConditions:
     storm_errors: int = 0
     pcie_write_stall_percent: float = 0.0
     lossy: float = 0.0
+    notified: float = 0.0
+    lost_received: float = 0.0
+    lost_sent: float = 0.0
     margin_lost: float = 0.0
     lanes: int = device_models.LANES
     pcie_halved: Literal["", "lanes", "speed"] = ""
@@ -110,9 +115,9 @@ class Scenario:
         """Return the conditions of the GPU that the fault strikes."""
         return self.gpu_from_onset if self.onset_ns <= span.end_ns else GpuConditions()
 
-    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
-        """Return the spans in which the link of a port is down."""
-        del rail
+    def link_outages(self, rail: int | None, span: TimeSpan) -> tuple[TimeSpan, ...]:
+        """Return the spans in which the link of a port is down; those outside of `span` may be left out."""
+        del rail, span
         return ()
 
     def reload_ns(self) -> int | None:

@@ -167,10 +167,14 @@ class Cable:
         counters.marked_packets += marked
         max_notifications = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
         notifications = round_randomly(min(marked * _NOTIFIED, max_notifications), rng)
-        handled = round_randomly(sent * usual * _NOTIFIED, rng)
+        handled = round_randomly(sent * (usual + conditions.notified) * _NOTIFIED, rng)
         if self.settings.notifying:
             counters.notifications_sent += notifications
             counters.notifications_handled += handled
+        if conditions.lost_received:
+            counters.out_of_sequence += round_randomly(received * conditions.lost_received, rng)
+        if conditions.lost_sent:
+            counters.sequence_errors += round_randomly(sent * conditions.lost_sent, rng)
 
     def _count(
         self, flow: port_model.TrafficFlow, misprioritized: port_model.TrafficFlow, packets: int

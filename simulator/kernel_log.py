@@ -278,7 +278,7 @@ def _messages(
     scenario: conditions.Scenario, parts: node_hardware.NodeHardware, span: TimeSpan
 ) -> Iterator[SimulatedKernelMessage]:
     for port in parts.ports:
-        for outage in scenario.link_outages(port.rail):
+        for outage in scenario.link_outages(port.rail, span):
             yield from _outage(port, outage, span)
     reload_ns = scenario.reload_ns()
     if reload_ns is not None and span.passes(reload_ns):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,8 +17,8 @@ import msgspec
 
 from railscope.capture import SECTIONS, Json
 from railscope.untrusted_text import parse_toml
-from simulator import conditions, kernel_log, node_model, scenarios, simulation
-from simulator.spec import NS_PER_SECOND, NodeSpec, SimulatorError, TimeSpan, seconds
+from simulator import fault_schedule, node_model, simulation
+from simulator.spec import NS_PER_SECOND, NodeSpec, SimulatorError, seconds
 
 STEP_NS = NS_PER_SECOND
 MAX_STEPS = 60
@@ -84,145 +83,48 @@ def read_live_node(path: Path) -> LiveNode:
         settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
         for fault in node.faults:
-            FaultOccurrence.from_plan(node, fault, 0)
+            planned_occurrence(node, fault, 0)
     except (OSError, ValueError) as error:
         message = f"{path}: invalid live node: {error}"
         raise LiveNodeFileError(message) from error
     return node
 
 
-@dataclass(frozen=True, slots=True)
-class FaultOccurrence:
-    """Fault of one round: the node with this fault, its start and end, and its scenario.
-
-    The scenario has local time: its second half is the time of the occurrence.
-    """
-
-    spec: NodeSpec
-    begin_ns: int
-    end_ns: int
-    scenario: conditions.Scenario
-
-    @classmethod
-    def from_plan(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
-        """Return a planned fault's occurrence in a round. Raises ValueError for an unknown scenario."""
-        rng = node.spec.stream(f"{fault.scenario} of round {number}")
-        spec = replace(
-            node.spec,
-            scenario=fault.scenario,
-            seed=rng.getrandbits(32),
-            strikes=rng.randrange(node.gpus),
-        )
-        begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
-        length_ns = seconds(fault.length_seconds)
-        return cls(spec, begin_ns, begin_ns + length_ns, scenarios.scenario_of(spec, 2 * length_ns))
-
-    @property
-    def shift_ns(self) -> int:
-        """Start of the scenario's local time."""
-        return 2 * self.begin_ns - self.end_ns
-
-    def acts(self, span: TimeSpan) -> bool:
-        """True if a span ends within the fault."""
-        return self.begin_ns <= span.end_ns < self.end_ns
-
-    def is_repaired(self, span: TimeSpan) -> bool:
-        """True if the fault ends in a span, and only a reset of the GPU ends it."""
-        return span.passes(self.end_ns) and kernel_log.strikes_gpu(self.spec)
-
-    def local(self, span: TimeSpan) -> TimeSpan:
-        """Convert a span to the scenario's local time."""
-        return TimeSpan(span.start_ns - self.shift_ns, span.end_ns - self.shift_ns)
-
-    def outages(self, rail: int | None) -> list[TimeSpan]:
-        """Return the outages of a rail's link, none of them longer than the fault."""
-        shift_ns = self.shift_ns
-        return [
-            TimeSpan(outage.start_ns + shift_ns, min(outage.end_ns + shift_ns, self.end_ns))
-            for outage in self.scenario.link_outages(rail)
-        ]
-
-
-class FaultRounds(conditions.Scenario):
+class FaultRounds(fault_schedule.FaultSchedule):
     """The faults of a live node, round by round."""
 
     def __init__(self, node: LiveNode) -> None:
-        super().__init__(node.spec, 0)
+        super().__init__(node.spec)
         self._node = node
         self._round_ns = seconds(node.round_seconds)
-        self._strikes: dict[int, list[FaultOccurrence]] = {}
-        self._faults_at(0)
+        self._rounds: dict[int, list[fault_schedule.FaultOccurrence]] = {}
 
-    def _faults_at(self, timestamp_ns: int) -> list[FaultOccurrence]:
+    def faults_at(self, timestamp_ns: int) -> list[fault_schedule.FaultOccurrence]:
         """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(timestamp_ns, 0) // self._round_ns
         numbers = range(max(number - 1, 0), number + 1)
-        if set(self._strikes) != set(numbers):
-            self._strikes = {
-                number: self._strikes.get(number)
-                or [
-                    FaultOccurrence.from_plan(self._node, fault, number)
-                    for fault in self._node.faults
-                ]
+        if set(self._rounds) != set(numbers):
+            self._rounds = {
+                number: self._rounds.get(number)
+                or [planned_occurrence(self._node, fault, number) for fault in self._node.faults]
                 for number in numbers
             }
-        return [strike for strikes in self._strikes.values() for strike in strikes]
+        return [fault for faults in self._rounds.values() for fault in faults]
 
-    def _acting(self, span: TimeSpan) -> list[FaultOccurrence]:
-        return [strike for strike in self._faults_at(span.end_ns) if strike.acts(span)]
 
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Return the combined effect of all faults on the job."""
-        all_of = [strike.scenario.job(strike.local(span)) for strike in self._acting(span)]
-        return conditions.JobConditions(
-            present=min((job.present for job in all_of), default=1.0),
-            exchange_speed=min((job.exchange_speed for job in all_of), default=1.0),
-            hung=any(job.hung for job in all_of),
-        )
-
-    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
-        """Return the effect of the first fault that is active on a port."""
-        for strike in self._acting(span):
-            if (
-                found := strike.scenario.port(rail, strike.local(span))
-            ) != conditions.PortConditions():
-                return found
-        return conditions.PortConditions()
-
-    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
-        """Return the effect of the first fault that is active on a GPU."""
-        for strike in self._acting(span):
-            if (
-                found := strike.scenario.gpu(index, strike.local(span))
-            ) != conditions.GpuConditions():
-                return found
-        return conditions.GpuConditions()
-
-    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
-        """Return the outages of this round and of the previous one."""
-        strikes = [strike for strikes in self._strikes.values() for strike in strikes]
-        return tuple(outage for strike in strikes for outage in strike.outages(rail))
-
-    def unclaimed_gpu(self, span: TimeSpan) -> int | None:
-        """Return the GPU that is used without a claim, if any."""
-        found = (strike.scenario.unclaimed_gpu(strike.local(span)) for strike in self._acting(span))
-        return next((index for index in found if index is not None), super().unclaimed_gpu(span))
-
-    def resets(self, span: TimeSpan) -> Sequence[int]:
-        """Return the GPUs that are reset because their fault ends in a span."""
-        return [
-            strike.spec.struck
-            for strike in self._faults_at(span.end_ns)
-            if strike.is_repaired(span)
-        ]
-
-    def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:
-        """Return the faults that begin in a span."""
-        return [
-            (onset_ns + strike.shift_ns, fault)
-            for strike in self._faults_at(span.end_ns)
-            for onset_ns, fault in strike.scenario.onsets(strike.local(span))
-        ]
+def planned_occurrence(
+    node: LiveNode, fault: PlannedFault, number: int
+) -> fault_schedule.FaultOccurrence:
+    """Return a planned fault's occurrence in a round. Raises ValueError for an unknown scenario."""
+    rng = node.spec.stream(f"{fault.scenario} of round {number}")
+    spec = replace(
+        node.spec,
+        scenario=fault.scenario,
+        seed=rng.getrandbits(32),
+        strikes=rng.randrange(node.gpus),
+    )
+    begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
+    return fault_schedule.FaultOccurrence.from_spec(spec, begin_ns, seconds(fault.length_seconds))
 
 
 class LiveTimeline:

@@ -10,7 +10,9 @@ of each span is idle time.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from simulator import conditions, fabric, node_hardware, scenarios, workload
 from simulator.gpu import GpuState
@@ -194,6 +196,14 @@ _WARM_UP_SECONDS = 60
 _SLOWEST_PACE = 0.4
 
 
+class NodeDemand(NamedTuple):
+    """Demand on a node during a span: on its host, on each GPU, and on the NIC of each rail."""
+
+    host: workload.JobDemand
+    gpus: Sequence[workload.JobDemand]
+    rails: Sequence[fabric.TrafficDemand]
+
+
 class NodeModel:
     """Node that has already run its job for a while when the simulation starts, at offset zero.
 
@@ -231,30 +241,40 @@ class NodeModel:
         return [cable for cable in self.cables if not cable.removed]
 
     def advance(self, until_ns: int) -> None:
-        """Advance to an offset into the simulation."""
+        """Advance to an offset into the simulation, under the node's own job."""
+        span = TimeSpan(self.offset_ns, until_ns)
+        clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
+        slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
+        demand = self._job.advance(span, self.scenario.job(span), slowest)
+        if self.spec.mode not in workload.ALONE:
+            demand = replace(demand, exchange=0.0, exchanged=0.0)
+        rate = workload.EXCHANGE_RATE * demand.exchanged
+        traffic = fabric.TrafficDemand(demand.exchange, rate, rate)
+        self.advance_under(
+            until_ns, NodeDemand(demand, [demand] * len(self.gpus), [traffic] * len(self.gpus))
+        )
+
+    def advance_under(self, until_ns: int, demand: NodeDemand) -> None:
+        """Advance to an offset into the simulation, under this demand."""
         span = self.span = TimeSpan(self.offset_ns, until_ns)
         self.offset_ns = until_ns
         scenario = self.scenario
         self.unclaimed_gpu = scenario.unclaimed_gpu(span)
-        clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
-        slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
-        demand = self._job.advance(span, scenario.job(span), slowest)
-        if self.spec.mode not in workload.ALONE:
-            demand = replace(demand, exchange=0.0, exchanged=0.0)
+        storage = _storage_demand(demand.host)
         moved: dict[int | None, tuple[int, int]] = {}
         for cable in self.cables:
             rail, before = cable.port.rail, cable.moved_bytes
-            traffic_demand = _traffic_demand(cable.port, demand)
+            traffic = storage if rail is None else demand.rails[rail]
             cable.advance(
-                span, traffic_demand, scenario.port(rail, span), scenario.link_outages(rail)
+                span, traffic, scenario.port(rail, span), scenario.link_outages(rail, span)
             )
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
         for index in scenario.resets(span):
             self.gpus[index].reset()
         for index, gpu in enumerate(self.gpus):
-            gpu.advance(span, demand, scenario.gpu(index, span), moved[index])
-        self.server.advance(span, demand)
+            gpu.advance(span, demand.gpus[index], scenario.gpu(index, span), moved[index])
+        self.server.advance(span, demand.host)
         reload_ns = scenario.reload_ns()
         if reload_ns is not None and span.passes(reload_ns):
             self._reload()
@@ -266,13 +286,8 @@ class NodeModel:
             cable.reload()
 
 
-def _traffic_demand(
-    port: node_hardware.SimulatedPort, demand: workload.JobDemand
-) -> fabric.TrafficDemand:
-    """Return the traffic that the job requests from a port."""
-    if port.rail is not None:
-        rate = workload.EXCHANGE_RATE * demand.exchanged
-        return fabric.TrafficDemand(demand.exchange, rate, rate)
+def _storage_demand(demand: workload.JobDemand) -> fabric.TrafficDemand:
+    """Return the traffic that the job requests from a storage port."""
     return fabric.TrafficDemand(
         max(demand.checkpoint, demand.fetch),
         workload.CHECKPOINT_RATE * demand.checkpoint,

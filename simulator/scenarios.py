@@ -118,8 +118,9 @@ class LinkOutages(conditions.Scenario):
         down = sum(span.share_in(outage) for outage in self.outages)
         return conditions.JobConditions(exchange_speed=1.0 - down)
 
-    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
+    def link_outages(self, rail: int | None, span: TimeSpan) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
+        del span
         return self.outages if rail == self.spec.struck else ()
 
 

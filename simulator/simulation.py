@@ -179,24 +179,31 @@ class NodeInterfaces:
 def _moments(
     model: node_model.NodeModel, duration_ns: int, step_ns: int
 ) -> Iterator[CaptureMoment]:
-    views = NodeInterfaces(model)
-    last_values: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+    recorder = CaptureRecorder(model)
     for offset_ns in range(0, duration_ns + 1, step_ns):
         if offset_ns:
             model.advance(offset_ns)
-        yield _changes(views.show(), last_values)
+        yield recorder.changes()
 
 
-def _changes(now: CaptureMoment, last_values: dict[str, dict[str, Json]]) -> CaptureMoment:
-    """Return the results that differ from `known`, and add them to it."""
-    changed = CaptureMoment(now.offset_ns, log=now.log)
-    for section in SECTIONS:
-        previous = last_values[section]
-        fresh = {
-            key: value
-            for key, value in getattr(now, section).items()
-            if key not in previous or previous[key] != value
-        }
-        previous.update(fresh)
-        getattr(changed, section).update(fresh)
-    return changed
+class CaptureRecorder:
+    """Records the state of a model as differences."""
+
+    def __init__(self, model: node_model.NodeModel) -> None:
+        self._interfaces = NodeInterfaces(model)
+        self._recorded: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+
+    def changes(self) -> CaptureMoment:
+        """Return the results of all interfaces that differ from those of the last call."""
+        now = self._interfaces.show()
+        changed = CaptureMoment(now.offset_ns, log=now.log)
+        for section in SECTIONS:
+            recorded = self._recorded[section]
+            fresh = {
+                key: value
+                for key, value in getattr(now, section).items()
+                if key not in recorded or recorded[key] != value
+            }
+            recorded.update(fresh)
+            getattr(changed, section).update(fresh)
+        return changed

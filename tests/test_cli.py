@@ -232,7 +232,7 @@ def test_a_server_that_cannot_be_simulated_leaves_no_directory(tmp_path: Path):
 
 
 def test_the_help_names_every_model_mode_and_nic():
-    arguments = set(re.findall(r"\w+", run("simulate", "--help").stdout))
+    arguments = set(re.findall(r"\w+", run("simulate", "node", "--help").stdout))
     assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= arguments
 
 

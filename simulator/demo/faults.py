@@ -96,7 +96,7 @@ class FaultTarget(NamedTuple):
         fault = change.fault
         if not fault.scenario:
             return cls(None, {}, fault.text)
-        spec = live.FaultOccurrence.from_plan(node, fault.plan, change.round).spec
+        spec = live.planned_occurrence(node, fault.plan, change.round).spec
         parts = node_hardware.build_node_hardware(node.spec)
         if "{nic}" in fault.text:
             port = next(port for port in parts.ports if port.rail == spec.struck)

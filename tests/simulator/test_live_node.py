@@ -9,11 +9,11 @@ import pytest
 
 from simulator.live import (
     MAX_STEPS,
-    FaultOccurrence,
     LiveNode,
     LiveNodeFileError,
     LiveTimeline,
     PlannedFault,
+    planned_occurrence,
     read_live_node,
 )
 from simulator.node_hardware import build_node_hardware
@@ -40,7 +40,7 @@ NODE = LiveNode(
 
 
 def struck(fault: PlannedFault, number: int = 0) -> int:
-    return FaultOccurrence.from_plan(NODE, fault, number).spec.struck
+    return planned_occurrence(NODE, fault, number).spec.struck
 
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:

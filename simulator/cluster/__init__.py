@@ -1,0 +1,9 @@
+"""Simulated cluster: nodes, jobs and a fabric from one physical model, with faults and their ground truth.
+
+scenario        scenario files: cluster, jobs and faults
+topology        nodes, pods, leaf switches; the flows of collectives between them
+flow_rates      rates of all flows; queues, congestion marks and pause that result from them
+job_model       iterations of jobs: compute, exchange, checkpoints, input
+cluster_model   all of them advance together, with the nodes (`simulator.node_model`)
+captures        a capture per node, and the ground truth
+"""

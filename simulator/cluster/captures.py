@@ -1,0 +1,164 @@
+"""Captures of a simulated cluster, one for each node, and the ground truth of its faults.
+
+`DIRECTORY/NODE` is a capture as `railscope simulate` writes it. `DIRECTORY/truth.jsonl` has one line per
+fault: its class and cause, the jobs and NICs that suffer from it, times in UTC, and the action. A
+victim follows from the model: a job that is slower than without faults, a NIC that is paused. Where faults
+overlap, the speed of jobs is that of the time in which a fault acts alone, if there is any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from railscope.capture import CaptureMetadata, CaptureWriter
+from railscope.timestamps import format_timestamp
+from simulator import simulation
+from simulator.cluster.cluster_model import ClusterModel
+from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
+from simulator.spec import NS_PER_SECOND, seconds
+
+_SLOWED = 0.95
+"""A job with a lower relative speed is a victim."""
+
+_PAUSED = 0.01
+"""A NIC that is paused for a larger share of a fault's time is a victim."""
+
+
+class ClusterRecord:
+    """Ground truth of a simulation: how much the jobs and the NICs suffer from each fault."""
+
+    def __init__(self, model: ClusterModel) -> None:
+        self._model = model
+        self._faults = model.scenario.faults
+        # For each fault: all steps in which it acts, and those in which no other fault does.
+        shape = (2, len(self._faults), len(model.jobs))
+        self._worked_seconds, self._iterations = np.zeros(shape), np.zeros(shape)
+        self._paused_seconds = [np.zeros_like(model.paused) for _ in self._faults]
+
+    def add(self, start_ns: int) -> None:
+        """Add the last step of the model."""
+        now_seconds = self._model.offset_ns / NS_PER_SECOND
+        length_seconds = (self._model.offset_ns - start_ns) / NS_PER_SECOND
+        acting = [at for at, fault in enumerate(self._faults) if fault.acts(now_seconds)]
+        for at in acting:
+            self._paused_seconds[at] += self._model.paused * length_seconds
+            steps, rows = self._model.steps, slice(2 if len(acting) == 1 else 1)
+            self._worked_seconds[rows, at] += [step.works * length_seconds for step in steps]
+            self._iterations[rows, at] += [step.progress.iterations for step in steps]
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the ground truth of each fault."""
+        started_ns = self._model.nodes[0].spec.started_wall_ns
+        duration_seconds = self._model.scenario.seconds
+        for at, fault in enumerate(self._faults):
+            kind = FAULT_KINDS[fault.fault]
+            is_over = fault.end_seconds <= duration_seconds
+            yield {
+                "fault": fault.fault,
+                "strength": fault.strength,
+                "class": kind.cause,
+                "cause": self._cause(fault, kind.entity),
+                "onset": format_timestamp(started_ns + seconds(fault.begin_seconds)),
+                "ended": format_timestamp(started_ns + seconds(fault.end_seconds))
+                if is_over
+                else None,
+                "action": kind.action,
+                "jobs": list(self._slowed_jobs(at)),
+                "victims": list(self._paused_nics(at, fault)),
+            }
+
+    def _slowed_jobs(self, fault: int) -> Iterator[dict[str, Any]]:
+        row = int(self._worked_seconds[1, fault].any())
+        worked, iterations = self._worked_seconds[row, fault], self._iterations[row, fault]
+        for job, seconds_of, count in zip(self._model.jobs, worked, iterations, strict=True):
+            speed = count * job.iteration_seconds / seconds_of if seconds_of else 1.0
+            if speed < _SLOWED:
+                yield {"kind": "job", "job": job.plan.name, "speed": round(float(speed), 3)}
+
+    def _paused_nics(self, at: int, fault: PlannedClusterFault) -> Iterator[dict[str, Any]]:
+        end_seconds = min(fault.end_seconds, self._model.scenario.seconds)
+        length_seconds = max(end_seconds - fault.begin_seconds, 1e-9)
+        shares = self._paused_seconds[at] / length_seconds
+        for node, rail in np.argwhere(shares > _PAUSED).tolist():
+            if not (node in fault.nodes and rail in (fault.indices or [rail])):
+                yield self._nic(node, rail)
+
+    def _nic(self, node: int, rail: int) -> dict[str, Any]:
+        model = self._model.nodes[node]
+        port = model.cables[rail].port
+        names = {
+            "interface": port.interface,
+            "device": port.rdma_device,
+            "pci_address": port.pci_address,
+        }
+        return {"kind": "nic", "node": model.spec.node, **names, "rail": rail}
+
+    def _cause(self, fault: PlannedClusterFault, entity: str) -> list[dict[str, Any]]:
+        """Return the entities of a fault."""
+        rails = fault.indices or range(self._model.topology.rails)
+        if entity == "job":
+            return [{"kind": "job", "job": fault.job}]
+        if entity == "leaf":
+            return [
+                {"kind": "leaf", "pod": pod, "rail": rail} for pod in fault.pods for rail in rails
+            ]
+        if entity == "node":
+            return [
+                {"kind": "node", "node": self._model.nodes[node].spec.node} for node in fault.nodes
+            ]
+        if entity == "nic":
+            return [self._nic(node, rail) for node in fault.nodes for rail in rails]
+        return [self._gpu(node, index) for node in fault.nodes for index in rails]
+
+    def _gpu(self, node: int, index: int) -> dict[str, Any]:
+        model = self._model.nodes[node]
+        gpu = model.gpus[index].identity
+        return {
+            "kind": "gpu", "node": model.spec.node, "index": index, "uuid": gpu.uuid,
+            "pci_address": gpu.pci_address,
+        }  # fmt: skip
+
+
+def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
+    """Simulate a cluster, and write its captures and its ground truth into a new or empty directory."""
+    model = ClusterModel(scenario)
+    record = ClusterRecord(model)
+    recorders = [simulation.CaptureRecorder(node) for node in model.nodes]
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(CaptureWriter(directory / node.spec.node, _metadata(model, at)))
+            for at, node in enumerate(model.nodes)
+        ]
+        rng = model.nodes[0].spec.shared_stream("samples")
+        for offset_ns in _offsets(scenario, rng):
+            if offset_ns:
+                start_ns = model.offset_ns
+                model.advance(offset_ns)
+                record.add(start_ns)
+            for writer, recorder in zip(writers, recorders, strict=True):
+                if not offset_ns or rng.random() >= scenario.lost:
+                    writer.write(recorder.changes())
+    lines = "".join(json.dumps(line) + "\n" for line in record.lines())
+    (directory / "truth.jsonl").write_text(lines, encoding="utf-8")
+
+
+def _offsets(scenario: ClusterScenario, rng: random.Random) -> Iterator[int]:
+    """Yield the offsets of the samples, each with its own deviation from the period."""
+    count = int(scenario.seconds / scenario.step_seconds)
+    for number in range(count + 1):
+        deviation = scenario.jitter * rng.uniform(-0.5, 0.5) if 0 < number < count else 0.0
+        yield seconds((number + deviation) * scenario.step_seconds)
+
+
+def _metadata(model: ClusterModel, number: int) -> CaptureMetadata:
+    about = simulation.about(model.nodes[number].spec, model.scenario.seconds)
+    faults = ", ".join(fault.fault for fault in model.scenario.faults) or "no faults"
+    return replace(about, origin=f"simulated cluster: {faults}, seed {model.scenario.seed}")

@@ -1,0 +1,372 @@
+"""Nodes, jobs and fabric of a cluster, which advance together.
+
+The jobs request traffic, the fabric determines its rates, and the rates determine the progress of the jobs; the
+clocks of the GPUs determine the pace of computing. Faults change fields of this model, and all else follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator import conditions, device_models, fault_schedule, node_model
+from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
+from simulator.cluster.job_model import ClusterJob, JobProgress
+from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
+from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
+from simulator.fabric import TrafficDemand
+from simulator.spec import NS_PER_SECOND, NodeSpec, TimeSpan, seconds
+from simulator.workload import JobDemand
+
+_SUBSTEP_SECONDS = 0.25
+_MAX_SUBSTEPS = 20
+_MIN_CAPACITY = 1e-6
+_EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
+    **dict.fromkeys(("send", "deliver", "drain", "notifies", "reacts"), ("device", np.minimum)),
+    **dict.fromkeys(("stuck", "thermal_resistance", "margin_lost"), ("device", np.maximum)),
+    "pcie_write_stall_percent": ("device", np.maximum),
+    "pace": ("device", np.multiply),
+    "delay": ("node", np.maximum),
+    **dict.fromkeys(("up", "down"), ("leaf", np.multiply)),
+    **dict.fromkeys(("marks", "pauses"), ("leaf", np.minimum)),
+    "drops": ("leaf", np.maximum),
+}
+"""Fields that faults change: what they belong to, and how two effects on one device combine."""
+
+
+class _NodeFaults(fault_schedule.FaultSchedule):
+    """Faults of one node, and the conditions that the fabric and the cluster's faults add."""
+
+    def __init__(
+        self, spec: NodeSpec, faults: Sequence[fault_schedule.FaultOccurrence], *, has_job: bool
+    ) -> None:
+        super().__init__(spec)
+        self._faults = faults
+        self._has_job = has_job
+        self.ports: dict[int, conditions.PortConditions] = {}
+        self.thermal_resistance = [1.0] * spec.gpus
+
+    def faults_at(self, timestamp_ns: int) -> Sequence[fault_schedule.FaultOccurrence]:
+        """Return all faults of the node."""
+        del timestamp_ns
+        return self._faults
+
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
+        """Return the conditions of the processes on the node."""
+        return super().job(span) if self._has_job else conditions.JobConditions(present=0.0)
+
+    def own_port(self, rail: int, span: TimeSpan) -> conditions.PortConditions:
+        """Return the conditions of a port without those that the fabric adds."""
+        return super().port(rail, span)
+
+    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
+        """Return the conditions of a port."""
+        own = super().port(rail, span)
+        if rail is None or rail not in self.ports:
+            return own
+        added = self.ports[rail]
+        return replace(
+            added,
+            margin_lost=max(own.margin_lost, added.margin_lost),
+            lanes=own.lanes,
+            pcie_halved=own.pcie_halved,
+            pcie_errors=own.pcie_errors,
+            removed=own.removed,
+            settings=own.settings,
+            storm_warnings=own.storm_warnings,
+            storm_errors=own.storm_errors,
+        )
+
+    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
+        """Return the conditions of a GPU."""
+        own = super().gpu(index, span)
+        return replace(
+            own, thermal_resistance=max(own.thermal_resistance, self.thermal_resistance[index])
+        )
+
+
+@dataclass(slots=True)
+class _Conditions:
+    """Conditions of all devices during a span; arrays have the shape (nodes, rails) or (nodes,)."""
+
+    fabric: FabricState
+    pace: FloatArray
+    thermal_resistance: FloatArray
+    margin_lost: FloatArray
+    pcie_write_stall_percent: FloatArray
+    delay: FloatArray
+    supply: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Sums over the substeps of a step, weighted with their share of it; shape (nodes, rails)."""
+
+    busy: FloatArray
+    send: FloatArray
+    receive: FloatArray
+    pausing: FloatArray
+    paused: FloatArray
+    marked: FloatArray
+    slowed: FloatArray
+    lost: FloatArray
+    retried: FloatArray
+
+    def add(self, rates: FabricRates, share: FloatArray) -> None:
+        """Add the rates of a substep for the share (nodes, 1) of the step in which each node exchanges."""
+        self.busy += share * ((rates.send > 0) | (rates.receive > 0))
+        for name in ("send", "receive", "pausing", "paused", "marked", "slowed", "lost", "retried"):
+            total: FloatArray = getattr(self, name)
+            total += share * getattr(rates, name)
+
+
+class JobStep(NamedTuple):
+    """Progress of a job during a step, and the share of the step in which it could work."""
+
+    progress: JobProgress
+    works: float
+
+
+class ClusterModel:
+    """A cluster after its last step; `nodes` have the models of all nodes, in order of their numbers.
+
+    `steps` are the jobs' last steps, `paused` is the share of the last step in which each NIC was paused.
+    """
+
+    def __init__(self, scenario: ClusterScenario) -> None:
+        self.scenario = scenario
+        self.topology = scenario.topology
+        self.offset_ns = 0
+        model = device_models.find_model(scenario.cluster.model)
+        self._job_of = {node: at for at, job in enumerate(scenario.jobs) for node in job.nodes}
+        specs = [self._spec(model, number) for number in range(self.topology.nodes)]
+        self._node_faults = [
+            _NodeFaults(spec, self._occurrences(spec, number), has_job=number in self._job_of)
+            for number, spec in enumerate(specs)
+        ]
+        self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in self._node_faults]
+        self.jobs = [
+            ClusterJob(plan, specs[0].shared_stream(f"job {plan.name}")) for plan in scenario.jobs
+        ]
+        self._incasts = [fault for fault in scenario.faults if fault.senders]
+        groups = [*map(self._job_flows, self.jobs), *map(self._incast_flows, self._incasts)]
+        self._solver = FlowSolver(self.topology, groups) if groups else None
+        self.steps: list[JobStep] = []
+        self.paused = np.zeros((self.topology.nodes, self.topology.rails))
+
+    def _spec(self, model: device_models.GpuModel, number: int) -> NodeSpec:
+        size = self.scenario.cluster
+        # The trailing number of a name is the place of the node in the racks, from 1 on (LLDP).
+        name = f"gpu-node-{number // size.nodes_per_pod * 32 + number % size.nodes_per_pod + 1}"
+        return NodeSpec(
+            name, self.scenario.seed, model.per_node, model.name, nic=size.nic,
+            scheduler=size.scheduler if number in self._job_of else "none",
+        )  # fmt: skip
+
+    def _occurrences(self, spec: NodeSpec, number: int) -> list[fault_schedule.FaultOccurrence]:
+        found = []
+        for at, fault in enumerate(self.scenario.faults):
+            name = FAULT_KINDS[fault.fault].scenario
+            if not name or fault.nodes != [number]:
+                continue
+            rng = spec.stream(f"fault {at}")
+            struck = replace(
+                spec, scenario=name, seed=rng.getrandbits(32), strikes=fault.indices[0]
+            )
+            end_seconds = min(fault.end_seconds, self.scenario.seconds + 1)
+            begin_ns = seconds(fault.begin_seconds)
+            length_ns = seconds(end_seconds) - begin_ns
+            found.append(fault_schedule.FaultOccurrence.from_spec(struck, begin_ns, length_ns))
+        return found
+
+    def _job_flows(self, job: ClusterJob) -> FlowGroup:
+        plan = job.plan
+        return collective_flows(plan.pattern, plan.nodes, plan.rate, range(self.topology.rails))
+
+    def _incast_flows(self, fault: PlannedClusterFault) -> FlowGroup:
+        rails = fault.indices or range(self.topology.rails)
+        return incast_flows(fault.senders, fault.nodes[0], fault.effects()["incast"], rails)
+
+    # Conditions --------------------------------------------------------------------------------
+
+    def _conditions(self, span: TimeSpan) -> _Conditions:
+        """Return the conditions of a span: those of the nodes, and the effects of the cluster's faults."""
+        shape = (self.topology.nodes, self.topology.rails)
+        found = _Conditions(
+            FabricState.healthy(self.topology), np.ones(shape), np.ones(shape), np.zeros(shape),
+            np.zeros(shape), np.zeros(self.topology.nodes),
+        )  # fmt: skip
+        for number, faults in enumerate(self._node_faults):
+            self._add_node(found, number, faults, span)
+        for fault in self.scenario.faults:
+            if fault.acts(span.end_ns / NS_PER_SECOND):
+                self._add_fault(found, fault)
+        return found
+
+    def _add_node(
+        self, found: _Conditions, number: int, faults: _NodeFaults, span: TimeSpan
+    ) -> None:
+        """Add the clocks of a node's GPUs, and what its own faults do to its ports."""
+        node, state = self.nodes[number], found.fabric
+        found.pace[number] = [gpu.silicon.unthrottled_share for gpu in node.gpus]
+        if not faults.faults_at(span.end_ns):
+            return
+        for rail, cable in enumerate(node.cables[: self.topology.rails]):
+            own = faults.own_port(rail, span)
+            up = 1.0 - sum(span.share_in(outage) for outage in faults.link_outages(rail, span))
+            link = max(up * own.lanes / device_models.LANES * (not own.removed), _MIN_CAPACITY)
+            pcie = 1.0
+            if own.pcie_halved:
+                pcie = min(
+                    cable.port.nic.halved_pcie_bytes_per_second / cable.port.bytes_per_second, 1.0
+                )
+            state.send[number, rail] = min(link, pcie)
+            state.deliver[number, rail], state.drain[number, rail] = link, pcie
+            state.notifies[number, rail] = own.settings.notifying
+        for index in range(len(node.gpus)):
+            gpu = faults.gpu(index, span)
+            if gpu.lost or gpu.hung or gpu.stuck:
+                found.pace[number, index] = 0.0
+
+    def _add_fault(self, found: _Conditions, fault: PlannedClusterFault) -> None:
+        """Change the fields of a fault's effects."""
+        indices = fault.indices or range(self.topology.rails)
+        places: dict[str, tuple[NDArray[np.intp], ...]] = {
+            "leaf": np.ix_(fault.pods, indices),
+            "device": np.ix_(fault.nodes, indices),
+            "node": (np.array(fault.nodes, dtype=np.intp),),
+        }
+        for name, value in fault.effects().items():
+            if name == "supply":
+                found.supply[fault.job] = min(found.supply.get(fault.job, 1.0), value)
+            elif name in _EFFECTS:
+                kind, combine = _EFFECTS[name]
+                values: FloatArray = getattr(found if hasattr(found, name) else found.fabric, name)
+                values[places[kind]] = combine(values[places[kind]], value)
+
+    # Steps -------------------------------------------------------------------------------------
+
+    def advance(self, until_ns: int) -> None:
+        """Advance to an offset into the simulation."""
+        span = TimeSpan(self.offset_ns, until_ns)
+        found = self._conditions(span)
+        traffic = _Traffic(*(np.zeros_like(self.paused) for _ in range(9)))
+        totals = [JobProgress() for _ in self.jobs]
+        works = [job.works(span) for job in self.jobs]
+        count = max(1, min(round(span.seconds / _SUBSTEP_SECONDS), _MAX_SUBSTEPS))
+        edges = np.linspace(span.start_ns, span.end_ns, count + 1).round().astype(int).tolist()
+        for start_ns, end_ns in itertools.pairwise(edges):
+            self._substep(TimeSpan(start_ns, end_ns), found, traffic, totals, span.length_ns)
+        self.steps = [JobStep(*step) for step in zip(totals, works, strict=True)]
+        self.paused = traffic.paused
+        for number, node in enumerate(self.nodes):
+            self._advance_node(number, node, found, traffic, until_ns)
+        self.offset_ns = until_ns
+
+    def _substep(
+        self,
+        span: TimeSpan,
+        found: _Conditions,
+        traffic: _Traffic,
+        totals: list[JobProgress],
+        length_ns: int,
+    ) -> None:
+        active = [index for index, job in enumerate(self.jobs) if job.exchanges(span)]
+        incasts = [
+            index
+            for index, fault in enumerate(self._incasts)
+            if fault.acts(span.end_ns / NS_PER_SECOND)
+        ]
+        groups = [*active, *(len(self.jobs) + index for index in incasts)]
+        rates = self._solver.solve(found.fabric, groups) if self._solver and groups else None
+        weight = span.length_ns / length_ns
+        share = np.zeros((self.topology.nodes, 1))
+        for index, job in enumerate(self.jobs):
+            speed = float(rates.speeds[index]) if rates and index in active else 1.0
+            slowest = float(
+                (found.pace[job.plan.nodes].min(axis=1) * (1.0 - found.delay[job.plan.nodes])).min()
+            )
+            present = self._present(job, span)
+            progress = job.advance(
+                span, slowest, speed, found.supply.get(job.plan.name, 1.0), present
+            )
+            share[job.plan.nodes] = progress.exchange
+            _add_progress(totals[index], progress, weight)
+        for index in incasts:
+            share[[*self._incasts[index].nodes, *self._incasts[index].senders]] = 1.0
+        if rates:
+            traffic.add(rates, share * weight)
+        stuck = found.fabric.stuck * (1.0 - share) * weight
+        traffic.pausing += stuck
+
+    def _present(self, job: ClusterJob, span: TimeSpan) -> float:
+        """Return the share of a span in which the processes of a job run on all of its nodes."""
+        return min(self._node_faults[node].job(span).present for node in job.plan.nodes)
+
+    def _advance_node(
+        self,
+        number: int,
+        node: node_model.NodeModel,
+        found: _Conditions,
+        traffic: _Traffic,
+        until_ns: int,
+    ) -> None:
+        demands = [JobDemand()] * self.topology.rails
+        if number in self._job_of:
+            job, step = self.jobs[self._job_of[number]], self.steps[self._job_of[number]]
+            pace = found.pace[number]
+            slowest = found.pace[job.plan.nodes].min()
+            busy = np.divide(slowest, pace, out=np.ones_like(pace), where=pace > 0)
+            demands = job.demand(step.progress, busy.tolist(), float(found.delay[number]))
+        faults = self._node_faults[number]
+        faults.thermal_resistance = found.thermal_resistance[number].tolist()
+        faults.ports = {
+            rail: _port_conditions(found, traffic, number, rail)
+            for rail in range(self.topology.rails)
+        }
+        rails = [
+            TrafficDemand(
+                *(
+                    float(getattr(traffic, name)[number, rail])
+                    for name in ("busy", "send", "receive")
+                )
+            )
+            for rail in range(self.topology.rails)
+        ]
+        node.advance_under(until_ns, node_model.NodeDemand(demands[0], demands, rails))
+
+
+def _add_progress(total: JobProgress, progress: JobProgress, weight: float) -> None:
+    """Add the progress of a substep; shares of time are weighted, iterations are not."""
+    for name in JobProgress.__slots__:
+        amount = getattr(progress, name) * (1.0 if name == "iterations" else weight)
+        setattr(total, name, getattr(total, name) + amount)
+
+
+def _port_conditions(
+    found: _Conditions, traffic: _Traffic, number: int, rail: int
+) -> conditions.PortConditions:
+    """Return the conditions of a port as shares of the time in which it is busy."""
+    at = number, rail
+    busy = float(traffic.busy[at])
+    stuck = float(found.fabric.stuck[at])
+
+    def while_busy(values: FloatArray) -> float:
+        return float(values[at]) / busy if busy else 0.0
+
+    return conditions.PortConditions(
+        pausing=0.0 if stuck else while_busy(traffic.pausing),
+        paused=while_busy(traffic.paused),
+        stuck=stuck,
+        marked=while_busy(traffic.marked),
+        notified=while_busy(traffic.slowed),
+        lost_received=while_busy(traffic.lost),
+        lost_sent=while_busy(traffic.retried),
+        pcie_write_stall_percent=float(found.pcie_write_stall_percent[at]),
+        margin_lost=float(found.margin_lost[at]),
+    )

@@ -1,0 +1,295 @@
+"""Rates of RDMA flows in a lossless fabric, and the queues, marks and pause that result from them.
+
+A fluid model in a steady state. The ranks of a collective wait for each other, so all flows of a job have
+the same relative speed. Speeds are max-min fair: they grow together until a link or a receiver is
+saturated (DCQCN converges there; "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015).
+
+A queue stands in front of each saturated resource. A switch marks its packets, and senders that are notified
+slow down: the queue stays short, and pause is rare. Where no marks, no notifications or no
+reaction limit the senders, the queue fills the buffer, and the switch pauses the ports that feed it, for the
+share of time by which the offered rate exceeds the capacity. Pause stops all traffic of a port, also that of
+flows to other destinations (head-of-line blocking), and propagates upstream: leaf to spine, spine to the
+leaves of other pods, leaf to NIC. A NIC that cannot accept data at line rate pauses its switch port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.cluster.topology import ClusterTopology, FloatArray, FlowGroup
+
+_RESIDUAL_PAUSE = 0.03
+"""Share of an excess that still causes pause when senders react to marks: bursts before the reaction."""
+
+_MARKED_OF_EXCESS = 0.12
+_LOST_OF_EXCESS, _LOST_AT_FULL_RATE = 0.002, 0.04
+"""Share of packets lost per excess where nothing pauses the senders: if they react to marks, and if not."""
+
+_SATURATED = 1e-9
+_PASSES = 3
+"""Passes in which pause of one pass limits the capacities of the next."""
+
+
+@dataclass(slots=True)
+class FabricState:
+    """Capacities relative to the line rate of a NIC, and settings, at a moment.
+
+    `send`, `deliver` (links of a NIC, to and from the leaf), `drain` (rate at which a NIC accepts data),
+    `stuck` (share of time in which it accepts nothing), `notifies` and `reacts` (congestion control of the
+    receiver and of the sender, 0 or 1): shape (nodes, rails). `up`, `down` (links of a leaf to and from the
+    spines), `marks`, `pauses` (ECN and PFC of a leaf, 0 or 1) and `drops` (share of packets that a leaf
+    loses): shape (pods, rails).
+    """
+
+    send: FloatArray
+    deliver: FloatArray
+    drain: FloatArray
+    stuck: FloatArray
+    notifies: FloatArray
+    reacts: FloatArray
+    up: FloatArray
+    down: FloatArray
+    marks: FloatArray
+    pauses: FloatArray
+    drops: FloatArray
+
+    @classmethod
+    def healthy(cls, topology: ClusterTopology) -> FabricState:
+        """Return the state of a fabric without faults."""
+        nics, leaves = (topology.nodes, topology.rails), (topology.pods, topology.rails)
+        uplink = np.full(leaves, topology.uplinks * topology.nodes_per_pod)
+        ones, zeros = np.ones, np.zeros
+        return cls(
+            ones(nics), ones(nics), ones(nics), zeros(nics), ones(nics), ones(nics),
+            uplink, uplink.copy(), ones(leaves), ones(leaves), zeros(leaves),
+        )  # fmt: skip
+
+    def key(self) -> bytes:
+        """Return a value that is equal for equal states."""
+        return b"".join(getattr(self, field.name).tobytes() for field in fields(self))
+
+
+@dataclass(slots=True)
+class FabricRates:
+    """Result for flow groups that exchange at the same time.
+
+    `speeds` (groups,): relative to the requested rates. Per NIC (nodes, rails): `send` and `receive` as shares
+    of the line rate; `pausing` and `paused` as shares of time in which the NIC pauses the switch, or is paused by
+    it; `marked` and `lost` as shares of received packets; `slowed` and `retried` as shares of sent packets
+    whose receivers send notifications, or do not receive them.
+    """
+
+    speeds: FloatArray
+    send: FloatArray
+    receive: FloatArray
+    pausing: FloatArray
+    paused: FloatArray
+    marked: FloatArray
+    lost: FloatArray
+    slowed: FloatArray
+    retried: FloatArray
+
+
+@dataclass(slots=True)
+class _Resources:
+    """Values for each resource of the fabric: links and receivers."""
+
+    send: FloatArray
+    deliver: FloatArray
+    drain: FloatArray
+    up: FloatArray
+    down: FloatArray
+
+    @classmethod
+    def zeros(cls, topology: ClusterTopology) -> _Resources:
+        """Return zeros."""
+        nics, leaves = (topology.nodes, topology.rails), (topology.pods, topology.rails)
+        return cls(*map(np.zeros, (nics, nics, nics, leaves, leaves)))
+
+    def flat(self) -> FloatArray:
+        """Return all values in one dimension."""
+        return np.concatenate([getattr(self, field.name).ravel() for field in fields(self)])
+
+    @classmethod
+    def from_flat(cls, topology: ClusterTopology, values: FloatArray) -> _Resources:
+        """Return values of one dimension by resource."""
+        parts = cls.zeros(topology)
+        at = 0
+        for field in fields(cls):
+            part: FloatArray = getattr(parts, field.name)
+            part[:] = values[at : at + part.size].reshape(part.shape)
+            at += part.size
+        return parts
+
+
+class FlowSolver:
+    """Solves for the rates of flow groups in a topology."""
+
+    def __init__(self, topology: ClusterTopology, groups: Sequence[FlowGroup]) -> None:
+        self._topology = topology
+        self._groups = groups
+        self._usage = np.array([self._usage_of(group).flat() for group in groups])
+        self._state_key = b""
+        self._solved: dict[tuple[int, ...], FabricRates] = {}
+
+    def _usage_of(self, group: FlowGroup) -> _Resources:
+        """Return the rate that a group at full speed needs of each resource."""
+        usage, rails = _Resources.zeros(self._topology), group.rails
+        from_pod = self._topology.pod_of(group.sources)
+        to_pod = self._topology.pod_of(group.destinations)
+        remote = np.where(from_pod != to_pod, group.weights, 0.0)
+        for values, places, amounts in (
+            (usage.send, group.sources, group.weights),
+            (usage.deliver, group.destinations, group.weights),
+            (usage.drain, group.destinations, group.weights),
+            (usage.up, from_pod, remote),
+            (usage.down, to_pod, remote),
+        ):
+            total = np.bincount(places, amounts, len(values))
+            values[:, rails] = total[:, np.newaxis]
+        return usage
+
+    def solve(self, state: FabricState, active: Sequence[int]) -> FabricRates:
+        """Return the rates while these groups exchange; those of the present state are cached."""
+        key = state.key()
+        if key != self._state_key:
+            self._solved.clear()
+            self._state_key = key
+        groups = tuple(active)
+        if groups not in self._solved:
+            self._solved[groups] = self._solve(state, list(groups))
+        return self._solved[groups]
+
+    def _solve(self, state: FabricState, active: list[int]) -> FabricRates:
+        usage = self._usage[active]
+        drain = np.minimum(state.drain, 1.0 - state.stuck)
+        own = _Resources(state.send, state.deliver, drain, state.up, state.down).flat()
+        blocked = _Resources.zeros(self._topology)
+        for _ in range(_PASSES):
+            capacity = _Resources(
+                state.send * (1.0 - blocked.send), state.deliver, drain,
+                state.up * (1.0 - blocked.up), state.down * (1.0 - blocked.down),
+            ).flat()  # fmt: skip
+            speeds, limits = fair_speeds(usage, capacity)
+            # A group requests its full rate of the resources that limit it, and no more than it gets of others.
+            offered = speeds @ usage + ((1.0 - speeds)[:, np.newaxis] * usage * limits).sum(axis=0)
+            excess = np.where(offered > own, 1.0 - own / np.maximum(offered, _SATURATED), 0.0)
+            queues = _Resources.from_flat(self._topology, excess)
+            queues.deliver = np.maximum(queues.deliver, queues.drain)
+            blocked = self._propagate(state, queues, active)
+        rates = _Resources.from_flat(self._topology, speeds @ usage)
+        receives = rates.drain > 0
+        unprotected = queues.deliver * (1.0 - self._of_leaf(state.pauses))
+        lost = unprotected * np.where(
+            self._limits_senders(state), _LOST_OF_EXCESS, _LOST_AT_FULL_RATE
+        )
+        lost = np.maximum(lost, self._of_leaf(state.drops) * receives)
+        marked, slowed, retried = self._feedback(state, queues, lost, active)
+        all_speeds = np.zeros(len(self._groups))
+        all_speeds[active] = speeds
+        refused = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
+        return FabricRates(
+            all_speeds, rates.send, rates.deliver,
+            pausing=np.maximum(refused, state.stuck), paused=blocked.send,
+            marked=marked, lost=lost, slowed=slowed, retried=retried,
+        )  # fmt: skip
+
+    def _of_leaf(self, leaves: FloatArray) -> FloatArray:
+        """Return the value of its leaf for each NIC."""
+        return np.repeat(leaves, self._topology.nodes_per_pod, axis=0)
+
+    def _limits_senders(self, state: FabricState) -> FloatArray:
+        """Return 1 for receivers whose senders are notified of a queue in front of them."""
+        return self._of_leaf(state.marks) * state.notifies
+
+    def _propagate(
+        self, state: FabricState, queues: _Resources, active: Sequence[int]
+    ) -> _Resources:
+        """Return the share of time in which each port is paused by the queues that it feeds."""
+        blocked = _Resources.zeros(self._topology)
+        pauses, limits_senders = self._of_leaf(state.pauses), self._limits_senders(state)
+        spine_marks = state.marks.max(axis=0)
+        up = queues.up * _unlimited(state.marks) * state.pauses
+        down = queues.down * _unlimited(spine_marks)
+        for path in (self._path(self._groups[index]) for index in active):
+            reaction = limits_senders[path.to_nic] * state.reacts[path.from_nic]
+            into = np.maximum(
+                queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
+            )
+            into *= pauses[path.to_nic]
+            far = path.is_remote
+            np.maximum.at(blocked.down, path.to_leaf, np.where(far, into, 0.0))
+            spine = np.maximum(down, blocked.down)[path.to_leaf]
+            np.maximum.at(blocked.up, path.from_leaf, np.where(far, spine, 0.0))
+            leaf = np.maximum(up, blocked.up)[path.from_leaf]
+            np.maximum.at(blocked.send, path.from_nic, np.where(far, leaf, into))
+        return blocked
+
+    def _feedback(
+        self, state: FabricState, queues: _Resources, lost: FloatArray, active: Sequence[int]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the shares of marked packets that each NIC receives, and of notified and lost ones it sends."""
+        marked, slowed, retried = (np.zeros_like(state.send) for _ in range(3))
+        deliver = queues.deliver * self._of_leaf(state.marks)
+        up, down = queues.up * state.marks, queues.down * state.marks.max(axis=0)
+        for path in (self._path(self._groups[index]) for index in active):
+            uplink = np.maximum(up[path.from_leaf], down[path.to_leaf])
+            share = np.maximum(deliver[path.to_nic], np.where(path.is_remote, uplink, 0.0))
+            share *= _MARKED_OF_EXCESS
+            np.maximum.at(marked, path.to_nic, share)
+            np.maximum.at(slowed, path.from_nic, share * state.notifies[path.to_nic])
+            np.maximum.at(retried, path.from_nic, lost[path.to_nic])
+        return marked, slowed, retried
+
+    def _path(self, group: FlowGroup) -> _Path:
+        from_pod = self._topology.pod_of(group.sources)
+        to_pod = self._topology.pod_of(group.destinations)
+        is_remote = (from_pod != to_pod)[:, np.newaxis]
+        return _Path(
+            np.ix_(group.sources, group.rails),
+            np.ix_(group.destinations, group.rails),
+            np.ix_(from_pod, group.rails),
+            np.ix_(to_pod, group.rails),
+            is_remote,
+        )
+
+
+class _Path(NamedTuple):
+    """Indices of the NICs and leaves of flows, of the shape (flows, rails)."""
+
+    from_nic: tuple[NDArray[Any], ...]
+    to_nic: tuple[NDArray[Any], ...]
+    from_leaf: tuple[NDArray[Any], ...]
+    to_leaf: tuple[NDArray[Any], ...]
+    is_remote: NDArray[np.bool_]
+
+
+def _unlimited(reaction: FloatArray) -> FloatArray:
+    """Return the share of an excess that reaches the buffer's limit."""
+    return 1.0 - (1.0 - _RESIDUAL_PAUSE) * reaction
+
+
+def fair_speeds(usage: FloatArray, capacity: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return the max-min fair speeds of groups, at most 1, and the resources that limit each.
+
+    `usage` (groups, resources) is at full speed; the limits have the same shape.
+    """
+    speeds, limits = np.zeros(len(usage)), np.zeros(usage.shape, dtype=bool)
+    growing = np.ones(len(usage), dtype=bool)
+    while growing.any():
+        need = usage[growing].sum(axis=0)
+        left = np.maximum(capacity - speeds[~growing] @ usage[~growing], 0.0)
+        levels = np.divide(left, need, out=np.full(len(left), np.inf), where=need > 0)
+        level = min(float(levels.min(initial=np.inf)), 1.0)
+        speeds[growing] = level
+        if level >= 1.0:
+            break
+        saturated = levels <= level * (1.0 + _SATURATED) + _SATURATED
+        limits[growing] = (usage[growing] > 0) & saturated
+        growing &= ~limits.any(axis=1)
+    return speeds, limits

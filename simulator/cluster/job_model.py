@@ -1,0 +1,173 @@
+"""Iterations of a synchronous job: compute, exchange, update; checkpoints and input.
+
+All ranks do the same work. A slow GPU makes the others wait in the exchange that follows, where they
+spin in a kernel: their utilization stays at 100 %, their activity and power fall. Everything that
+varies between jobs follows from the plan and a named random stream.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.cluster.scenario import JobPlan
+from simulator.spec import TimeSpan, seconds
+from simulator.workload import JobDemand
+
+_UPDATE = 0.08
+"""Share of an iteration in which weights are updated; the rest is computing and the exchange."""
+
+_COMPUTE_MEMORY, _EXCHANGE_MEMORY, _UPDATE_MEMORY = 0.48, 0.3, 0.72
+_EXCHANGE_ACTIVITY, _UPDATE_ACTIVITY = 0.55, 0.6
+_SPIN_ACTIVITY = 0.15
+"""Activity of a GPU that waits in a collective: a kernel on a few tens of multiprocessors."""
+
+_CHECKPOINT_ACTIVITY, _EXPOSED = 0.3, 1e-9
+_FETCH_PERIOD_SECONDS, _FETCH_SECONDS = 60.0, 3.0
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """Demand of a job during a span, as shares of its time.
+
+    `computing` is the time in which the slowest GPU computes; faster ones finish earlier and wait.
+    """
+
+    present: float = 0.0
+    computing: float = 0.0
+    exchange: float = 0.0
+    exchanged: float = 0.0
+    updating: float = 0.0
+    starving: float = 0.0
+    checkpoint: float = 0.0
+    fetch: float = 0.0
+    iterations: float = 0.0
+
+
+class ClusterJob:
+    """A job and its place in the iteration, which takes `iteration_seconds` if nothing disturbs it."""
+
+    def __init__(self, plan: JobPlan, rng: random.Random) -> None:
+        self.plan = plan
+        self._place = rng.random()
+        self.iteration_seconds = plan.iteration_seconds * rng.uniform(0.97, 1.03)
+        compute = 1.0 - plan.exchange - min(_UPDATE, 1.0 - plan.exchange)
+        self._ends = (compute, compute + plan.exchange, 1.0)
+        period_ns = seconds(plan.checkpoint_period_seconds)
+        first_ns = rng.randrange(period_ns // 3, period_ns) if period_ns else 0
+        self._checkpoint_period_ns = period_ns
+        self._checkpoint = TimeSpan(
+            first_ns, first_ns + min(seconds(plan.checkpoint_seconds), period_ns)
+        )
+        offset_ns = seconds(rng.uniform(0.0, _FETCH_PERIOD_SECONDS))
+        self._fetch = TimeSpan(offset_ns, offset_ns + seconds(_FETCH_SECONDS))
+        self._breaks = [
+            TimeSpan(seconds(begin), seconds(begin + length)) for begin, length in plan.pauses
+        ]
+
+    def _phase(self) -> int:
+        return next((index for index, end in enumerate(self._ends) if self._place < end), 2)
+
+    def works(self, span: TimeSpan) -> float:
+        """Return the share of a span in which the job neither pauses nor writes a checkpoint."""
+        present = 1.0 - sum(span.share_in(pause) for pause in self._breaks)
+        return max(present - self._checkpoint_share(span), 0.0)
+
+    def exchanges(self, span: TimeSpan) -> bool:
+        """True if the job is in its exchange at the start of a span."""
+        return self._phase() == 1 and self.works(span) > 0
+
+    def _checkpoint_share(self, span: TimeSpan) -> float:
+        if not self._checkpoint_period_ns:
+            return 0.0
+        return span.share_recurring(self._checkpoint, self._checkpoint_period_ns)
+
+    def advance(
+        self, span: TimeSpan, pace: float, speed: float, supply: float, present: float
+    ) -> JobProgress:
+        """Advance by a span at the pace of the slowest GPU, and at a speed of the exchange.
+
+        `supply` is the share of the input that arrives in time; `present` is the share of the span in which
+        the processes run.
+        """
+        checkpoint = self._checkpoint_share(span) * present
+        work = self.works(span) * present
+        progress = JobProgress(
+            present=work + checkpoint,
+            checkpoint=checkpoint,
+            fetch=span.share_recurring(self._fetch, seconds(_FETCH_PERIOD_SECONDS)) * work,
+        )
+        self._work(span.seconds, work, (pace * supply, speed, pace), progress)
+        progress.starving = progress.computing * (1.0 - supply)
+        progress.computing -= progress.starving
+        return progress
+
+    def _work(
+        self, length: float, share: float, speeds: tuple[float, float, float], progress: JobProgress
+    ) -> None:
+        """Go through the phases for a share of a time in seconds, and add up their demand."""
+        remaining = length * share
+        while remaining > _EXPOSED:
+            phase = self._phase()
+            speed, end = speeds[phase], self._ends[phase]
+            needed = (end - self._place) * self.iteration_seconds / speed if speed > 0 else math.inf
+            spent = min(remaining, needed)
+            remaining -= spent
+            moved = spent * speed / self.iteration_seconds
+            self._place = end if spent == needed else self._place + moved
+            self._place %= 1.0
+            progress.iterations += moved
+            if phase == 1:
+                progress.exchange += spent / length
+                progress.exchanged += spent * speed / length
+            elif phase == 0:
+                progress.computing += spent / length
+            else:
+                progress.updating += spent / length
+
+    def demand(self, progress: JobProgress, busy: Sequence[float], delay: float) -> list[JobDemand]:
+        """Return the demand on each GPU of a node.
+
+        `busy` (GPUs,) is the share of the computing time in which a GPU computes; it waits for the slowest one in
+        the rest. `delay` is the share in which the host launches no work.
+        """
+        occupied = (
+            progress.computing * (1.0 - delay)
+            + progress.exchange
+            + progress.updating
+            + _CHECKPOINT_ACTIVITY * progress.checkpoint
+        )
+        speed = progress.exchanged / progress.exchange if progress.exchange else 1.0
+        demands = []
+        for share in busy:
+            computes = max(share - delay, 0.0)
+            waits = (progress.computing + progress.updating) * max(1.0 - share, 0.0)
+            activity = (
+                self.plan.activity * progress.computing * computes
+                + progress.exchange
+                * (_SPIN_ACTIVITY + (_EXCHANGE_ACTIVITY - _SPIN_ACTIVITY) * speed)
+                + _UPDATE_ACTIVITY * progress.updating * share
+                + _SPIN_ACTIVITY * waits
+                + _CHECKPOINT_ACTIVITY * progress.checkpoint
+            )
+            memory = (
+                _COMPUTE_MEMORY * progress.computing * computes
+                + _EXCHANGE_MEMORY * progress.exchanged
+                + _UPDATE_MEMORY * progress.updating * share
+                + _CHECKPOINT_ACTIVITY * progress.checkpoint
+            )
+            demands.append(
+                JobDemand(
+                    present=progress.present,
+                    occupied=occupied,
+                    activity=activity,
+                    memory_activity=memory,
+                    exchange=progress.exchange,
+                    exchanged=progress.exchanged,
+                    checkpoint=progress.checkpoint,
+                    fetch=progress.fetch,
+                )
+            )
+        return demands

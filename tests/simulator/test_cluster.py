@@ -1,0 +1,186 @@
+"""Clusters with faults: captures, counters that follow from the model, and the ground truth."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from railscope.capture import CaptureTimeline, read_capture
+from simulator.cluster.captures import write_cluster
+from simulator.cluster.cluster_model import ClusterModel
+from simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
+from simulator.spec import NS_PER_SECOND
+
+CLUSTER = """
+seconds = 60
+step_seconds = 5
+seed = 4
+
+[cluster]
+pods = 2
+nodes_per_pod = 2
+
+[[jobs]]
+name = "llama"
+nodes = [0, 1, 2]
+checkpoint_period_seconds = 0
+
+"""
+
+
+def fault(name: str, **keys: Any) -> str:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+    return "\n".join(["[[faults]]", f'fault = "{name}"', *lines, ""])
+
+
+def model_of(directory: Path, text: str) -> ClusterModel:
+    """A cluster after its scenario."""
+    path = directory / "scenario.toml"
+    path.write_text(CLUSTER + text)
+    model = ClusterModel(read_scenario(path))
+    for second in range(5, 61, 5):
+        model.advance(second * NS_PER_SECOND)
+    return model
+
+
+def target(name: str) -> dict[str, Any]:
+    """Devices for a fault of a kind."""
+    entity = FAULT_KINDS[name].entity
+    devices = {
+        "leaf": {"pods": [0], "indices": [3]},
+        "job": {"job": "llama"},
+        "node": {"nodes": [1]},
+    }
+    keys = devices.get(entity, {"nodes": [1], "indices": [3]})
+    return {**keys, "senders": [0, 2]} if name == "incast" else keys
+
+
+@pytest.mark.parametrize("name", FAULT_KINDS)
+def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "scenario.toml"
+    text = CLUSTER.replace("seconds = 60", "seconds = 20", 1)
+    path.write_text(
+        text + fault(name, begin_seconds=5, length_seconds=10, strength=1.0, **target(name))
+    )
+    write_cluster(read_scenario(path), tmp_path / "out")
+    (truth,) = map(json.loads, (tmp_path / "out" / "truth.jsonl").read_text().splitlines())
+    assert truth["class"] == FAULT_KINDS[name].cause
+    assert truth["cause"]
+    assert truth["onset"] < truth["ended"]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["gpu-node-1", "gpu-node-2", "gpu-node-33", "gpu-node-34", "truth.jsonl"]
+    for node in names[:-1]:
+        assert read_capture(tmp_path / "out" / node).moments
+
+
+def test_equal_scenarios_produce_equal_captures(tmp_path: Path):
+    path = tmp_path / "scenario.toml"
+    noisy = CLUSTER.replace("seed = 4", "seed = 4\njitter = 0.4\nlost = 0.2")
+    path.write_text(noisy + fault("slow_receiver", begin_seconds=20, nodes=[1], indices=[3]))
+    for name in ("first", "second"):
+        write_cluster(read_scenario(path), tmp_path / name)
+    written = sorted(
+        file.relative_to(tmp_path / "first") for file in (tmp_path / "first").rglob("*.*")
+    )
+    for file in written:
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+    moments = read_capture(tmp_path / "first" / "gpu-node-1").moments
+    gaps = {after.offset_ns - before.offset_ns for before, after in pairwise(moments)}
+    assert len(gaps) > 3, "samples have their own times"
+    assert len(moments) < 13, "some are lost"
+
+
+def test_a_slow_receiver_shows_at_its_port_and_at_its_job_only(tmp_path: Path):
+    model = model_of(
+        tmp_path,
+        fault("pcie_bound_receiver", begin_seconds=0, strength=1.0, nodes=[1], indices=[3]),
+    )
+    ports = [[cable.counters for cable in node.cables[:8]] for node in model.nodes]
+    pausing = [[port.pausing_ns for port in row] for row in ports]
+    assert max((ns, at, rail) for at, row in enumerate(pausing) for rail, ns in enumerate(row))[
+        1:
+    ] == (1, 3)
+    assert ports[1][3].write_stalled_ns > 30 * NS_PER_SECOND
+    healthy = model_of(tmp_path, "")
+    handled = [
+        ports[0][rail].notifications_handled
+        - healthy.nodes[0].cables[rail].counters.notifications_handled
+        for rail in (2, 3)
+    ]
+    assert handled[1] > 10 * abs(handled[0]), "its sender is notified"
+    (step,) = model.steps
+    assert step.progress.iterations < 5 / 4 * 0.8
+    idle = model.nodes[3]
+    assert not any(gpu.demand.resident for gpu in idle.gpus)
+
+
+def test_the_slow_gpu_is_the_busier_one(tmp_path: Path):
+    model = model_of(
+        tmp_path, fault("slow_gpu", begin_seconds=0, strength=1.0, nodes=[1], indices=[2])
+    )
+    active = [[gpu.cycles.sm / gpu.cycles.elapsed for gpu in node.gpus] for node in model.nodes[:3]]
+    assert max((share, at, gpu) for at, row in enumerate(active) for gpu, share in enumerate(row))[
+        1:
+    ] == (1, 2)
+    occupied = {gpu.silicon.occupied_percent > 90 for node in model.nodes[:3] for gpu in node.gpus}
+    assert occupied == {True}, "waiting GPUs are fully utilized, too"
+
+
+def test_a_lost_gpu_stops_the_job_and_the_others_spin(tmp_path: Path):
+    model = model_of(tmp_path, fault("gpu_lost", begin_seconds=10, nodes=[1], indices=[2]))
+    assert model.steps[0].progress.iterations == 0
+    assert model.nodes[1].gpus[2].lost
+    spinning = model.nodes[0].gpus[0]
+    assert spinning.silicon.occupied_percent > 90
+    assert spinning.activity.sm < 0.25
+
+
+def test_the_kernel_log_reports_the_fault_of_a_node(tmp_path: Path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(CLUSTER + fault("gpu_lost", begin_seconds=20, nodes=[2], indices=[5]))
+    write_cluster(read_scenario(path), tmp_path / "out")
+    logs = {
+        node: CaptureTimeline(read_capture(tmp_path / "out" / node).moments).log_between(
+            0, 60 * NS_PER_SECOND
+        )
+        for node in ("gpu-node-1", "gpu-node-33")
+    }
+    assert any("79, " in line and "Xid" in line for line in logs["gpu-node-33"])
+    assert not any("Xid" in line for line in logs["gpu-node-1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[faults]]\nfault = 'gremlin'\nbegin_seconds = 1", "fault 'gremlin': expected one of "),
+        (fault("slow_receiver", begin_seconds=1), "no nodes: expected at least one"),
+        (fault("slow_receiver", begin_seconds=1, nodes=[9]), "nodes: 9: expected at most 3"),
+        (
+            fault("ecn_off", begin_seconds=1, pods=[0], indices=[8]),
+            "indices: 8: expected at most 7",
+        ),
+        (fault("slow_input", begin_seconds=1, job="gpt"), "unknown job 'gpt'"),
+        (
+            fault("gpu_lost", begin_seconds=1, nodes=[1, 2], indices=[1]),
+            "expected one node and one index",
+        ),
+        (fault("incast", begin_seconds=1, nodes=[1], senders=[1]), "no senders"),
+        ("[[jobs]]\nname = 'b'\nnodes = [2]", "node 2: expected a node without a job, has 'llama'"),
+        ("[[jobs]]\nname = 'b'\nnodes = []", "job 'b': no nodes"),
+        ("[[jobs]]\nname = 'b'\nnodes = [4]", "node 4: expected at most 3"),
+        (fault("ecn_off", begin_seconds=1, pods=[0], strength=2), "$.faults[0].strength"),
+        ("[[jobs]", "scenario.toml"),
+    ],
+)
+def test_an_invalid_scenario_is_rejected_with_its_key(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(CLUSTER + text)
+    with pytest.raises(ScenarioError, match=r"^invalid scenario: .*scenario\.toml: ") as error:
+        read_scenario(path)
+    assert problem in str(error.value)
