@@ -63,6 +63,8 @@ class EvidenceBook:
     excess_spans: int = 0
     """Spans of samples beyond the maximum of a GPU or a node."""
     spans: batch_facts.SpanCounts = field(default_factory=batch_facts.SpanCounts)
+    _by_node: dict[str, list[str]] = field(default_factory=dict)
+    """GPUs that were ever seen in each node."""
 
     # Frames ------------------------------------------------------------------------------------
 
@@ -218,6 +220,7 @@ class EvidenceBook:
         existing = presences.get(key)
         if existing is None:
             presences[key] = replace(presence, spans=[replace(span) for span in presence.spans])
+            self._record_node(presence.node, uuid)
             self.changed.add(uuid)
             self.version += 1
             if self.has_unplaced(presence.node):
@@ -365,7 +368,13 @@ class EvidenceBook:
 
     def gpus_in(self, node: str) -> list[str]:
         """Return the GPUs that were seen in a node."""
-        return [gpu for gpu, memory in self.gpus.items() if node in memory.nodes]
+        gpus = self._by_node.get(node, ())
+        return [gpu for gpu in gpus if gpu in self.gpus and node in self.gpus[gpu].nodes]
+
+    def _record_node(self, node: str, gpu: str) -> None:
+        gpus = self._by_node.setdefault(node, [])
+        if gpu not in gpus:
+            gpus.append(gpu)
 
     def nodes_of(self, gpu: str) -> set[str]:
         """Return the nodes in which a GPU was seen."""
@@ -417,6 +426,8 @@ class EvidenceBook:
         self.intervals.restore(intervals)
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.valueless)
+            for node in memory.nodes:
+                self._record_node(node, uuid)
         self.unwritten = dict.fromkeys(unwritten)
         self.claims = batch_facts.ClaimIndex()
         for memory in gpus.values():
