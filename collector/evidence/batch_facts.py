@@ -358,13 +358,7 @@ def max_new_spans(
     stored: Sequence[node_intervals.SampleSpan], more: Sequence[node_intervals.SampleSpan]
 ) -> int:
     """Return the maximum number of spans that the samples of a boot add."""
-    last = stored[-1] if stored else None
-    goes_on = (
-        last is not None
-        and last.skew_ns == more[0].skew_ns
-        and last.first_ns <= more[0].first_ns <= last.last_ns + GAP_NS
-    )
-    return len(more) - goes_on
+    return len(more) - bool(stored and node_intervals.does_continue(stored[-1], more[0]))
 
 
 @dataclass(slots=True)

@@ -142,10 +142,14 @@ class BootTimes(NamedTuple):
         last_ns = other_last_ns = uncertainty_ns = 0
         for batch, schema in batches:
             low, high = min(batch.boot_ns), max(batch.boot_ns)
-            first_ns, last_ns = min(first_ns, low), max(last_ns, high)
-            if not schema.gpus:
-                other_first_ns, other_last_ns = min(other_first_ns, low), max(other_last_ns, high)
+            if schema.gpus:
+                first_ns, last_ns = min(first_ns, low), max(last_ns, high)
+                continue
+            other_first_ns = min(other_first_ns, low)
+            other_last_ns = max(other_last_ns, high)
+            if batch.uncertainty_ns:
                 uncertainty_ns = max(uncertainty_ns, batch_facts.uncertainty_of(batch))
+        first_ns, last_ns = min(first_ns, other_first_ns), max(last_ns, other_last_ns)
         return cls(first_ns, last_ns, other_first_ns, other_last_ns, uncertainty_ns)
 
     @property

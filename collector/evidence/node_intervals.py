@@ -53,13 +53,14 @@ def add_spans(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> bool:
     Spans of one skew are disjoint, so one walk to the left of the first new span finds all that it
     can touch; spans before and after are not visited.
     """
+    if len(new) == 1 and spans and does_continue(spans[-1], new[0]):
+        return _widen(spans[-1], new[0])
     as_certain = True
     for position, span in enumerate(new):
         last = spans[-1] if spans else None
         if last and last.skew_ns == span.skew_ns and last.first_ns <= span.first_ns:
             if span.first_ns <= last.last_ns + GAP_NS:
-                as_certain &= span.uncertainty_ns <= last.uncertainty_ns
-                _widen(last, span)
+                as_certain &= _widen(last, span)
             else:
                 as_certain = False
                 spans.append(copy(span))
@@ -92,9 +93,18 @@ def copy_times(spans: Iterable[SampleSpan]) -> list[SampleSpan]:
     return [SampleSpan(span.first_ns, span.last_ns) for span in spans]
 
 
-def _widen(span: SampleSpan, other: SampleSpan) -> None:
+def does_continue(last: SampleSpan, span: SampleSpan) -> bool:
+    """True if a span begins within another one, or at most a gap after it."""
+    return last.skew_ns == span.skew_ns and last.first_ns <= span.first_ns <= last.last_ns + GAP_NS
+
+
+def _widen(span: SampleSpan, other: SampleSpan) -> bool:
+    """Extend a span; true if that makes it no less certain."""
     span.last_ns = max(span.last_ns, other.last_ns)
-    span.uncertainty_ns = max(span.uncertainty_ns, other.uncertainty_ns)
+    if other.uncertainty_ns <= span.uncertainty_ns:
+        return True
+    span.uncertainty_ns = other.uncertainty_ns
+    return False
 
 
 def _merge(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> None:
@@ -207,6 +217,9 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         gpu_record = self.gpus.get(gpu)
         if gpu_record is None:
             gpu_record = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
+        if self._is_extended(gpu_record, new):
+            add_spans(gpu_record.spans, new.spans)
+            return
         first_ns = new.spans[0].first_ns
         trusted_start_ns = max(new.trusted_start_ns, first_ns)
         gpu_record.trusted_start_ns = trusted_start(
@@ -218,6 +231,17 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
             max(gpu_record.sku, new.sku),
         )
         add_spans(gpu_record.spans, new.spans)
+
+    @staticmethod
+    def _is_extended(gpu_record: ReportedGpu, new: ReportedGpu) -> bool:
+        """True if new samples only continue the known ones."""
+        return (
+            gpu_record.trusted_start_ns == 0
+            and len(gpu_record.spans) > 0
+            and does_continue(gpu_record.spans[-1], new.spans[0])
+            and gpu_record.received_ns <= new.received_ns
+            and (gpu_record.rail, gpu_record.sku) == (new.rail, new.sku)
+        )
 
     def record_layout(
         self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan
@@ -322,13 +346,11 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 
     def receive(self, received_ns: int, sent: SentAt, envelope: Envelope) -> None:
         """Record an envelope, after its content was recorded."""
-        ages = (
-            sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
-            for batch in envelope.batches
-            if batch.rows
-        )
-        if min(ages, default=LATE_NS + 1) <= LATE_NS:
-            self.current_ns = max(self.current_ns, received_ns)
+        for batch in envelope.batches:
+            wall_ns, boot_ns = batch.wall_ns, batch.boot_ns
+            if wall_ns and sent.age_ns(envelope.boot_id, wall_ns[-1], boot_ns[-1]) <= LATE_NS:
+                self.current_ns = max(self.current_ns, received_ns)
+                return
 
     def record_reports(self, spans: Iterable[SampleSpan]) -> None:
         """Record the time of a node's reports."""

@@ -209,7 +209,11 @@ class KnownSchema:
     @property
     def has_facts(self) -> bool:
         """True if metering uses more of its frames than their time."""
-        return bool(self.gpus or self.metered.layouts or len(self.metered.columns))
+        metered = self.metered
+        return bool(self.gpus or metered.layouts or metered.counters)
+
+
+_NO_DIGESTS: frozenset[bytes] = frozenset()
 
 
 class StoredSchemas:
@@ -275,8 +279,10 @@ class StoredSchemas:
 
     def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
         """Record that frames of a node refer to schemas."""
-        if digests:
-            self._used.update(dict.fromkeys(digests, self.segment))
+        used, segment = self._used, self.segment
+        if new := [digest for digest in digests if used.get(digest) != segment]:
+            used.update(dict.fromkeys(new, segment))
+        if not self._by_node.get(node, _NO_DIGESTS).issuperset(digests):
             self._by_node.setdefault(node, set()).update(digests)
 
     def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:

@@ -299,7 +299,8 @@ class LayoutSheet:
             self.write_pending()
         self._pending[row] = pending
         self._pending_bytes += len(pending.batch.base) + len(pending.batch.steps)
-        many = len(self._pending) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
+        waiting = len(self._pending)
+        many = waiting >= MAX_WAITING or waiting * _WAITING_SHARE >= self.rows
         if many or self._pending_bytes >= MAX_WAITING_BYTES:
             self.write_pending()
 

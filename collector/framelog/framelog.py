@@ -19,7 +19,6 @@ import structlog
 
 from collector.framelog import segment_files
 from railscope.durable_files import append_durably, sync_directory
-from railscope.service import run_in_thread
 
 MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20
@@ -181,7 +180,8 @@ class FrameLog:
         Cancellation waits for a write in progress: its durable records are applied and
         acknowledged, and no other collector may write the file before it has ended.
         """
-        writing = asyncio.ensure_future(run_in_thread(self._write, [e.data for e in group]))
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(None, self._write, [entry.data for entry in group])
         cancelled = False
         while not writing.done():
             try:

@@ -210,11 +210,10 @@ class Ingest:
         envelope, sent = await self._decode(request, credential.name, body)
         await self._store_schemas(envelope, sender)
         self._check_start(envelope, sender)
-        self._check_batches(envelope)
-        cost = self._check_bounds(envelope)
+        cost = self._check_bounds(envelope, self._check_batches(envelope))
         sender.allowance -= cost.requests - 1
         new_frames = self.core.count_new_frames(envelope)
-        total = sum(batch.rows for batch in envelope.batches)
+        total = cost.frames
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         record = segment_files.FrameRecord(
@@ -333,8 +332,10 @@ class Ingest:
             )
             raise NotAcknowledgedError(text, "evidence")
 
-    def _check_bounds(self, envelope: wire.Envelope) -> EnvelopeCost:
-        cost = envelope_cost(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
+    def _check_bounds(
+        self, envelope: wire.Envelope, schemas: Sequence[KnownSchema]
+    ) -> EnvelopeCost:
+        cost = envelope_cost(envelope, schemas)
         problems = [
             *find_exceeded_bounds(cost, self.limits),
             *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
@@ -343,17 +344,21 @@ class Ingest:
             raise NotAcknowledgedError("; ".join(problems), "bounds")
         return cost
 
-    def _check_batches(self, envelope: wire.Envelope) -> None:
+    def _check_batches(self, envelope: wire.Envelope) -> list[KnownSchema]:
+        """Check the batches of an envelope, and return their schemas."""
         unknown = []
         used = []
+        all_known = []
+        max_rows = self.limits.frames_per_batch
         for batch in envelope.batches:
             schema = self.core.schemas.get(batch.schema)
             if schema is None:
                 unknown.append(batch.schema.hex())
                 continue
-            used.append(batch.schema)
+            used.append(schema.digest)
+            all_known.append(schema)
             try:
-                sheets.check_batch(batch, schema.layout.columns, self.limits.frames_per_batch)
+                sheets.check_batch(batch, schema.layout.columns, max_rows)
             except wire.WireError as error:
                 raise NotAcknowledgedError(error, "format") from error
             if batch.stream != schema.layout.stream:
@@ -367,19 +372,22 @@ class Ingest:
             text = "unknown schemas; fix: send them first"
             digests = list(dict.fromkeys(unknown))
             raise NotAcknowledgedError(text, "unknown_schema", unknown_schemas=digests)
+        return all_known
 
     def _check_times(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
+        sent, boot_id = record.sent, envelope.boot_id
+        max_age_ns = self.limits.max_frame_age_days * timestamps.DAY_NS
         for batch in envelope.batches:
             # As in the evidence: the newest by the wall clock, the others by their age relative to it.
-            newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
-            oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
-            age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
-            if age_ns > self.limits.max_frame_age_days * timestamps.DAY_NS:
+            boot_ns, wall_ns = batch.boot_ns, batch.wall_ns
+            newest_ns = sent.age_ns(boot_id, wall_ns[-1], boot_ns[-1])
+            oldest_ns = sent.age_ns(boot_id, wall_ns[0], boot_ns[0])
+            if max(oldest_ns, newest_ns + boot_ns[-1] - boot_ns[0]) > max_age_ns:
                 text = f"frames older than {self.limits.max_frame_age_days} days"
                 raise NotAcknowledgedError(text, "age")
-            is_ordered = sorted(batch.boot_ns) == list(batch.boot_ns)
-            ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
-            if not is_ordered or (ahead and envelope.boot_id == record.sent.boot_id):
+            is_ordered = len(boot_ns) == 1 or sorted(boot_ns) == list(boot_ns)
+            ahead = boot_ns[-1] > sent.boot_ns + _FUTURE_NS
+            if not is_ordered or (ahead and boot_id == sent.boot_id):
                 text = (
                     f"stream {batch.stream!r}: invalid boot clock of its frames: expected increasing"
                     " times up to now"

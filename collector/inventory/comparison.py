@@ -173,8 +173,8 @@ class InventoryWatch:
                 comparisons.append(comparison)
                 await offer()
         gone: list[GoneGpu] = []
-        for gpu in list(self.core.evidence.gpus):
-            if gpu not in shown and retired.find_retirement(gpu, now_ns) is None:
+        for gpu in [gpu for gpu in self.core.evidence.gpus if gpu not in shown]:
+            if retired.find_retirement(gpu, now_ns) is None:
                 gone += self._find_gone_gpus(gpu, reported, fresh_from_ns)
             await offer()
         in_force = [row for row in retired if row.start_ns <= now_ns < row.end_ns]

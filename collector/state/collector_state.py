@@ -157,7 +157,7 @@ class CollectorState:
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
             known_batches.append((batch, schema))
-        self.schemas.record_uses(envelope.node, [batch.schema for batch, _ in known_batches])
+        self.schemas.record_uses(envelope.node, [schema.digest for _, schema in known_batches])
         for batch, schema in known_batches:
             # A checkpoint contains its sequence, but not its content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
@@ -165,14 +165,15 @@ class CollectorState:
         streams = self.received.run_streams(envelope.node, envelope.run)
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
         yield from self.evidence.steps(record, envelope, fresh_batches)
+        counts = self.counts
         for batch, schema in known_batches:
             streams = self.received.run_streams(envelope.node, envelope.run)
             new_frames, rows = _count_new(streams, batch), batch.rows
-            self.counts.duplicates += rows - new_frames
+            counts.duplicates += rows - new_frames
             if not new_frames:
                 continue
-            self.counts.frames += new_frames
-            self.counts.values += new_frames * schema.layout.columns
+            counts.frames += new_frames
+            counts.values += new_frames * schema.layout.columns
             if batch.events:
                 yield from self._record_events(record, envelope, batch)
             # Last: a checkpoint made between two steps must not record frames as received before
@@ -235,7 +236,10 @@ class CollectorState:
 def _count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Batch) -> int:
     """Return the number of frames of a batch that its run's streams do not contain."""
     ranges = streams.get(batch.stream)
-    return ranges.count_new(batch.first_sequence, batch.rows) if ranges else batch.rows
+    rows = len(batch.wall_ns)
+    if ranges is None or not ranges.ends or batch.first_sequence > ranges.ends[-1]:
+        return rows
+    return ranges.count_new(batch.first_sequence, rows)
 
 
 REPLAY_FACTOR = 4
@@ -269,11 +273,11 @@ def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> 
     """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
     sample_spans = counter_bytes = frames = events = 0
     for batch, schema in zip(envelope.batches, schemas, strict=True):
-        frames += batch.rows
+        frames += len(batch.wall_ns)
         events += len(batch.events)
         if schema is not None:
             sample_spans += _count_spans(batch, schema)
-            counters = len(schema.metered.columns)
+            counters = len(schema.metered.counters)
             if counters:
                 cells = len({boot_ns // node_intervals.GRID_NS for boot_ns in batch.boot_ns})
                 counter_bytes += cells * counters * BYTES_PER_VALUE
@@ -283,11 +287,10 @@ def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> 
 
 def _count_spans(batch: Batch, schema: KnownSchema) -> int:
     boot_ns = batch.boot_ns
-    length_ns = boot_ns[-1] - boot_ns[0]
-    if (
-        length_ns <= GAP_NS
-        and boot_ns[0] // node_intervals.INTERVAL_NS == boot_ns[-1] // node_intervals.INTERVAL_NS
-    ):
+    first_ns, last_ns = boot_ns[0], boot_ns[-1]
+    length_ns = last_ns - first_ns
+    interval_ns = node_intervals.INTERVAL_NS
+    if length_ns <= GAP_NS and first_ns // interval_ns == last_ns // interval_ns:
         sample_spans = 1
     else:
         sample_spans = 1 + sum(
