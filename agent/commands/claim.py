@@ -60,7 +60,7 @@ class AgentClient:
         answer_seconds: float = _ANSWER_SECONDS,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> None:
-        self._where, self._token, self._timeout = socket_or_url, token, timeout
+        self._address, self._token, self._timeout = socket_or_url, token, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -91,18 +91,18 @@ class AgentClient:
             return answer.status, content if isinstance(content, dict) else {"error": str(content)}
         except PermissionError as error:
             message = (
-                f"cannot connect to {self._where}: {error.strerror}; fix: run the command as root"
+                f"cannot connect to {self._address}: {error.strerror}; fix: run the command as root"
             )
             raise click.ClickException(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _NO_ANSWER, {"error": f"no response from the agent at {self._where}: {error}"}
+            return _NO_ANSWER, {"error": f"no response from the agent at {self._address}: {error}"}
         finally:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        if not self._where.startswith("http"):
-            return _UnixHttpConnection(self._where, self._answer_seconds)
-        parts = urlsplit(self._where)
+        if not self._address.startswith("http"):
+            return _UnixHttpConnection(self._address, self._answer_seconds)
+        parts = urlsplit(self._address)
         return http.client.HTTPConnection(
             parts.hostname or "", parts.port, timeout=self._answer_seconds
         )

@@ -36,7 +36,7 @@ class DcgmDevice:
     labels: tuple[tuple[str, str], ...]
     key: dict[str, str]
 
-    def own(self, kind: EntityKind) -> EntityKey:
+    def own_key(self, kind: EntityKind) -> EntityKey:
         """Return the leading key parts of this device's entities of a kind."""
         return tuple(self.key[label] for label in kind.labels if label in self.key)
 
@@ -203,8 +203,8 @@ class _SchemaColumns:
         self, term: FormulaTerm, factor: int, device: DcgmDevice
     ) -> Iterator[tuple[ReadingPosition, int]]:
         kind = term.metric.about
-        device_key = (*device.own(kind), *term.part)
-        for key, place in self._columns.get((term.metric, device.own(kind.outermost)), ()):
+        device_key = (*device.own_key(kind), *term.part)
+        for key, place in self._columns.get((term.metric, device.own_key(kind.outermost)), ()):
             if not _matches_key(key, device_key):
                 continue
             if term.weights is None:

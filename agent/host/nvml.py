@@ -91,7 +91,7 @@ class Nvml:
         self._start_lock = threading.Lock()
         self._module: ModuleType | None = None
         self._events = EventQueue()
-        self._own: dict[str, Callable[..., Json]] = {
+        self._replacements: dict[str, Callable[..., Json]] = {
             "nvmlGpmMetricsGet": self._activity,
             "nvmlEventSetWait": self._wait,
             "nvmlDeviceGetMigMode": self._mig_mode,
@@ -150,7 +150,7 @@ class Nvml:
         self, module: ModuleType, function: str, arguments: tuple[Device, ...]
     ) -> Callable[[], Json]:
         """Callable for a function and its arguments; cached for device calls until a device is dropped."""
-        replacement = self._own.get(function)
+        replacement = self._replacements.get(function)
         if replacement is not None:
             return partial(replacement, module, *arguments)
         target = getattr(module, function, None)

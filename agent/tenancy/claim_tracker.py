@@ -81,7 +81,7 @@ class ClaimTrackerState(msgspec.Struct):
     done: list[tuple[str, ...]] = []
     """Claims that have reached the end they specify, and that their provider still reports."""
     hidden: list[SupersededClaim] = []
-    seen: dict[str, ProviderPoll] = {}
+    polls: dict[str, ProviderPoll] = msgspec.field(default_factory=dict, name="seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class ClaimTracker:
             if active.until is not None and active.until.boot_id == boot_id
         }
         """Times on the boot clock; no entry survives a reboot."""
-        self._polls = dict(saved.seen)
+        self._polls = dict(saved.polls)
         self._events: list[Event] = []
         self._repeat_at_ns: int | None = None
 

@@ -68,7 +68,9 @@ def tenant_cells(
         labels = (quota.tenant, quota.period)
         if quota.gpu_time_ns is not None:
             yield ViewCell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / SECOND_NS)
-            used = account.held(*quota_days(quota.period, account.until_ns)).get(quota.tenant, 0)
+            used = account.held_time(*quota_days(quota.period, account.until_ns)).get(
+                quota.tenant, 0
+            )
             yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
         if quota.gpus is not None:
             yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))

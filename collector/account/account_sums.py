@@ -162,7 +162,7 @@ class GpuTimeAccount:
                 states[key.state] = exact(states.get(key.state, 0) + quantity)
         return tenants
 
-    def held(self, first_day: int, end_day: int) -> dict[str, Units]:
+    def held_time(self, first_day: int, end_day: int) -> dict[str, Units]:
         """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
         times: dict[str, Units] = {}
         for key, quantity in self.sums.items():

@@ -65,19 +65,19 @@ PRICES = 'version = 1\npublished = 2026-08-20T09:00:00Z\ncurrency = "EUR"\n' + "
 class SimulatedEvidence:
     """Evidence of all GPUs, in memory."""
 
-    known: dict[str, AssembledGpu] = field(default_factory=dict)
+    assembled: dict[str, AssembledGpu] = field(default_factory=dict)
 
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:
         """GPUs that were in a node in [start, end)."""
         return sorted(
             gpu
-            for gpu, assembled in self.known.items()
+            for gpu, assembled in self.assembled.items()
             if any(s.start_ns < end_ns and s.end_ns > start_ns for s in assembled.evidence.stays)
         )
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:  # noqa: ARG002 - all of it
         """Evidence of a GPU."""
-        return self.known[gpu]
+        return self.assembled[gpu]
 
 
 def simulate_evidence() -> SimulatedEvidence:
@@ -91,8 +91,8 @@ def simulate_evidence() -> SimulatedEvidence:
 
 def with_late_release(simulated: SimulatedEvidence) -> SimulatedEvidence:
     """The same evidence, after the scheduler reported that a claim ended before the month did."""
-    gpus = dict(simulated.known)
-    for name, gpu in simulated.known.items():
+    gpus = dict(simulated.assembled)
+    for name, gpu in simulated.assembled.items():
         if any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims):
             evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
             gpus[name] = msgspec.structs.replace(gpu, evidence=evidence)
@@ -247,5 +247,5 @@ def meter_days(
 ) -> None:
     """Meter the given days and write them to the ledger."""
     computed = day_metering.MeteringComputation(ENGINE, now_ns)
-    gpus = [assembled.meter() for assembled in simulated.known.values()]
+    gpus = [assembled.meter() for assembled in simulated.assembled.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

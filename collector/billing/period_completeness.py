@@ -234,4 +234,4 @@ class DatabaseEvidence:
             homes_of = {gpu_id: set(nodes) for gpu_id in together}
             self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
             self._selection = (nodes, start_ns, end_ns)
-        return self._loaded.known(gpu, self._files)
+        return self._loaded.assemble(gpu, self._files)

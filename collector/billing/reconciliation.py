@@ -60,11 +60,11 @@ class ReconciliationCheck:
     """
 
     rule: str
-    what: str
+    title: str
     found: Fraction
     expected: Fraction
     parts: int = 1
-    where: str = ""
+    place: str = ""
     bound: Fraction | None = None
 
     @property
@@ -91,10 +91,10 @@ def worst_check(
     parts = 0
     for place, actual, expected in pairs:
         parts += 1
-        check = ReconciliationCheck(rule, title, Fraction(actual), Fraction(expected), where=place)
+        check = ReconciliationCheck(rule, title, Fraction(actual), Fraction(expected), place=place)
         if abs(check.difference) > abs(most.difference):
             most = check
-    return ReconciliationCheck(rule, title, most.found, most.expected, parts, most.where)
+    return ReconciliationCheck(rule, title, most.found, most.expected, parts, most.place)
 
 
 def check_amounts(

@@ -20,7 +20,7 @@ _UNSEEN = "part of the time was not observed: it is billed as the scheduler repo
 class SummaryLine(NamedTuple):
     """Lines of one kind and price summed up, as text."""
 
-    what: str
+    kind: str
     of: str
     state: str
     start: str
@@ -258,7 +258,7 @@ def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> Summar
     first, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
     return SummaryLine(
-        what=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
+        kind=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
         of=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
         state=first.state,
         start=format_timestamp(min(charge.service_t0_ns for charge in charges)),

@@ -163,7 +163,7 @@ def _gpu_hours(item: review_decisions.PendingEvidence) -> str:
 def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
     return {
         "id": item.subject.id,
-        "what": item.subject.what.value,
+        "what": item.subject.kind.value,
         "node": item.subject.node,
         "name": item.subject.name,
         "gpus": list(item.gpus),
@@ -188,7 +188,7 @@ def review_command(place: command_options.CommandContext, form: str) -> None:
     for item in pending:
         span = f"{format_timestamp(item.start_ns)} to {format_timestamp(item.end_ns)}"
         subject = item.subject
-        description = f"{subject.what.value} {subject.name} on {subject.node}"
+        description = f"{subject.kind.value} {subject.name} on {subject.node}"
         gpus = ", ".join(item.gpus) or "unidentified GPUs"
         tenants = ", ".join(item.tenants) or "no tenant"
         click.echo(f"{subject.id}  {description}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
@@ -232,7 +232,7 @@ def _decide(
     verdict = "accepted" if accepted else "rejected"
     for item in selected:
         subject = item.subject
-        description = f"{subject.what.value} {subject.name} on {subject.node}"
+        description = f"{subject.kind.value} {subject.name} on {subject.node}"
         click.echo(f"{verdict} {subject.id}: {description}, {_gpu_hours(item)} GPU-hours")
     click.echo("the collector writes new revisions of the affected days")
 

@@ -214,7 +214,7 @@ def format_checks(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[
     """Comparisons in aligned columns."""
     rows = [("rule", "what", "compared", "difference", "")]
     rows += [
-        (check.rule, check.what, f"{check.parts:,}", _difference(check), _remark(check))
+        (check.rule, check.title, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
     ]
     return job_metering.format_table(rows, {2, 3})
@@ -228,7 +228,7 @@ def _remark(check: reconciliation.ReconciliationCheck) -> str:
     if check.bound is not None:
         difference, bound = _percent(check.found), _percent(check.bound)
         return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
-    return "" if check.passes else f"worst: {check.where}" if check.where else "DIFFERS"
+    return "" if check.passes else f"worst: {check.place}" if check.place else "DIFFERS"
 
 
 def _percent(share: Fraction) -> str:

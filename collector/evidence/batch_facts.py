@@ -67,7 +67,7 @@ class BatchFacts:
     record: FrameRecord
     envelope: Envelope
     batch: Batch
-    known: schemas.KnownSchema
+    schema: schemas.KnownSchema
     since_boot_ns: int
     skew_ns: int
     uncertainty_ns: int
@@ -80,13 +80,13 @@ class BatchFacts:
     def record_rows(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> int:
         """Record the rows of one interval; return the approximate number of bytes added."""
         self.added_bytes = 0
-        if self.known.gpus:
+        if self.schema.gpus:
             self._record_gpus(interval, rows)
         elif not self.has_reports:
             self.added_bytes += add_reports(interval, self.join_spans(rows))
-        if self.known.metered.layouts:
+        if self.schema.metered.layouts:
             self._record_layouts(interval, rows)
-        if len(self.known.metered.columns):
+        if len(self.schema.metered.columns):
             self._record_counters(interval, rows)
         return self.added_bytes
 
@@ -112,8 +112,8 @@ class BatchFacts:
     def _record_gpus(self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]) -> None:
         """Record the GPUs that reported any value in these rows."""
         everywhere = self._build_presence(interval, rows)
-        skus = self.known.metered.skus
-        for gpu in self.known.gpus:
+        skus = self.schema.metered.skus
+        for gpu in self.schema.gpus:
             if len(gpu.uuid) > claim_events.MAX_CHARACTERS or not claim_events.is_gpu(gpu.uuid):
                 continue
             presence = everywhere
@@ -151,7 +151,7 @@ class BatchFacts:
 
     def _rows_with_values(self, gpu: schemas.SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
         """Return the rows in which a GPU reported any value."""
-        columns = self.known.layout.columns
+        columns = self.schema.layout.columns
         if len(self.batch.reasons) == columns:  # all rows have the same reasons
             codes = sheets.reasons_of(self.batch, 0, columns).take(gpu.columns)
             return rows if (codes == PRESENT).any() else ()
@@ -165,7 +165,7 @@ class BatchFacts:
     ) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
         bare = node_intervals.copy_times(self.join_spans(rows))
-        for gpu, parts in self.known.metered.layouts:
+        for gpu, parts in self.schema.metered.layouts:
             for span in bare:
                 interval.record_layout(gpu, parts, span)
                 self.book.record_layout(gpu, parts, span)
@@ -174,7 +174,7 @@ class BatchFacts:
         self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
     ) -> None:
         """Store the first reading of each cell of the grid."""
-        batch, metered = self.batch, self.known.metered
+        batch, metered = self.batch, self.schema.metered
         name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
         series = interval.series.get(name)
         if series is None:
@@ -193,7 +193,7 @@ class BatchFacts:
         if not readings:
             return
         before = len(series.cells)
-        width = self.known.layout.columns
+        width = self.schema.layout.columns
         table = sheets.rows_at(batch, [row for _, row in readings], metered.columns, width)
         for (number, row), read in zip(readings, table, strict=True):
             codes = sheets.reasons_of(batch, row, width).take(metered.columns)

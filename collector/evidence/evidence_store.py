@@ -61,7 +61,9 @@ class LoadedFacts(NamedTuple):
     version: int = 0
     contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS
 
-    def known(self, gpu: str, files: gpu_evidence.AdministratorInputs) -> gpu_evidence.AssembledGpu:
+    def assemble(
+        self, gpu: str, files: gpu_evidence.AdministratorInputs
+    ) -> gpu_evidence.AssembledGpu:
         """Return everything about one of the GPUs."""
         intervals = self._intervals(gpu)
         placed = None
@@ -275,7 +277,7 @@ class EvidenceStore:
         """Return everything about a GPU in a window, with the facts around it that affect it."""
         found = self.homes().get(gpu, {})
         loaded = self.load([gpu], {gpu: set(found)}, start_ns, end_ns)
-        return loaded.known(gpu, self.files())
+        return loaded.assemble(gpu, self.files())
 
     def load(
         self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int

@@ -106,7 +106,7 @@ def build_evidence(
 ) -> tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory]:
     """Return the evidence of a GPU for metering, and its places."""
     placed = find_reviewed_history(facts, files.expected)
-    history = placed.where
+    history = placed.history
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in history.stays}
     active_claims = list(files.claims.claims_on_gpu(facts.gpu, nodes))
@@ -161,15 +161,15 @@ def find_claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> lis
     reported = facts
     if claim_events.is_gpu(facts.gpu):
         placed = find_reviewed_history(facts, files.expected)
-        nodes = {stay.node for stay in placed.where.stays} | placed.where.under_review.keys()
-        reported = _select_claims(facts, nodes | {find_first_node(facts, placed.where)}, placed)
+        nodes = {stay.node for stay in placed.history.stays} | placed.history.under_review.keys()
+        reported = _select_claims(facts, nodes | {find_first_node(facts, placed.history)}, placed)
     parts = resolve_claims(reported, ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
 
 
 def find_nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
     """Return the nodes that list a GPU of another node, which a person may decide about."""
-    waiting = find_reviewed_history(facts, files.expected).where.under_review
+    waiting = find_reviewed_history(facts, files.expected).history.under_review
     return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
 

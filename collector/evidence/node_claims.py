@@ -326,7 +326,7 @@ def find_early_claims(
 class ReviewedHistory(NamedTuple):
     """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
 
-    where: gpu_node_history.GpuNodeHistory
+    history: gpu_node_history.GpuNodeHistory
     excess: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """The GPU exceeds the number expected of the node."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]]

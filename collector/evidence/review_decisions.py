@@ -154,7 +154,7 @@ def _sum_up(
     now_ns: int,
 ) -> PendingEvidence:
     gpus = {gpu for gpu, _, _ in subject_parts if claim_events.is_gpu(gpu)} | (
-        {subject.name} if subject.what is review_rules.ReviewKind.GPU else set()
+        {subject.name} if subject.kind is review_rules.ReviewKind.GPU else set()
     )
     claims_ = [part.claim for _, part, _ in subject_parts]
     total = Fraction(0)
@@ -188,6 +188,7 @@ def record_decision(
                 evidence_tables.review_decisions,
                 pending_item.subject,
                 id=name,
+                what=pending_item.subject.kind.value,
                 content=content,
                 accepted=int(decision.accepted),
                 start_ns=pending_item.start_ns,
@@ -205,7 +206,7 @@ def record_decision(
 def _event(pending_item: PendingEvidence, decision: ReviewDecision) -> str:
     data = {
         "subject": pending_item.subject.id,
-        "what": pending_item.subject.what.value,
+        "what": pending_item.subject.kind.value,
         "node": pending_item.subject.node,
         "name": pending_item.subject.name,
         "accepted": decision.accepted,
@@ -223,7 +224,7 @@ def _draft(
     pending_item: PendingEvidence, decision: ReviewDecision, name: str
 ) -> audit_outbox.RecordDraft:
     data: RecordData = {
-        "what": pending_item.subject.what.value,
+        "what": pending_item.subject.kind.value,
         "verdict": "accept" if decision.accepted else "reject",
         "name": normalize_text(pending_item.subject.name),
         "gpu_ns": str(pending_item.gpu_ns),

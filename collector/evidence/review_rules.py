@@ -48,7 +48,7 @@ class ReviewKind(StrEnum):
 class ReviewSubject(NamedTuple):
     """Subject of a decision: a claim or its end by its id, or a GPU by its UUID; of one node."""
 
-    what: ReviewKind
+    kind: ReviewKind
     node: str
     name: str
 

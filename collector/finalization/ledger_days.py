@@ -119,7 +119,7 @@ def write_days(
     computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
     tilings: list[day_tiling.DayTiling] = []
     for job in jobs:
-        metered = loaded.known(job.gpu, files).meter()
+        metered = loaded.assemble(job.gpu, files).meter()
         tilings += [metered.day(day, computed) for day in job.days]
     known_days = {
         row_conversion.GpuDay(tiling.gpu, tiling.day) for tiling in tilings
@@ -167,7 +167,7 @@ def open_amounts(
     loaded = store.load(gpus, nodes_of, start_ns, max(start_ns, end_ns))
     counts = []
     for job in jobs:
-        assembled = loaded.known(job.gpu, files)
+        assembled = loaded.assemble(job.gpu, files)
         timestamps_ns = [int(i.ends_ns[-1]) for i in assembled.counted.values() if len(i.ends_ns)]
         upto_ns = max(timestamps_ns, default=job.after_ns)
         resets = [

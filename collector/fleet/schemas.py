@@ -71,8 +71,8 @@ class SchemaLayout:
     keys: tuple[CellKey, ...]
     key_starts: Positions
     viewed: Positions
-    """Columns that views read; `others` are the rest."""
-    others: Positions
+    """Columns that views read; `packed_columns` are the rest."""
+    packed_columns: Positions
     slots: Positions
     """Position in `viewed` of each column that is in it."""
 

@@ -174,7 +174,7 @@ class SheetBlock:
         self._sheet = sheet
         # Zeros take no memory until they are written; an unused row is not read.
         self._values = np.zeros((rows, len(layout.viewed)), np.int64)
-        self._others: list[bytes] = [b""] * rows
+        self._packed_rows: list[bytes] = [b""] * rows
         self._rates = np.zeros((rows, len(layout.counters)), np.float32)
         self._reasons: Codes | None = None
         """None while no value of any row is absent."""
@@ -189,12 +189,12 @@ class SheetBlock:
         self._sheet.write_pending()
         values = np.zeros(self.layout.columns, np.int64)
         values[self.layout.viewed] = self._values[index]
-        unpacked = self.layout.others
-        width = (len(unpacked) + 7) // 8
-        if packed := self._others[index]:
+        columns = self.layout.packed_columns
+        width = (len(columns) + 7) // 8
+        if packed := self._packed_rows[index]:
             bits = np.frombuffer(packed, np.uint8, width)
-            is_set = np.unpackbits(bits, count=len(unpacked)).astype(np.bool_)
-            values[unpacked[is_set]] = np.frombuffer(packed, np.int64, offset=width)
+            is_set = np.unpackbits(bits, count=len(columns)).astype(np.bool_)
+            values[columns[is_set]] = np.frombuffer(packed, np.int64, offset=width)
         return values
 
     @property
@@ -227,11 +227,11 @@ class SheetBlock:
     def write(self, rows: Positions, values: Integers, codes: Codes | None, rates: Rates) -> None:
         """Write rows; `codes` is None if no value is absent."""
         self._values[rows], self._rates[rows] = values.take(self.layout.viewed, axis=1), rates
-        if len(self.layout.others):
+        if len(self.layout.packed_columns):
             for row, packed in zip(
-                rows.tolist(), _pack(values.take(self.layout.others, axis=1)), strict=True
+                rows.tolist(), _pack(values.take(self.layout.packed_columns, axis=1)), strict=True
             ):
-                self._others[row] = packed
+                self._packed_rows[row] = packed
         if codes is not None and self._reasons is None:
             self._reasons = np.zeros((len(self.nodes), self.layout.columns), np.uint8)
         if self._reasons is not None:

@@ -90,7 +90,7 @@ def read_clustercockpit(
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
     builder = job_list.JobListBuilder(bad)
     clusters: set[str] = set()
-    for number, builder.what, value in _objects("\n".join(lines), bad):
+    for number, builder.noun, value in _objects("\n".join(lines), bad):
         with builder.line(number):
             line = _JobObject(value)
             state = line.text("jobState") if "jobState" in line else ""

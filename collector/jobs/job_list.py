@@ -42,12 +42,12 @@ _DOMAIN_DIGITS = 8
 class JobListError(JobsError, ValueError):
     """A line is not a valid job. The message names the line, counted from 1, and the field.
 
-    In a list that does not consist of lines, `what` names the unit that is counted.
+    In a list that does not consist of lines, `noun` names the unit that is counted.
     """
 
     def __init__(self, place: int, field: str, reason: str, noun: str = "line") -> None:
         """`field` is empty if the line as a whole is invalid."""
-        self.place, self.field, self.reason, self.what = place, field, reason, noun
+        self.place, self.field, self.reason, self.noun = place, field, reason, noun
         location = f"{noun} {place}"
         super().__init__(f"{location}: {field}: {reason}" if field else f"{location}: {reason}")
 
@@ -129,10 +129,10 @@ WHOLE_GPU_PART = ListedGpuPart(Fraction(0), Fraction(1))
 class UnnamedGpus(msgspec.Struct, frozen=True, order=True):
     """GPUs of a job that a list does not name; their identity is not guessed.
 
-    `where` is the node or nodes in the scheduler's notation, empty if there is none.
+    `node` is the node or nodes in the scheduler's notation, empty if there is none.
     """
 
-    where: str
+    node: str = msgspec.field(name="where")
     gpus: int
     reason: str
     model: str = ""
@@ -237,7 +237,7 @@ class JobListBuilder:
     """A list while its lines are read; `what` is the unit that is counted."""
 
     bad: BadLines
-    what: str = "line"
+    noun: str = "line"
     without_gpus: int = 0
     never_started: int = 0
     _number: int = 0
@@ -250,7 +250,7 @@ class JobListBuilder:
         try:
             yield
         except ShapeError as error:
-            self.bad.add(JobListError(number, error.field, error.reason, self.what))
+            self.bad.add(JobListError(number, error.field, error.reason, self.noun))
 
     def add(self, job: ListedJob, *, started: bool = True) -> None:
         """Add the job of the current line; an ended job replaces its unended version.
@@ -266,7 +266,7 @@ class JobListBuilder:
         first, other = self._jobs.get(job.claim, (self._number, job))
         ended, ran = sorted((job, other), key=lambda run: run.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
-            reason = f"job {job.id} differs from {self.what} {first}"
+            reason = f"job {job.id} differs from {self.noun} {first}"
             reject("", reason)
         self._jobs[job.claim] = (self._number if ended is job else first), ended
 

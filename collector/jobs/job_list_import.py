@@ -77,7 +77,7 @@ def number_placeholders(
             if not request.gpus:
                 rest.append(request)
                 continue
-            node = _node(request.where)
+            node = _node(request.node)
             model = models.unnamed_model(node, request.model or job.model)
             name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
             for number, part in pools[node, model].take(request, job.start_ns, job.end_ns):

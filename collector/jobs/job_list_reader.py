@@ -55,7 +55,7 @@ def read_sacct(
     builder = job_list.JobListBuilder(bad, "job" if is_json else "line")
 
     def rejected(error: AccountingError) -> job_list.JobListError:
-        return job_list.JobListError(error.place, error.field, error.reason, builder.what)
+        return job_list.JobListError(error.place, error.field, error.reason, builder.noun)
 
     def add_rejected(error: AccountingError) -> None:
         bad.add(rejected(error))

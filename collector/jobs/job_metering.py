@@ -201,7 +201,7 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
             {
                 "job": job.id,
                 "tenant": job.tenant,
-                "where": part.where,
+                "where": part.node,
                 "gpus": part.gpus,
                 "held_ns": str(part.capacity * job.duration_ns),
                 "reason": part.reason,
@@ -213,7 +213,7 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "never_started": jobs.never_started,
         "running": list(jobs.running),
         "rejected": [
-            {"what": line.what, "number": line.place, "field": line.field, "reason": line.reason}
+            {"what": line.noun, "number": line.place, "field": line.field, "reason": line.reason}
             for line in jobs.rejected
         ],
     }
@@ -238,7 +238,7 @@ def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
     yield f"not placed on a GPU: {len(parts)}"
     for job, part in parts:
         held_hours = format_hours(part.capacity * job.duration_ns)
-        place = part.where or "some node"
+        place = part.node or "some node"
         of = f"{part.share} of " if part.share != 1 else ""
         description = f"{of}{format_count(part.gpus, 'GPU')}, {held_hours}: {part.reason}"
         yield f"  job {job.id} of {job.tenant} on {place}: {description}"

@@ -60,7 +60,7 @@ class JobRun:
     job: ListedJob | None
     start_ns: int
     end_ns: int
-    held: tuple[ClaimTime, ...]
+    claim_times: tuple[ClaimTime, ...]
 
     @property
     def gpus(self) -> int:
@@ -97,12 +97,12 @@ class JobRun:
     @property
     def ledger_time(self) -> Fraction:
         """Capacity times time in the ledger."""
-        return sum((Fraction(claim_time.quantity) for claim_time in self.held), Fraction(0))
+        return sum((Fraction(claim_time.quantity) for claim_time in self.claim_times), Fraction(0))
 
     @property
     def ledger_gpus(self) -> set[str]:
         """GPUs in the ledger."""
-        return {claim_time.gpu for claim_time in self.held}
+        return {claim_time.gpu for claim_time in self.claim_times}
 
 
 def pair_runs(
@@ -285,16 +285,16 @@ def compare_jobs(
 
 def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[int, int]]:
     """Kinds of differences, and the largest offsets of start and end."""
-    if not run.held:
+    if not run.claim_times:
         had_some = run.gpus or run.is_in_parts
         missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
         return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
-        longest = max(claim_time.end_ns - claim_time.start_ns for claim_time in run.held)
+        longest = max(claim_time.end_ns - claim_time.start_ns for claim_time in run.claim_times)
         return ([DifferenceKind.NOT_IN_RECORDS] if longest > 2 * tolerance_ns else []), (0, 0)
     kinds: list[DifferenceKind] = []
-    spans = _spans(run.held)
-    if {claim_time.tenant for claim_time in run.held} != {run.job.tenant}:
+    spans = _spans(run.claim_times)
+    if {claim_time.tenant for claim_time in run.claim_times} != {run.job.tenant}:
         kinds.append(DifferenceKind.TENANT)
     may_move = _may_move(run, spans, tolerance_ns)
     if not run.is_in_parts and not _same_gpus(run, set(spans), may_move=may_move):
@@ -375,7 +375,7 @@ def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, 
         if run.job:
             recorded[run.job.tenant] += run.recorded_time
         tenants: Counter[str] = Counter()
-        for claim_time in run.held:
+        for claim_time in run.claim_times:
             ledger[claim_time.tenant] += claim_time.quantity
             tenants[claim_time.tenant] += 1
         if run.job:

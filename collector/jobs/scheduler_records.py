@@ -122,7 +122,7 @@ def comparison_text(comparison: JobComparison) -> Iterator[str]:
 def _format_difference(diff: JobDifference) -> str:
     run, kinds = diff.run, "; ".join(diff.kinds)
     tenant = run.job.tenant if run.job else ""
-    tenants = sorted({claim_time.tenant for claim_time in run.held})
+    tenants = sorted({claim_time.tenant for claim_time in run.claim_times})
     owner = tenant
     if tenant not in tenants:
         owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"

@@ -140,7 +140,7 @@ class _ShareGroup(NamedTuple):
     """Claims that divide a device, greatest first, and the holds of other claims on the GPU."""
 
     claims: Sequence[MeteredClaim]
-    others: Sequence[holders.HeldSlots]
+    other_holds: Sequence[holders.HeldSlots]
     ratio: Fraction = Fraction(0)
     """The sum of the requested shares divided by the held capacity; 0 if nothing is held."""
 
@@ -196,7 +196,7 @@ def _find_holders(
 ) -> Iterator[tuple[MeteredClaim, OverlapKind, Units, Fraction]]:
     """Yield the claims that hold the missing units, greatest slots first, up to the exact amount."""
     device = claim.slots(tiling)
-    for slots, other in group.others:
+    for slots, other in group.other_holds:
         within = min(slots.high, device.high) - max(slots.low, device.low)
         if other is claim or within <= 0 or missing <= 0:
             continue

@@ -74,7 +74,7 @@ class GpuPart(msgspec.Struct, array_like=True, tag=True):
 class IntervalPart(msgspec.Struct, array_like=True, tag="ChunkPart"):
     """Metering facts from a node's frames of some time."""
 
-    kept: evidence_memory.IntervalInMemory
+    interval: evidence_memory.IntervalInMemory = msgspec.field(name="kept")
 
 
 class FactsPart(msgspec.Struct, array_like=True, tag=True):
@@ -201,7 +201,7 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
             case GpuPart():
                 gpus[part.uuid] = part.memory
             case IntervalPart():
-                intervals.append(part.kept)
+                intervals.append(part.interval)
             case FactsPart():
                 facts += [*part.claims, *part.ends]
             case EventsPart():

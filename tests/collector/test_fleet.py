@@ -306,7 +306,7 @@ any_value = st.sampled_from([0, 0, 0, 1, -1, 2**63 - 1, -(2**63)]) | st.integers
 @given(st.lists(st.lists(any_value, min_size=21, max_size=21), min_size=1, max_size=8))
 def test_columns_that_no_view_reads_keep_their_values(rows: list[list[int]]):
     layout, fleet = make_layout(UNKNOWN), Fleet()
-    assert set(range(21)) <= set(layout.others.tolist())
+    assert set(range(21)) <= set(layout.packed_columns.tolist())
     for number, counts in enumerate(rows):
         name, numbers = f"n{number % 3}", [*counts, *make_row(number, number)]
         at_ns = (number + 1) * SECOND

@@ -136,7 +136,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
         MeteredGpu.compute(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
-        for one in known.known.values()
+        for one in known.assembled.values()
     ]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 

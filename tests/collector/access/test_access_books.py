@@ -143,7 +143,7 @@ async def test_a_provisional_statement_names_no_gpu_of_others(tmp_path: Path) ->
     known = evidence_of(gpu(GPUS["imaging"], claim("imaging", 3, 30)), gpu(GPUS["speech"]))
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}", metadata)
     books = books_with(ledger, known)
-    late = evidence_of(*known.known.values(), gpu("GPU-speech-1"))
+    late = evidence_of(*known.assembled.values(), gpu("GPU-speech-1"))
     type(books)(books.ledger, books.store, late).close(ONE, manager_after(ONE), provisional=True)
     ledger.close()
     async with served(tmp_path, ledger=False) as ask:

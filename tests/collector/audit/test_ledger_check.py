@@ -98,7 +98,7 @@ def checked(directory: Path, url: str) -> tuple[int, str]:
 def reconciled(books: BillingBooks) -> tuple[bool, str]:
     """R8 of a period."""
     (check,) = recorded_rows(books, ONE)
-    return check.passes, check.where
+    return check.passes, check.place
 
 
 def another(value: Any) -> Any:

@@ -116,7 +116,7 @@ def worlds(draw: st.DrawFn) -> SimulatedEvidence:
 def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
     """The same with releases that were not known before, or with a claim more or less."""
     found = []
-    for one in known.known.values():
+    for one in known.assembled.values():
         evidence = one.evidence
         for claim in evidence.claims:
             if draw(st.booleans()):

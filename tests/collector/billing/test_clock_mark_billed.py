@@ -40,7 +40,7 @@ def doubted(*doubts: ClockDoubt):
     """The same two GPUs; GPU-0 has evidence of a suspect time on its second day."""
     start_ns = START + DAY_NS + HOUR_NS
     pieces = [TimePiece(start_ns, start_ns + HOUR_NS, one) for one in doubts]
-    return evidence_of(replace(ALL.known["GPU-0"], doubts=pieces), ALL.known["GPU-1"])
+    return evidence_of(replace(ALL.assembled["GPU-0"], doubts=pieces), ALL.assembled["GPU-1"])
 
 
 def test_a_statement_names_marked_days_and_why(ledger):

@@ -125,8 +125,8 @@ def test_without_prices_nothing_is_closed(ledger):
 
 
 def test_days_that_lack_are_named_and_can_be_left_out(ledger):
-    meter(ledger, evidence_of(ALL.known["GPU-0"]))
-    meter(ledger, evidence_of(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
+    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
+    meter(ledger, evidence_of(ALL.assembled["GPU-1"]), Period(START, START + DAY_NS))
     books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", manager_after(ONE))
     lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for them, or close with --prov"
@@ -145,7 +145,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
 
 
 def test_a_gpu_that_the_ledger_lacks_completely_is_missing_too(ledger):
-    meter(ledger, evidence_of(ALL.known["GPU-0"]))
+    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
     books = BillingBooks.for_ledger(ledger, ALL)
     administration.publish(books, PRICES, "p", manager_after(ONE))
     with pytest.raises(ClosingError, match=r"GPU-1 from 2024-10-04 to 2024-10-06"):
@@ -154,9 +154,9 @@ def test_a_gpu_that_the_ledger_lacks_completely_is_missing_too(ledger):
 
 def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
     gone = gpu("GPU-1", stays=(NodeStay(START, "node-1", START + DAY_NS),))
-    meter(ledger, evidence_of(ALL.known["GPU-0"]))
+    meter(ledger, evidence_of(ALL.assembled["GPU-0"]))
     meter(ledger, evidence_of(gone), Period(START, START + 1))
-    books = BillingBooks.for_ledger(ledger, evidence_of(ALL.known["GPU-0"], gone))
+    books = BillingBooks.for_ledger(ledger, evidence_of(ALL.assembled["GPU-0"], gone))
     administration.publish(books, PRICES, "p", manager_after(ONE))
     assert books.close(ONE, manager_after(ONE)).closing.missing == ()
 
@@ -165,7 +165,7 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
     from collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
 
     books = books_with(ledger, ALL)
-    known = released_gpu(ALL.known["GPU-0"], RED.id, 59)
+    known = released_gpu(ALL.assembled["GPU-0"], RED.id, 59)
     early = MeteredGpu.compute(known.evidence, known.counted, known.sku)
     day = START // DAY_NS + 2
     ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))

@@ -237,7 +237,7 @@ def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
     books = books_with(ledger, ALL)
     given = credit_charge("red", Fraction(7), ONE, "just in time")
     meddling = InterruptedEvidence(
-        ALL.known, [lambda: administration.record(books, given, manager_after(ONE), force=True)]
+        ALL.assembled, [lambda: administration.record(books, given, manager_after(ONE), force=True)]
     )
     closed = BillingBooks.for_ledger(ledger, meddling).close(ONE, manager_after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
@@ -256,7 +256,7 @@ def test_constant_changes_keep_a_period_open(ledger):
             return super().gpus(start_ns, end_ns)
 
     with pytest.raises(ClosingError, match="prices, invoices or closings keep changing"):
-        BillingBooks.for_ledger(ledger, Always(ALL.known)).close(ONE, manager_after(ONE))
+        BillingBooks.for_ledger(ledger, Always(ALL.assembled)).close(ONE, manager_after(ONE))
     assert books.store.closings() == []
 
 

@@ -179,7 +179,7 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
         )
         (found,) = [check for check in checks if check.rule == "R7"]
         assert not found.passes
-        assert "GPU-" in found.where
+        assert "GPU-" in found.place
 
 
 def test_a_database_without_evidence_has_none(url: str) -> None:

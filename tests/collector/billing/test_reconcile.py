@@ -57,7 +57,7 @@ from railscope.timestamps import DAY_NS, HOUR_NS
 
 
 def failing(checks: list[ReconciliationCheck]) -> set[str]:
-    return {f"{check.rule} {check.what.split(',')[0]}" for check in checks if not check.passes}
+    return {f"{check.rule} {check.title.split(',')[0]}" for check in checks if not check.passes}
 
 
 def rules(checks: list[ReconciliationCheck]) -> set[str]:
@@ -83,7 +83,7 @@ def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
     books = books_with(ledger, ALL)
     checks = reconcile_period(books, ONE, SELLER)
     assert rules(checks) == set()
-    assert [check.what for check in checks if check.rule == "R7"] == [
+    assert [check.title for check in checks if check.rule == "R7"] == [
         "GPU-days of the ledger = computed again from evidence"
     ]
 
@@ -101,12 +101,12 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
     (per_day,) = [check for check in checks if check.rule == "R1"]
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
-    assert per_day.where == "GPU-0 on 2024-10-06, compute"
+    assert per_day.place == "GPU-0 on 2024-10-06, compute"
 
 
 def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) -> None:
     books = closed(ledger)
-    known = SimulatedEvidence({**ALL.known, "GPU-2": gpu("GPU-2")})
+    known = SimulatedEvidence({**ALL.assembled, "GPU-2": gpu("GPU-2")})
     checks = reconcile_period(BillingBooks.for_ledger(books.ledger, known), ONE, SELLER)
     assert {"R1", "R2", "R4", "R7"} <= rules(checks)
 
@@ -127,7 +127,7 @@ def test_an_entry_added_behind_our_back_is_found(ledger: Ledger) -> None:
 
 def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
-    red = ALL.known["GPU-0"]
+    red = ALL.assembled["GPU-0"]
     day = START // DAY_NS
     wrong = MeteredGpu.compute(red.evidence, red.counted, SKU).day(
         day, MeteringComputation("1", 2 * day * DAY_NS)
@@ -139,15 +139,15 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     checks = reconcile_period(books, ONE, SELLER)
     assert rules(checks) == {"R4", "R7"}
     (energy,) = [check for check in checks if check.rule == "R4"]
-    assert (energy.difference, energy.where) == (7, "GPU-0 on 2024-10-04")
+    assert (energy.difference, energy.place) == (7, "GPU-0 on 2024-10-04")
 
 
 def test_different_evidence_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
-    known = evidence_of(released_gpu(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
+    known = evidence_of(released_gpu(ALL.assembled["GPU-0"], RED.id, 50), ALL.assembled["GPU-1"])
     checks = reconcile_period(BillingBooks.for_ledger(ledger, known), ONE, SELLER)
     assert rules(checks) == {"R7"}
-    assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
+    assert [check.place for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
     # Once the ledger has it, all is equal again; the closed period stays what it was.
     informed = books_after(books, known)
     assert rules(reconcile_period(informed, ONE, SELLER)) == set()
@@ -163,7 +163,7 @@ def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledg
     taken = {of: quantity for of, quantity in rated.charged_time.items() if of.tenant == "red"}
     check = check_billable_time(replace(rated, charged_time=taken))
     assert check.difference == -60 * GPU_CAPACITY * HOUR_NS
-    assert check.where == f"green, {SKU}, observed"
+    assert check.place == f"green, {SKU}, observed"
     assert check_charged_amount(rated.charges, invoices).passes
     assert check_charged_amount(rated.charges[1:], invoices).difference == rated.charges[0].amount
     assert check_charged_amount(rated.charges, invoices[1:]).difference == -invoices[0].exact

@@ -47,7 +47,7 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert seconds_of(after) == seconds_of(before)
     assert after.gpus == 1
     for account in (before, after):
-        held = account.held(*quota_days("month", at(LATER)))
+        held = account.held_time(*quota_days("month", at(LATER)))
         assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
     found = revision_of(site.stores.ledger, "GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"

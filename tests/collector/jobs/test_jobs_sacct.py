@@ -180,7 +180,7 @@ def test_the_resources_that_slurm_printed_are_counted():
         rows.append(row(**names, **times, **tres))
         expected.append((reported["NodeList"], int(reported["AllocTRES"].rpartition("=")[2])))
     jobs = read(*rows, zone=ZoneInfo("UTC")).jobs
-    assert [(part.where, part.gpus) for job in jobs for part in job.unplaced] == expected
+    assert [(part.node, part.gpus) for job in jobs for part in job.unplaced] == expected
     assert meter_jobs(jobs).unplaced_ns == {"test_account": (8 * 12 + 64 * 7 * 24) * 3600 * S}
 
 
