@@ -164,7 +164,7 @@ async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
     with capture_logs() as logs:
         task = asyncio.create_task(sink.run())
         async with asyncio.timeout(60):
-            while not any(one["event"] == "influx_connection_failed" for one in logs):
+            while not any(log["event"] == "influx_connection_failed" for log in logs):
                 assert not task.done()
                 await asyncio.sleep(0.02)
         task.cancel()

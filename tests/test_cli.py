@@ -292,7 +292,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
 def test_a_token_with_a_limit_of_authority():
     _, place, line = run("collector", "token", "--max-authority", "2", "gpu-1").stdout.splitlines()
     found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
-    assert [one.credential.max_authority for one in found.entries.values()] == [2]
+    assert [entry.credential.max_authority for entry in found.entries.values()] == [2]
     wrong = run("collector", "token", "--role", "finance", "--max-authority", "2", "billing")
     assert "--max-authority: expected --role node as well" in wrong.stderr
     assert (

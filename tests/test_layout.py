@@ -85,7 +85,11 @@ def unformatted_statements(path: Path) -> list[ast.stmt]:
     )
     return [
         max(
-            (one for one in statements if one.lineno <= line <= (one.end_lineno or 0)),
+            (
+                statement
+                for statement in statements
+                if statement.lineno <= line <= (statement.end_lineno or 0)
+            ),
             key=lambda one: one.lineno,
         )
         for line in lines

@@ -49,9 +49,9 @@ def of_gpu(logs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
 async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_often() -> None:
     machine = CostedDevices()
     with capture_logs() as logs:
-        async with run_budgeted(machine) as one:
-            gpu, rdma = one.status("gpu"), one.status("rdma")
-            page = one.page
+        async with run_budgeted(machine) as budgeted:
+            gpu, rdma = budgeted.status("gpu"), budgeted.status("rdma")
+            page = budgeted.page
             assert period_factor_by_source(page) == {"gpu": 1, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "within"
             assert page[sample("railscope_agent_cpu_use_ratio")] == pytest.approx(0.0015, abs=1e-4)
@@ -59,19 +59,21 @@ async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_o
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 1
 
             machine.gpu_cpu_ms *= 100
-            assert await one.until(lambda: gpu.period_factor > 1, within=10) <= 4
+            assert await budgeted.until(lambda: gpu.period_factor > 1, within=10) <= 4
             used_before = gpu.cpu_ns / NS
-            rdma_reads, gpu_reads, frames = rdma.reads, gpu.reads, len(one.run.of("gpu"))
+            rdma_reads, gpu_reads, frames = rdma.reads, gpu.reads, len(budgeted.run.of("gpu"))
             for _ in range(48):
-                await one.second()
-                assert POWER_ON_PAGE in one.page, "what is read less often is not stale between"
+                await budgeted.second()
+                assert POWER_ON_PAGE in budgeted.page, (
+                    "what is read less often is not stale between"
+                )
             assert (rdma.reads - rdma_reads, rdma.missed_ticks) == (48, 0)
             assert (gpu.reads - gpu_reads, gpu.missed_ticks) == (6, 0)
-            instants = [frame.timestamp.boot_ns for frame in one.run.of("gpu")[frames:]]
+            instants = [frame.timestamp.boot_ns for frame in budgeted.run.of("gpu")[frames:]]
             assert {instant % (8 * NS) for instant in instants} == {0}, (
                 "on the grid: no new wake-up"
             )
-            page = one.page
+            page = budgeted.page
             assert period_factor_by_source(page) == {"gpu": 8, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "stretching"
             assert page[sample("railscope_source_period_seconds", source="gpu")] == 8
@@ -79,9 +81,9 @@ async def test_a_source_that_becomes_a_hundred_times_as_expensive_is_read_less_o
             assert used == pytest.approx(6 * 0.05)
 
             machine.gpu_cpu_ms /= 100
-            await one.until(lambda: gpu.period_factor == 1, within=600)
-            await one.seconds(2)
-            assert state_of(one.page, "cpu") == "within"
+            await budgeted.until(lambda: gpu.period_factor == 1, within=600)
+            await budgeted.seconds(2)
+            assert state_of(budgeted.page, "cpu") == "within"
     changes = of_gpu(logs)
     assert changes[0] == (1, 8, "processor time")
     assert {why for _, _, why in changes[1:]} == {"within budget"}
@@ -92,17 +94,17 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
     """A slow firmware: no processor time, but other sources of the thread wait."""
     machine = CostedDevices()
     with capture_logs() as logs:
-        async with run_budgeted(machine) as one:
-            gpu, rdma = one.status("gpu"), one.status("rdma")
+        async with run_budgeted(machine) as budgeted:
+            gpu, rdma = budgeted.status("gpu"), budgeted.status("rdma")
             machine.gpu_wall_seconds = 0.9
-            await one.until(lambda: gpu.period_factor == 4, within=10)
+            await budgeted.until(lambda: gpu.period_factor == 4, within=10)
             assert (rdma.state, rdma.period_factor, rdma.missed_ticks) == (OK, 1, 0)
-            await one.seconds(2)
-            page = one.page
+            await budgeted.seconds(2)
+            page = budgeted.page
             assert period_factor_by_source(page) == {"gpu": 4, "rdma": 1, "agent": 1}
             assert state_of(page, "cpu") == "stretching"
             machine.gpu_wall_seconds = 0.0
-            await one.until(lambda: gpu.period_factor == 1, within=600)
+            await budgeted.until(lambda: gpu.period_factor == 1, within=600)
     changes = of_gpu(logs)
     assert changes[0] == (1, 4, "blocks its thread")
     assert changes[-1][1:] == (1, "within budget")
@@ -110,11 +112,11 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
 
 async def test_the_change_travels_as_an_event() -> None:
     machine = CostedDevices()
-    async with run_budgeted(machine) as one:
+    async with run_budgeted(machine) as budgeted:
         machine.gpu_cpu_ms *= 100
-        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
-        await one.seconds(2)
-        events = [event for frame in one.run.of("agent") for event in frame.events]
+        await budgeted.until(lambda: budgeted.status("gpu").period_factor > 1, within=10)
+        await budgeted.seconds(2)
+        events = [event for frame in budgeted.run.of("agent") for event in frame.events]
         (event,) = [event for event in events if event.event_class is GOVERNOR_EVENT]
         assert event.entity.key == ("gpu",)
         assert event.facts == {"before": "1 s", "after": "8 s", "why": "processor time"}
@@ -122,11 +124,11 @@ async def test_the_change_travels_as_an_event() -> None:
 
 async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> None:
     machine = CostedDevices(gpu_cpu_ms=2.0)
-    async with run_budgeted(machine) as one:
+    async with run_budgeted(machine) as budgeted:
         machine.gpu_cpu_ms = 400.0
-        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
-        await one.seconds(70)
-        page = one.page
+        await budgeted.until(lambda: budgeted.status("gpu").period_factor > 1, within=10)
+        await budgeted.seconds(70)
+        page = budgeted.page
         assert period_factor_by_source(page) == {"gpu": 8, "rdma": 1, "agent": 1}
         assert state_of(page, "cpu") == "at_limit"
         use = page[sample("railscope_agent_cpu_use_ratio")]
@@ -135,8 +137,8 @@ async def test_a_budget_that_periods_cannot_keep_is_reported_as_exceeded() -> No
 
 async def test_without_a_budget_every_source_keeps_its_period() -> None:
     machine = CostedDevices(gpu_cpu_ms=300.0)
-    async with run_budgeted(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as one:
-        page = one.page
+    async with run_budgeted(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as budgeted:
+        page = budgeted.page
         assert set(period_factor_by_source(page).values()) == {1}
         names = {name for name, _ in page}
         assert "railscope_agent_cpu_use_ratio" in names
@@ -254,11 +256,11 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
 
 async def test_the_landing_page_lists_lengthened_periods() -> None:
     machine = CostedDevices()
-    async with run_budgeted(machine) as one:
+    async with run_budgeted(machine) as budgeted:
         machine.gpu_cpu_ms *= 100
-        await one.until(lambda: one.status("gpu").period_factor > 1, within=10)
-        statuses = one.run.sampler.statuses
-        page = MetricsEndpoint("n", statuses.values, lambda: 0, "", one.keeper.describe_use)
+        await budgeted.until(lambda: budgeted.status("gpu").period_factor > 1, within=10)
+        statuses = budgeted.run.sampler.statuses
+        page = MetricsEndpoint("n", statuses.values, lambda: 0, "", budgeted.keeper.describe_use)
         body = page.respond(AgentRequest("/", {})).body.decode()
     assert "<b>8 s</b>, not 1 s" in body
     assert "budget 1 %: stretching" in body

@@ -76,8 +76,8 @@ def test_memory_that_cannot_be_measured_changes_nothing() -> None:
 async def test_metrics_report_too_much_resident_memory() -> None:
     machine = CostedDevices()
     machine.meter.resident = 80 * MIB
-    async with run_budgeted(machine) as one:
-        page = one.page
+    async with run_budgeted(machine) as budgeted:
+        page = budgeted.page
         assert state_of(page, "memory") == "at_limit"
         assert state_of(page, "cpu") == "within"
         assert page[sample("railscope_agent_resident_memory_bytes")] == 80 * MIB

@@ -45,8 +45,8 @@ def healthy_host() -> FakeHost:
 async def run_check(host: FakeHost, **settings: object) -> tuple[bool, list[str]]:
     """Return the result of the check and its lines."""
     lines: list[str] = []
-    one = Agent(AgentSettings(**settings), host, "node-1")  # type: ignore[arg-type]  # as in a file
-    return await check(one, lines.append), lines
+    agent = Agent(AgentSettings(**settings), host, "node-1")  # type: ignore[arg-type]  # as in a file
+    return await check(agent, lines.append), lines
 
 
 def line(lines: list[str], start: str) -> str:
@@ -197,8 +197,8 @@ async def run_check_with(
 ) -> tuple[bool, list[str]]:
     """Check with costs given by the test."""
     lines: list[str] = []
-    one = Agent(AgentSettings(budget=budget), host, "node-1", meter=meter)
-    return await check(one, lines.append), lines
+    agent = Agent(AgentSettings(budget=budget), host, "node-1", meter=meter)
+    return await check(agent, lines.append), lines
 
 
 def costly_host(meter: FakeMeter, milliseconds: float) -> FakeHost:

@@ -263,17 +263,17 @@ def test_counter_wraps_of_a_nic_survive_a_restart(tmp_path: Path) -> None:
 
 async def read_by_an_agent(host: FakeHost, state: Path, *shown: int) -> list[Reading]:
     """Return the counter readings of one agent run, at its start and one second after each change."""
-    one = Agent(AgentSettings(listen="127.0.0.1:0", state_directory=str(state)), host, "node-1")
-    task = asyncio.create_task(one.run())
+    agent = Agent(AgentSettings(listen="127.0.0.1:0", state_directory=str(state)), host, "node-1")
+    task = asyncio.create_task(agent.run())
     counts = []
     try:
-        await host.clock.asleep(families(one.sampler.sources))
-        counts.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+        await host.clock.asleep(families(agent.sampler.sources))
+        counts.append(readings(agent.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
         for number in shown:
             show(host, rx_write_requests=number)
             host.clock.advance(1)
-            await host.clock.asleep(families(one.sampler.sources))
-            counts.append(readings(one.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
+            await host.clock.asleep(families(agent.sampler.sources))
+            counts.append(readings(agent.sampler.statuses["rdma"].frame)[WRITES, ("mlx5_0", "1")])
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -54,13 +54,13 @@ async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
     clock = LiveClock()
     started_ns = clock.now().boot_ns
     host = RecordedHost(read_capture(directory), clock, lambda: clock.now().boot_ns - started_ns)
-    one = Agent(
+    agent = Agent(
         AgentSettings(listen="127.0.0.1:0"),
         host,
         "node-1",
         on_listening=lambda _, port: listening.set_result(port),
     )
-    task = asyncio.create_task(one.run())
+    task = asyncio.create_task(agent.run())
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             url = f"http://127.0.0.1:{await listening}"

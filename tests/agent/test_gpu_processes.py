@@ -264,15 +264,15 @@ async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() ->
 async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
     """A collector stores every schema of a node: columns that change with each job are exported locally only."""
     host = gpu()
-    one = Agent(AgentSettings(node="node-1"), host)
+    agent = Agent(AgentSettings(node="node-1"), host)
     schemas: dict[str, set[Schema]] = {}
     for pid in range(1, 20):
         host.calls[COMPUTE] = [process(pid), process(pid + 1)]
-        await one.once()
-        for frame in one.endpoint.fresh_frames():
+        await agent.once()
+        for frame in agent.endpoint.fresh_frames():
             if is_shipped(frame):
                 schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
     assert "gpu_sharing" in schemas
     assert "gpu_process" not in schemas
     assert {len(found) for found in schemas.values()} == {1}
-    assert "railscope_gpu_process_memory_used_bytes" in one.endpoint.text(TextFormat.PROMETHEUS)
+    assert "railscope_gpu_process_memory_used_bytes" in agent.endpoint.text(TextFormat.PROMETHEUS)

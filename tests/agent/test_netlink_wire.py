@@ -223,7 +223,7 @@ def test_a_socket_that_overflowed_is_replaced():
     with pytest.raises(OSError, match="No buffer space") as raised:
         connection.dump(18, b"")
     assert raised.value.errno == errno.ENOBUFS
-    assert all(one.closed for one in sockets)
+    assert all(socket.closed for socket in sockets)
 
 
 def test_an_answer_lost_repeatedly_is_an_error():

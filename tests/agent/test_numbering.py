@@ -34,4 +34,4 @@ def test_audited_events_and_only_they_count_on(wanted: list[list[bool]]) -> None
     assert [bool(event.number) for event in sent] == [one for each in wanted for one in each]
     numbers = [event.number for event in sent if event.number]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert [len(one.events) for one in frames] == [len(one) for one in wanted]
+    assert [len(frame.events) for frame in frames] == [len(frame) for frame in wanted]

@@ -27,7 +27,7 @@ def make_nic(place: PciPlace, model: str = CX7, *, has_other_purpose: bool = Fal
 
 
 def rails(found: RailAssignment, *nics: RailNic) -> list[int | None]:
-    positions = [found.assigned.get(one.place.address) for one in nics]
+    positions = [found.assigned.get(nic.place.address) for nic in nics]
     return [None if position is None else found.rails[position.gpu] for position in positions]
 
 
@@ -111,7 +111,7 @@ def test_several_nics_per_gpu_are_planes_of_one_rail() -> None:
     fifth = make_nic(at_switch("b", 16 + 5))
     found = assign_rails(gpus, [*nics, fifth])
     assert rails(found, *nics, fifth) == [*(n for n in range(4) for _ in range(4)), None]
-    planes = [found.assigned[one.place.address].plane for one in nics]
+    planes = [found.assigned[nic.place.address].plane for nic in nics]
     assert planes == [0, 1, 2, 3] * 4
     fewer = assign_rails(gpus, nics[1:])
     assert rails(fewer, *nics) == [None, 0, 0, 0, *(n for n in range(1, 4) for _ in range(4))]
@@ -208,14 +208,14 @@ def test_each_rail_of_a_plane_is_given_once(server) -> None:
     given_ = [(found.rails[one.gpu], one.plane) for one in found.assigned.values()]
     assert len(set(given_)) == len(given_)
     assert set(found.assigned).isdisjoint(found.why_not)
-    assert {*found.assigned, *found.why_not} == {one.place.address for one in nics}
+    assert {*found.assigned, *found.why_not} == {nic.place.address for nic in nics}
 
 
 @given(servers())
 def test_every_seat_is_near_or_by_numa_node(server) -> None:
     gpus, nics = server
     found = assign_rails(gpus, nics)
-    places = {one.place.address: one.place for one in nics}
+    places = {nic.place.address: nic.place for nic in nics}
     bridges = {gpu.bridge for gpu in gpus}
     for name, one in found.assigned.items():
         gpu = gpus[one.gpu]
@@ -228,9 +228,9 @@ def test_every_seat_is_near_or_by_numa_node(server) -> None:
 def test_no_gpu_lacks_a_nic_while_a_near_one_is_free(server) -> None:
     gpus, nics = server
     found = assign_rails(gpus, nics)
-    for one in nics:
-        if one.place.address in found.why_not:
-            near = [n for n, gpu in enumerate(gpus) if pci_distance(gpu, one.place) <= RAIL_REACH]
+    for nic in nics:
+        if nic.place.address in found.why_not:
+            near = [n for n, gpu in enumerate(gpus) if pci_distance(gpu, nic.place) <= RAIL_REACH]
             assert all(found.nics[n] for n in near)
 
 

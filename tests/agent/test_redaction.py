@@ -125,10 +125,10 @@ def test_the_command_leaves_no_planted_secret(tmp_path: Path):
 def readings(capture: Capture) -> dict[str, list[str]]:
     """Every value by metric, without labels, of a capture read to its end."""
     walk = CaptureWalk(capture)
-    one = Agent(AgentSettings(), walk.host, node="n")
-    asyncio.run(walk.read(one))
+    agent = Agent(AgentSettings(), walk.host, node="n")
+    asyncio.run(walk.read(agent))
     found: dict[str, list[str]] = {}
-    for frame in one.endpoint.fresh_frames():
+    for frame in agent.endpoint.fresh_frames():
         if frame.schema.stream in {"agent", "self"}:
             continue
         for metric, _, reading in frame.readings():

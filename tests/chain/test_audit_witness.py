@@ -67,58 +67,60 @@ def key_of(directory: Path) -> PublicKey:
 
 
 async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        witness = witness_of(tmp_path / "agents", running.url)
         for records in (1, 300, 0):
-            await sign(one, records)
+            await sign(running, records)
             await witness.check()
-            assert witness.state == AuditLogState(CONSISTENT, one.collector.trail.log.signed.size)
-        (vouched,) = one.collector.audit.witness_api.witnesses.nodes.values()
+            assert witness.state == AuditLogState(
+                CONSISTENT, running.collector.trail.log.signed.size
+            )
+        (vouched,) = running.collector.audit.witness_api.witnesses.nodes.values()
         assert vouched.seconds() == witness.clock.now().wall_ns // 10**9
         assert vouched.note == witness.store.read_checkpoint()
         await witness.client.close()
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
-    assert [one.node for one in found.witnesses] == ["n1"]
+    assert [witness.node for witness in found.witnesses] == ["n1"]
     assert witness.events == []
 
 
 async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
         for _ in range(2):
-            witness = witness_of(tmp_path / "agents", one.url)
+            witness = witness_of(tmp_path / "agents", running.url)
             await witness.check()
             held = witness.store.read_checkpoint()
             await witness.client.close()
-    assert witness_of(tmp_path / "agents", one.url).store.read_checkpoint() == held
+    assert witness_of(tmp_path / "agents", running.url).store.read_checkpoint() == held
 
 
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
     """T6: a restore. The collector queries its agents, and one of them has a later checkpoint."""
     settings = waiting_for(tmp_path, agents=1)
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one, 5)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running, 5)
     shutil.copytree(audit_directory(tmp_path), tmp_path / "backup")
-    async with run_collector(settings_in(tmp_path)) as one:
-        witness = witness_of(tmp_path / "agents", one.url)
-        await sign(one, 5)
+    async with run_collector(settings_in(tmp_path)) as running:
+        witness = witness_of(tmp_path / "agents", running.url)
+        await sign(running, 5)
         await witness.check()
         held = witness.store.read_checkpoint()
         await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         with pytest.raises(LogWriteError, match="0 of 1 agents have presented"):
-            await sign(one)
-        witness = witness_of(tmp_path / "agents", one.url)
+            await sign(running)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         with pytest.raises(
             LogWriteError, match="n1 has a signed checkpoint that is missing in this log"
         ):
-            await sign(one)
+            await sign(running)
         await witness.client.close()
-        unsigned = one.collector.trail.log.size - one.collector.trail.log.signed.size
+        unsigned = running.collector.trail.log.size - running.collector.trail.log.signed.size
         assert unsigned >= 2
     assert (witness.state.state, witness.store.read_checkpoint()) == (DISPUTED, held)
     (event,) = witness.events
@@ -129,64 +131,64 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert caught.value.outcome == VerifyOutcome.FORKED
 
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         with pytest.raises(
             LogWriteError, match="has a signed checkpoint that is missing in this log"
         ):
-            await sign(one)
+            await sign(running)
 
 
 async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one, 5)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running, 5)
     shutil.copytree(tmp_path / "state", tmp_path / "other")
-    async with run_collector(settings_in(tmp_path)) as one:
-        witness = witness_of(tmp_path / "agents", one.url)
-        await sign(one, 5)
+    async with run_collector(settings_in(tmp_path)) as running:
+        witness = witness_of(tmp_path / "agents", running.url)
+        await sign(running, 5)
         await witness.check()
         await witness.client.close()
-        size = one.collector.trail.log.signed.size
+        size = running.collector.trail.log.signed.size
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "other").rename(tmp_path / "state")
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one, 50)
-        assert one.collector.trail.log.signed.size > size
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running, 50)
+        assert running.collector.trail.log.signed.size > size
+        witness = witness_of(tmp_path / "agents", running.url)
         for _ in range(3):
             await witness.check()
         with pytest.raises(LogWriteError, match=r"the first \d+ records differ"):
-            await sign(one)
+            await sign(running)
         await witness.client.close()
     assert [event.facts["kind"] for event in witness.events] == ["fork"]
     assert witness.state == AuditLogState(DISPUTED, size)
 
 
 async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one, 5)
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running, 5)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         await witness.client.close()
     shutil.rmtree(audit_directory(tmp_path))
-    async with run_collector(waiting_for(tmp_path, agents=1)) as one:
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(waiting_for(tmp_path, agents=1)) as running:
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         assert witness.state.state == DISPUTED
-        assert "n1" in one.collector.audit.guard.stop_reason
+        assert "n1" in running.collector.audit.guard.stop_reason
         await witness.client.close()
     assert not (audit_directory(tmp_path) / "checkpoint").exists()
 
 
 async def test_a_new_key_is_not_a_key_of_the_log(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         await witness.client.close()
     shutil.rmtree(tmp_path / "state")
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one, 9)
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running, 9)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         await witness.client.close()
     assert [event.facts["kind"] for event in witness.events] == ["other_key"]
@@ -195,11 +197,11 @@ async def test_a_new_key_is_not_a_key_of_the_log(tmp_path: Path) -> None:
 async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
     tmp_path: Path,
 ) -> None:
-    async with run_collector(waiting_for(tmp_path, agents=2)) as one:
-        log = one.collector.trail.log
+    async with run_collector(waiting_for(tmp_path, agents=2)) as running:
+        log = running.collector.trail.log
         for node in ("n1", "n2"):
             assert log.signed.size == 0
-            witness = witness_of(tmp_path / "agents", one.url, node)
+            witness = witness_of(tmp_path / "agents", running.url, node)
             await witness.check()
             assert witness.state.state == NO_CHECKPOINT
             await witness.client.close()
@@ -210,8 +212,8 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
 
 
 async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
-    async with run_collector(waiting_for(tmp_path, agents=3, seconds=0.05)) as one:
-        log = one.collector.trail.log
+    async with run_collector(waiting_for(tmp_path, agents=3, seconds=0.05)) as running:
+        log = running.collector.trail.log
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
@@ -221,10 +223,10 @@ async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path)
 
 
 async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
         right = str(audit_directory(tmp_path) / "key.pub")
-        witness = witness_of(tmp_path / "agents", one.url, key=right)
+        witness = witness_of(tmp_path / "agents", running.url, key=right)
         await witness.check()
         assert witness.state.state == CONSISTENT
         assert not (tmp_path / "agents" / "n1" / "log.pub").exists()
@@ -232,21 +234,21 @@ async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -
 
 
 async def test_only_nodes_are_served(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
         for path in ("", "/key", "/consistency?from=0&to=1"):
-            assert (await one.get(f"/v1/checkpoint{path}"))[0] == 403
-            assert (await one.get(f"/v1/checkpoint{path}", token="nobodys"))[0] == 401  # noqa: S106 - a test's
-            assert (await one.get(f"/v1/checkpoint{path}", token="token-n1"))[0] == 200  # noqa: S106 - as above
+            assert (await running.get(f"/v1/checkpoint{path}"))[0] == 403
+            assert (await running.get(f"/v1/checkpoint{path}", token="nobodys"))[0] == 401  # noqa: S106 - a test's
+            assert (await running.get(f"/v1/checkpoint{path}", token="token-n1"))[0] == 200  # noqa: S106 - as above
         for query, status in (("from=2&to=1", 404), ("from=0&to=99999", 404), ("from=x&to=1", 400)):
             path = f"/v1/checkpoint/consistency?{query}"
-            assert (await one.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
+            assert (await running.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
 
 
 async def test_an_unreachable_collector_is_not_a_dispute(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
     with pytest.raises(AuditLogUnavailableError):
         await witness.check()
@@ -255,24 +257,24 @@ async def test_an_unreachable_collector_is_not_a_dispute(tmp_path: Path) -> None
 
 
 async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
-        honest = witness_of(tmp_path / "agents", one.url, "n1")
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
+        honest = witness_of(tmp_path / "agents", running.url, "n1")
         await honest.check()
         note, key = honest.store.read_checkpoint(), str(witness_key(honest.store.witness("n1")))
-        other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
+        other = AuditLogClient(CollectorLink(url=running.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
             await other.submit(note, key)
-        assert list(one.collector.audit.witness_api.witnesses.nodes) == ["n1"]
+        assert list(running.collector.audit.witness_api.witnesses.nodes) == ["n1"]
         for client in (honest.client, other):
             await client.close()
 
 
 async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
-        note = one.collector.audit.witness_api.audit.publisher.note
-        link = CollectorLink(url=one.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
+        note = running.collector.audit.witness_api.audit.publisher.note
+        link = CollectorLink(url=running.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
         clients = [AuditLogClient(link) for _ in range(10)]
         keys = [SecretKey.generate("n1") for _ in clients]
         shown = await asyncio.gather(
@@ -283,23 +285,23 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
             return_exceptions=True,
         )
         assert sum("429" in str(problem) for problem in shown) == 9
-        raws = list(one.collector.trail.log.records(0))
+        raws = list(running.collector.trail.log.records(0))
         assert sum(b'"type":"log.witness"' in raw for raw in raws) == 1
         for client in clients:
             await client.close()
 
 
 async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
-        witness = witness_of(tmp_path / "agents", one.url)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
+        witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
         await witness.client.close()
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(LogVerificationError, match=r"invalid witnesses statement .*/witnesses"):
         verify_log(audit_directory(tmp_path), key_of(tmp_path))
-    async with run_collector(settings_in(tmp_path)) as one:
-        await sign(one)
+    async with run_collector(settings_in(tmp_path)) as running:
+        await sign(running)
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
     assert found.findings[-1] == "missing cosignature of witness n1, whose key is recorded"

@@ -84,7 +84,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     (correction,) = decided.corrections
     assert abs(correction.delta_ns - ahead_ns) < HOUR_NS // 60
     known = store.evidence("GPU-n1-0", begun_ns - HOUR_NS, time.time_ns() + HOUR_NS)
-    (doubt,) = {one.value for one in known.doubts}
+    (doubt,) = {doubt.value for doubt in known.doubts}
     assert (doubt.since_ns, doubt.delta_ns) == (correction.since_ns, correction.delta_ns)
     for contact in store.contacts()["n1"].values():
         assert begun_ns - HOUR_NS // 60 < contact.received_ns < time.time_ns()
@@ -93,7 +93,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     await collector.stop()
     assert not collector.find("Traceback"), collector.log_tail()
     steps = [one for one in read(state / "audit") if one.type == "evidence.clock_step"]
-    assert [one.out for one in steps][-1] == "done"
+    assert [step.out for step in steps][-1] == "done"
     assert steps[-1].data["delta_ns"] == str(correction.delta_ns)
     database.close()
 
@@ -153,6 +153,6 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
 
     await wait_until(is_stored, "the evidence is stored")
     known = store.evidence("GPU-n1-0", 0, time.time_ns() + HOUR_NS)
-    assert len({one.value for one in known.doubts}) == 1
-    assert all(one.start_ns > time.time_ns() - HOUR_NS // 2 for one in known.doubts)
+    assert len({doubt.value for doubt in known.doubts}) == 1
+    assert all(doubt.start_ns > time.time_ns() - HOUR_NS // 2 for doubt in known.doubts)
     database.close()

@@ -223,7 +223,7 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
                 firings: list[AlertFiring] = await run_in_thread(
                     alerts_since, url, began, time.time()
                 )
-                names = {one.alert for one in firings}
+                names = {firing.alert for firing in firings}
                 return {"RailscopeGpuXid", "RailscopeGpuEccUncorrected"} < names
 
             await until(raised)

@@ -71,7 +71,7 @@ async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     assert count > 0
     await collector.find_logged("file_lost")
     gaps = [one for one in read(state / "audit") if one.type == "evidence.gap"]
-    assert [(one.out, one.data["what"], one.data["count"]) for one in gaps] == [
+    assert [(gap.out, gap.data["what"], gap.data["count"]) for gap in gaps] == [
         ("failed", "files", count)
     ]
     await collector.stop()

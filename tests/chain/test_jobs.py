@@ -77,9 +77,9 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: ProgramDire
     await wait_until(is_reported, "the metric names the hot GPU")
     text = await page(site)
     holders = [labels for labels, _ in series(text, "railscope_gpu_holder_info")]
-    assert {one["node"] for one in holders} == {"n1", "n2"}
-    assert {one["workload"] for one in holders} == {job["workload"]}
-    assert {one["tenant"] for one in holders} == {"slurm:research"}
+    assert {holder["node"] for holder in holders} == {"n1", "n2"}
+    assert {holder["workload"] for holder in holders} == {job["workload"]}
+    assert {holder["tenant"] for holder in holders} == {"slurm:research"}
     ((labels, value),) = series(text, "railscope_job_mean_gpu_sm_activity_ratio")
     assert labels["workload"] == job["workload"]
     assert 0 < value <= 1

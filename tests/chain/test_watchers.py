@@ -48,7 +48,8 @@ async def test_the_commands_start_programs_that_watch_and_warn(
     async def all_seen() -> bool:
         targets = ((await fetch(seen)) or {"data": {"activeTargets": []}})["data"]["activeTargets"]
         found = {
-            (one["labels"]["job"], one["labels"].get("node"), one["health"]) for one in targets
+            (target["labels"]["job"], target["labels"].get("node"), target["health"])
+            for target in targets
         }
         return found == {("railscope-agent", "n1", "up"), ("railscope-collector", None, "up")}
 

@@ -43,12 +43,12 @@ CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 async def filled(directory: Path, **more: Any) -> AsyncIterator[RunningCollector]:
     """A collector that has taken three frames of n1, the last of them just now."""
     sender = FrameSender()
-    async with run_collector(settings_in(directory, **more)) as one:
+    async with run_collector(settings_in(directory, **more)) as running:
         rows = [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(3)]
         frames = sender.frames(gpu_schema("n1"), rows, at=0)
-        status, reply = await one.post(sender.body(frames, schemas=True), at=2)
+        status, reply = await running.post(sender.body(frames, schemas=True), at=2)
         assert status == 200, reply
-        yield one
+        yield running
 
 
 async def seen(one: RunningCollector, path: str, wanted: Callable[[int, Any], bool]) -> Any:
@@ -66,32 +66,32 @@ async def test_views_over_the_api(tmp_path: Path):
     sender = FrameSender()
     claims = tmp_path / "claims.csv"
     claims.write_text("tenant,holds,from,to\nvision,GPU-n1-0,2026-01-01T00:00:00Z,\n")
-    async with run_collector(settings_in(tmp_path, claims_file=str(claims))) as one:
+    async with run_collector(settings_in(tmp_path, claims_file=str(claims))) as running:
         frames = gpu_frames(sender) + sender.frames(
             rdma_schema(), [[0, 0, 0, 0], [1000, 2000, 4, 6]], at=0
         )
-        assert (await one.post(sender.body(frames, schemas=True), at=3))[0] == 200
-        await one.collector.refresher.refresh()
-        await run_in_thread(one.collector.files.refresh)
-        assert await one.collector.finalizer.attempt()
-        await one.collector.refresher.refresh()
-        cluster = {r["metric"]: r["value"] for r in (await one.json("/api/v1/cluster"))["rows"]}
+        assert (await running.post(sender.body(frames, schemas=True), at=3))[0] == 200
+        await running.collector.refresher.refresh()
+        await run_in_thread(running.collector.files.refresh)
+        assert await running.collector.finalizer.attempt()
+        await running.collector.refresher.refresh()
+        cluster = {r["metric"]: r["value"] for r in (await running.json("/api/v1/cluster"))["rows"]}
         assert cluster["railscope_cluster_sum_gpu_power_watts"] == 3.0
         assert cluster["railscope_cluster_sum_rdma_transmit_bytes_per_second"] == 3000.0
         rails = [
             (r["labels"]["rail"], r["value"])
-            for r in (await one.json("/api/v1/rails"))["rows"]
+            for r in (await running.json("/api/v1/rails"))["rows"]
             if r["metric"] == "railscope_rail_sum_rdma_transmit_bytes_per_second"
         ]
         assert rails == [("0", 1000.0), ("1", 2000.0)]
         tenants = {
             r["metric"]: r["value"]
-            for r in (await one.json("/api/v1/tenants"))["rows"]
+            for r in (await running.json("/api/v1/tenants"))["rows"]
             if r["labels"]["tenant"] == "vision"
         }
         assert tenants["railscope_tenant_sum_gpu_power_watts"] == 1.0
         assert tenants["railscope_tenant_sum_rdma_transmit_bytes_per_second"] == 1000.0, "its rail"
-        node = await one.json("/api/v1/nodes/n1")
+        node = await running.json("/api/v1/nodes/n1")
         readings = {
             (r["metric"], *r["entity"]): r["value"] for r in node["streams"]["rdma"]["readings"]
         }
@@ -100,8 +100,8 @@ async def test_views_over_the_api(tmp_path: Path):
         assert rolled["railscope_gpu_power_watts", "sum"] == 3.0
         assert rolled["railscope_gpu_power_watts", "max"] == 2.0
         assert rolled["railscope_rdma_transmit_bytes_total", "sum"] == 3000.0
-        assert (await one.get("/api/v1/nodes/nowhere"))[0] == 404
-        account = await one.json("/api/v1/account")
+        assert (await running.get("/api/v1/nodes/nowhere"))[0] == 404
+        account = await running.json("/api/v1/account")
         assert account["balances"]
         assert account["gpus"] == 2
         parts = sum(int(account[part]) for part in ("held_ns", "idle_ns", "unknown_ns"))
@@ -126,25 +126,25 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
     claims = tmp_path / "claims.csv"
     claims.write_text(CLAIMS)
     settings = settings_in(tmp_path, claims_file=str(claims))
-    async with run_collector(settings) as one:
-        assert await one.collector.finalizer.attempt()
+    async with run_collector(settings) as running:
+        assert await running.collector.finalizer.attempt()
     claims.write_text("broken\n")
-    async with run_collector(settings) as one:
-        assert one.collector.files.claims.content.node_holder("n1", time.time_ns()) == "vision"
-        assert not one.collector.files.unknown
-        _, text = await one.get("/metrics")
+    async with run_collector(settings) as running:
+        assert running.collector.files.claims.content.node_holder("n1", time.time_ns()) == "vision"
+        assert not running.collector.files.unknown
+        _, text = await running.get("/metrics")
         assert f'{catalog.FILE_VALID.name}{{file="claims"}} 0' in text
 
 
 async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
-    async with run_collector(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as one:
-        await one.collector.refresher.refresh()
-        status, text = await one.get("/-/ready")
+    async with run_collector(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as running:
+        await running.collector.refresher.refresh()
+        status, text = await running.get("/-/ready")
         assert (status, "ledger" in text) == (503, True)
         assert str(tmp_path) not in text, "a stranger learns no path"
         (tmp_path / "away").mkdir()
-        assert await one.collector.finalizer.attempt()
-        await until_ready(one)
+        assert await running.collector.finalizer.attempt()
+        await until_ready(running)
 
 
 async def until_ready(one: RunningCollector) -> None:
@@ -157,35 +157,37 @@ async def test_there_is_no_account_before_the_claims_are_known(tmp_path: Path):
     claims = tmp_path / "claims.csv"
     claims.write_text("who,knows\n")
     away = ledger_away(tmp_path)
-    async with run_collector(settings_in(tmp_path, claims_file=str(claims), ledger=away)) as one:
-        await one.collector.refresher.refresh()
-        assert (await one.get("/api/v1/account"))[0] == 503
-        assert "claims file has never been valid" in (await one.get("/-/ready"))[1]
+    async with run_collector(
+        settings_in(tmp_path, claims_file=str(claims), ledger=away)
+    ) as running:
+        await running.collector.refresher.refresh()
+        assert (await running.get("/api/v1/account"))[0] == 503
+        assert "claims file has never been valid" in (await running.get("/-/ready"))[1]
         (tmp_path / "away").mkdir()
         claims.write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
-        await run_in_thread(one.collector.files.refresh)
-        assert await one.collector.finalizer.attempt()
-        await one.collector.refresher.refresh()
-        assert (await one.get("/api/v1/account"))[0] == 200
+        await run_in_thread(running.collector.files.refresh)
+        assert await running.collector.finalizer.attempt()
+        await running.collector.refresher.refresh()
+        assert (await running.get("/api/v1/account"))[0] == 200
 
 
 async def test_a_stale_node_is_counted_as_stale_and_its_values_do_not_count(tmp_path: Path):
     sender = FrameSender()
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(gpu_frames(sender), schemas=True), at=300))[0] == 200
-        views = await one.collector.refresher.refresh()
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.post(sender.body(gpu_frames(sender), schemas=True), at=300))[0] == 200
+        views = await running.collector.refresher.refresh()
         cluster = {cell.metric.name: cell.value for cell in views.cluster.cells}
         assert cluster["railscope_cluster_nodes"] == 1
         assert cluster["railscope_cluster_nodes_reporting"] == 0
         assert "railscope_cluster_sum_gpu_power_watts" not in cluster
-        status, text = await one.get("/metrics")
+        status, text = await running.get("/metrics")
         assert status == 200
         assert 'railscope_node_reporting{node="n1"} 0' in text
 
 
 async def test_the_answer_for_a_node_has_the_age_of_each_stream(tmp_path: Path):
-    async with filled(tmp_path) as one:
-        page = await one.json("/api/v1/nodes/n1")
+    async with filled(tmp_path) as running:
+        page = await running.json("/api/v1/nodes/n1")
     stream = page["streams"]["gpu"]
     assert 0 <= stream["age_seconds"] < 20
     assert stream["age_seconds"] == pytest.approx(
@@ -196,8 +198,8 @@ async def test_the_answer_for_a_node_has_the_age_of_each_stream(tmp_path: Path):
 
 
 async def test_a_reading_without_a_valid_scale_is_absent(tmp_path: Path):
-    async with filled(tmp_path) as one:
-        core = one.collector.core
+    async with filled(tmp_path) as running:
+        core = running.collector.core
         row = core.fleet.nodes["n1"].rows["gpu"]
         reasons = bytes([77, *bytes(row.block.layout.columns - 1)])
         last = Batch("gpu", row.schema, 9, (9,), (row.boot_ns,), bytes(48), bytes(1), b"", reasons)
@@ -206,7 +208,7 @@ async def test_a_reading_without_a_valid_scale_is_absent(tmp_path: Path):
         broken = msgspec.structs.replace(whole.groups[-1], scale=(1, 0))
         schema = msgspec.structs.replace(whole, groups=(*whole.groups[:-1], broken))
         core.schemas.read = lambda _: schema  # type: ignore[assignment,method-assign]
-        page = await one.json("/api/v1/nodes/n1")
+        page = await running.json("/api/v1/nodes/n1")
     readings = page["streams"]["gpu"]["readings"]
     assert [r.get("absent") for r in readings] == ["error", None, None, None, "error", "error"]
     assert all(("value" in r) != ("absent" in r) for r in readings)
@@ -256,10 +258,12 @@ def api_of(one: RunningCollector, views: Callable[[], CollectorViews], **more: A
 
 
 async def test_a_stale_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
-    async with filled(tmp_path) as one:
-        now_ns = one.collector.core.fleet.nodes["n1"].timestamp_ns + 31_000_000_000
+    async with filled(tmp_path) as running:
+        now_ns = running.collector.core.fleet.nodes["n1"].timestamp_ns + 31_000_000_000
         for stale_seconds, counts in ((40.0, True), (30.0, False)):
-            api = api_of(one, CollectorViews, stale_seconds=stale_seconds, wall_ns=lambda: now_ns)
+            api = api_of(
+                running, CollectorViews, stale_seconds=stale_seconds, wall_ns=lambda: now_ns
+            )
             status, text = await fetch(api, "/api/v1/nodes/n1")
             page = msgspec.json.decode(text)
             assert status == 200
@@ -271,10 +275,10 @@ async def test_a_stale_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: 
 async def test_no_answer_contains_a_number_that_json_lacks(tmp_path: Path):
     cells = tuple(ViewCell(catalog.NODE_UP, (str(v),), v) for v in (nan, inf, -inf, 1.0))
     views = CollectorViews(1, cluster=View("cluster", 1, cells), node=View("node", 1, cells))
-    async with filled(tmp_path) as one:
-        row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
+    async with filled(tmp_path) as running:
+        row = running.collector.core.fleet.nodes["n1"].rows["gpu"]
         row.block.rates[row.index] = np.inf
-        api = api_of(one, lambda: views)
+        api = api_of(running, lambda: views)
         for path in ("/api/v1/cluster", "/api/v1/nodes", "/api/v1/nodes/n1"):
             status, text = await fetch(api, path)
             assert status == 200
@@ -287,13 +291,13 @@ async def test_there_are_no_tenant_metrics_while_the_claims_are_unknown(tmp_path
     path = tmp_path / "claims.csv"
     path.write_text("broken\n")
     away = ledger_away(tmp_path)
-    async with filled(tmp_path, claims_file=str(path), ledger=away) as one:
+    async with filled(tmp_path, claims_file=str(path), ledger=away) as running:
         (tmp_path / "away").mkdir()
-        collector = one.collector
+        collector = running.collector
         refresher = ViewRefresher(
             collector.core, collector.live, 30.0, 1.0, is_known=lambda: not collector.files.unknown
         )
-        api = api_of(one, lambda: refresher.views)
+        api = api_of(running, lambda: refresher.views)
         status, text = await fetch(api, "/api/v1/account")
         assert (status, "not been computed" in text) == (503, True)
 
@@ -325,24 +329,26 @@ async def test_there_are_no_tenant_metrics_while_the_claims_are_unknown(tmp_path
 
 
 async def test_without_claims_no_tenants_of_rails_are_computed(tmp_path: Path):
-    async with filled(tmp_path) as one:
+    async with filled(tmp_path) as running:
         rollups = Rollups(None, [])
-        fleet = one.collector.core.fleet
+        fleet = running.collector.core.fleet
         for block in fleet.blocks():
             reduced = find_fresh_rows(block, fleet.fresh_rows(block, 0, 0))
             if reduced:
                 rollups.add(reduced)
         assert list(rollups.cells("cluster"))
         assert not list(rollups.cells("tenant"))
-        views = await seen(one, "/api/v1/tenants", lambda _, content: content["timestamp_ns"] > 0)
+        views = await seen(
+            running, "/api/v1/tenants", lambda _, content: content["timestamp_ns"] > 0
+        )
         assert views["rows"] == []
-        account = await seen(one, "/api/v1/account", lambda status, _: status == 200)
+        account = await seen(running, "/api/v1/account", lambda status, _: status == 200)
         assert account["balances"]
 
 
 async def test_a_long_account_lets_others_go_first(tmp_path: Path):
-    async with filled(tmp_path) as one:
-        core = one.collector.core
+    async with filled(tmp_path) as running:
+        core = running.collector.core
         memory = next(iter(core.evidence.gpus.values()))
         many = EvidenceBook({f"GPU-{i}": memory for i in range(5_000)})
         many.changed.update(many.gpus)

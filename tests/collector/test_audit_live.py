@@ -56,14 +56,14 @@ async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Pa
     agent, bodies = ClaimingAgent(), []
     small = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     for _ in range(3):
-        async with run_collector(settings_in(tmp_path, frame_log=small)) as one:
+        async with run_collector(settings_in(tmp_path, frame_log=small)) as running:
             bodies.append(agent.body())
             for body in (*bodies, bodies[-1]):
-                assert (await one.post(body, at=agent.at))[0] == 200
-            await until_recorded(one, 3 * len(bodies))
-    names = assigned(one)
+                assert (await running.post(body, at=agent.at))[0] == 200
+            await until_recorded(running, 3 * len(bodies))
+    names = assigned(running)
     assert names == [("n1", n, f"slurm/n1/{n + 1}") for n in range(9)]
-    joined = [record.type for record in records(one) if record.type.startswith("node.")]
+    joined = [record.type for record in records(running) if record.type.startswith("node.")]
     assert joined == ["node.join"]
     directory = tmp_path / "state" / "audit"
     found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
@@ -76,23 +76,23 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
 ) -> None:
     """The collector is gone between the acknowledgement and the record."""
     agent = ClaimingAgent()
-    async with run_collector(settings_in(tmp_path)) as one:
-        one.collector.core.listeners.clear()
-        assert (await one.post(agent.body(), at=agent.at))[0] == 200
-        assert assigned(one) == []
-        await sign_all(one)  # or else the copy is of a log that is being written
+    async with run_collector(settings_in(tmp_path)) as running:
+        running.collector.core.listeners.clear()
+        assert (await running.post(agent.body(), at=agent.at))[0] == 200
+        assert assigned(running) == []
+        await sign_all(running)  # or else the copy is of a log that is being written
         elsewhere = shutil.ignore_patterns("ledger.sqlite*", "*.partial")  # written meanwhile
         shutil.copytree(tmp_path / "state", tmp_path / "crashed", ignore=elsewhere)
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "crashed").rename(tmp_path / "state")
-    async with run_collector(settings_in(tmp_path)) as one:
-        await until_recorded(one, 3)
-        assert len(assigned(one)) == 3
+    async with run_collector(settings_in(tmp_path)) as running:
+        await until_recorded(running, 3)
+        assert len(assigned(running)) == 3
 
 
 async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_path: Path) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        database = Database(one.collector.database.url, metadata)
+    async with run_collector(settings_in(tmp_path)) as running:
+        database = Database(running.collector.database.url, metadata)
         with database.transaction(writes=True) as connection:
             put_record(connection, "fact/1", draft(1, kind="billing.price"))
 
@@ -103,7 +103,7 @@ async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_
         async with asyncio.timeout(PATIENCE_SECONDS):
             while leaf() is None:  # noqa: ASYNC110 - the database has no event for tests
                 await asyncio.sleep(0.05)
-        found = records(one)[leaf() or 0]
+        found = records(running)[leaf() or 0]
         database.close()
     assert (found.type, found.ref[0]) == ("billing.price", "outbox/fact/1")
 
@@ -116,11 +116,11 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
     older.open()
     older.log.close()
     for _ in range(2):
-        async with run_collector(settings_in(tmp_path)) as one:
+        async with run_collector(settings_in(tmp_path)) as running:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while one.collector.audit.observed.waiting_items:  # noqa: ASYNC110 - no event for tests
+                while running.collector.audit.observed.waiting_items:  # noqa: ASYNC110 - no event for tests
                     await asyncio.sleep(0.01)
-            upgrades = [record for record in records(one) if record.type == "admin.upgrade"]
+            upgrades = [record for record in records(running) if record.type == "admin.upgrade"]
     assert [record.data["before"] for record in upgrades] == ["0.0.1"]
 
 
@@ -128,11 +128,11 @@ async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
     """Its events are kept permanently; a number per hour is accepted, the rest must wait."""
     agent = ClaimingAgent()
     limits = IngestLimits(audited_events_per_node_hour=5)
-    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
-        answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]
-        await until_recorded(one, 3)
+    async with run_collector(settings_in(tmp_path, limits=limits)) as running:
+        answers = [(await running.post(agent.body(), at=agent.at))[0] for _ in range(4)]
+        await until_recorded(running, 3)
         assert answers == [200, 429, 429, 429]
-        assert one.collector.core.counts.rejected["audited_events"] == 3
+        assert running.collector.core.counts.rejected["audited_events"] == 3
 
 
 async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: Path) -> None:

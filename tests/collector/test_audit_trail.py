@@ -131,14 +131,14 @@ async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
 
 async def test_a_collector_records_its_life_and_its_denials(tmp_path: Path) -> None:
     sender, unknown = FrameSender("n2"), "of nobody"
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.get("/metrics", token=unknown))[0] == 401
-        assert (await one.get("/api/v1/nodes?x=%C3%28", token=unknown))[0] == 401
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.get("/metrics", token=unknown))[0] == 401
+        assert (await running.get("/api/v1/nodes?x=%C3%28", token=unknown))[0] == 401
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         body = sender.body(frames, schemas=True)
-        assert (await one.post(body, node="n2", headers={"Authorization": ""}, at=2))[0] == 401
-        assert (await one.post(body, node="n1", at=2))[0] == 403
-        page = (await one.get("/metrics"))[1]
+        assert (await running.post(body, node="n2", headers={"Authorization": ""}, at=2))[0] == 401
+        assert (await running.post(body, node="n1", at=2))[0] == 403
+        page = (await running.get("/metrics"))[1]
         assert "railscope_audit_denials_total 4" in page.splitlines()
         assert "railscope_audit_lost_records_total 0" in page.splitlines()
     found = list(verified_records(tmp_path / "state" / "audit"))

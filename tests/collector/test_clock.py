@@ -53,17 +53,17 @@ class MachineClocks:
 
 def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
     machine = MachineClocks(tmp_path)
-    one = machine.started()
+    agent = machine.started()
     for error in (30 * DAY_NS, -5 * DAY_NS, 6 * SECOND_NS):
         machine.error_ns = error
-        assert one.now_ns() == machine.right_ns
-        assert "stepped" in one.problem
+        assert agent.now_ns() == machine.right_ns
+        assert "stepped" in agent.problem
         machine.boot_ns += 6 * SECOND_NS
-        assert one.now_ns() == machine.right_ns
+        assert agent.now_ns() == machine.right_ns
         machine.error_ns = 0
         machine.boot_ns += 2 * SECOND_NS
-        assert one.now_ns() == machine.right_ns
-        assert not one.problem
+        assert agent.now_ns() == machine.right_ns
+        assert not agent.problem
     assert [bool(change) for change in machine.changes] == [True, False] * 3
 
 
@@ -71,9 +71,9 @@ def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
     machine = MachineClocks(tmp_path)
     machine.started()
     machine.error_ns = 30 * DAY_NS
-    one = machine.started()
-    assert one.now_ns() == machine.right_ns
-    assert one.problem
+    agent = machine.started()
+    assert agent.now_ns() == machine.right_ns
+    assert agent.problem
     found = clock.read_state(tmp_path)
     assert found is not None
     assert found.problem, "other commands see it"
@@ -81,27 +81,27 @@ def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
 
 def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
     machine = MachineClocks(tmp_path)
-    one = machine.started()
+    agent = machine.started()
     machine.error_ns = 3600 * SECOND_NS
-    assert one.problem
+    assert agent.problem
     (tmp_path / clock.ACCEPTED_FILE).touch()
     machine.boot_ns += 2 * SECOND_NS
-    assert one.now_ns() == machine.right_ns + machine.error_ns
-    assert not one.problem
+    assert agent.now_ns() == machine.right_ns + machine.error_ns
+    assert not agent.problem
     assert not (tmp_path / clock.ACCEPTED_FILE).exists()
 
 
 def test_a_boot_that_begins_before_the_newest_frame_is_suspect(tmp_path: Path):
     machine = MachineClocks(tmp_path)
     machine.error_ns = -DAY_NS
-    one = machine.started(newest_ns=START_NS)
-    assert "before the newest frame" in one.problem
-    assert one.now_ns() >= START_NS
+    agent = machine.started(newest_ns=START_NS)
+    assert "before the newest frame" in agent.problem
+    assert agent.now_ns() >= START_NS
 
 
 def test_most_nodes_contradict_a_clock(tmp_path: Path):
     machine = MachineClocks(tmp_path)
-    one = machine.started()
+    agent = machine.started()
     for offsets, suspect in (
         ([3600 * SECOND_NS] * 2, False),
         ([3600 * SECOND_NS, 3600 * SECOND_NS, 0], True),
@@ -111,10 +111,10 @@ def test_most_nodes_contradict_a_clock(tmp_path: Path):
     ):
         machine.offsets = offsets
         machine.boot_ns += 2 * SECOND_NS
-        assert bool(one.problem) is suspect, offsets
+        assert bool(agent.problem) is suspect, offsets
         machine.offsets = []
         machine.boot_ns += 2 * SECOND_NS
-        assert not one.problem
+        assert not agent.problem
 
 
 def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> MachineClocks:
@@ -130,20 +130,20 @@ def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> MachineClocks:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path, nodes: int):
     machine = rebooted(tmp_path, off_ns=300 * SECOND_NS, error_ns=30 * DAY_NS)
-    one = machine.started()
-    assert one.hold_reason, "nothing is finalized before a node agrees"
-    assert not one.problem
-    began_ns = one.doubted_since_ns
+    agent = machine.started()
+    assert agent.hold_reason, "nothing is finalized before a node agrees"
+    assert not agent.problem
+    began_ns = agent.doubted_since_ns
     assert began_ns == machine.right_ns + machine.error_ns
     machine.offsets = [-30 * DAY_NS] * nodes
     machine.boot_ns += 2 * SECOND_NS
-    assert "behind the collector" in one.problem
-    assert one.doubted_since_ns == began_ns, "all frames of this boot are in doubt"
+    assert "behind the collector" in agent.problem
+    assert agent.doubted_since_ns == began_ns, "all frames of this boot are in doubt"
     machine.error_ns = 0
     (tmp_path / clock.ACCEPTED_FILE).touch()
     machine.boot_ns += 2 * SECOND_NS
-    assert one.now_ns() == machine.right_ns
-    assert one.is_replaced
+    assert agent.now_ns() == machine.right_ns
+    assert agent.is_replaced
     machine.offsets = []
     again = machine.started()
     assert not again.hold_reason
@@ -157,63 +157,63 @@ def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path
 )
 def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Path, offsets):
     machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
-    one = machine.started()
-    assert one.hold_reason
+    agent = machine.started()
+    assert agent.hold_reason
     machine.offsets = offsets
     machine.boot_ns += 2 * SECOND_NS
-    assert not one.hold_reason
-    assert not one.doubted_since_ns
+    assert not agent.hold_reason
+    assert not agent.doubted_since_ns
     machine.offsets = [-3600 * SECOND_NS]
     machine.boot_ns += 2 * SECOND_NS
-    assert not one.hold_reason, "a confirmed clock is not contradicted by one node"
+    assert not agent.hold_reason, "a confirmed clock is not contradicted by one node"
 
 
 def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
-    one = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
-    assert not one.hold_reason
+    agent = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
+    assert not agent.hold_reason
 
 
 def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
     machine = MachineClocks(tmp_path)
-    one = machine.started()
+    agent = machine.started()
     machine.offsets = [3600 * SECOND_NS] * 3
     machine.boot_ns += 2 * SECOND_NS
-    assert one.problem
+    assert agent.problem
     (tmp_path / clock.ACCEPTED_FILE).touch()
     for _ in range(5):
         machine.boot_ns += 2 * SECOND_NS
-        assert not one.problem
-    assert not one.is_replaced, "the reference did not change"
+        assert not agent.problem
+    assert not agent.is_replaced, "the reference did not change"
     machine.offsets = [0] * 3
     machine.boot_ns += 2 * SECOND_NS
-    assert not one.problem
+    assert not agent.problem
     machine.offsets = [3600 * SECOND_NS] * 3
     machine.boot_ns += 2 * SECOND_NS
-    assert one.problem, "a new contradiction is a new question"
+    assert agent.problem, "a new contradiction is a new question"
 
 
 def test_a_slewed_clock_is_followed(tmp_path: Path):
     machine = MachineClocks(tmp_path)
-    one = machine.started()
+    agent = machine.started()
     for _ in range(4000):
         machine.boot_ns += SECOND_NS
         machine.error_ns += 400_000  # 400 ppm
-        assert not one.problem
-    assert abs(one.now_ns() - machine.right_ns - machine.error_ns) < 1_000_000
+        assert not agent.problem
+    assert abs(agent.now_ns() - machine.right_ns - machine.error_ns) < 1_000_000
 
 
 @given(st.lists(st.tuples(st.integers(-(10**18), 10**18), st.integers(1, 10**12)), max_size=20))
 def test_p25_no_steps_move_the_time_beyond_the_slew(tmp_path_factory, steps):
     machine = MachineClocks(tmp_path_factory.mktemp("clock"))
-    one = machine.started()
+    agent = machine.started()
     passed = 0
     for error_ns, pause_ns in steps:
         machine.error_ns = error_ns
         machine.boot_ns += pause_ns
         passed += pause_ns
         allowed = passed * clock.MAX_SLEW_PPM // 1_000_000 + 1
-        assert abs(one.now_ns() - machine.right_ns) <= min(allowed, passed)
-        assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or one.problem
+        assert abs(agent.now_ns() - machine.right_ns) <= min(allowed, passed)
+        assert abs(error_ns) <= clock.MAX_STEP_NS + allowed or agent.problem
 
 
 def test_a_kept_state_reads_back_and_one_without_checksum_is_damaged(tmp_path: Path):
@@ -247,10 +247,10 @@ def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
 def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):
     machine = MachineClocks(tmp_path)
     (tmp_path / clock.FILE).write_bytes(b"")
-    one = machine.started(lost="it is empty")
-    assert "it is empty" in one.hold_reason
+    agent = machine.started(lost="it is empty")
+    assert "it is empty" in agent.hold_reason
     machine.boot_ns += clock.STORE_EVERY_NS
-    assert one.now_ns() == machine.right_ns
+    assert agent.now_ns() == machine.right_ns
     assert (tmp_path / clock.FILE).read_bytes() == b""
     machine.started()
     assert clock.read_state(tmp_path) is not None, "the loss was accepted"

@@ -41,21 +41,21 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
         one.collector.clock.wall_ns = lambda: time.time_ns() + error_ns
         one.collector.reload = reloaded.set
 
-    async with run_collector(settings, ready) as one:
+    async with run_collector(settings, ready) as running:
         sender = FrameSender("n1")
-        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
+        assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         error_ns = HOUR_NS
         other = FrameSender("n2")
         body = other.body(gpu_frames(other), schemas=True)
-        assert (await one.post(body, node="n2"))[0] == 200
-        assert "suspect" in (await one.get("/metrics"))[1]
+        assert (await running.post(body, node="n2"))[0] == 200
+        assert "suspect" in (await running.get("/metrics"))[1]
         state = clock.read_state(tmp_path / "state")
         assert state is not None
         assert "stepped" in state.problem
         (tmp_path / "state" / clock.ACCEPTED_FILE).touch()
         await asyncio.wait_for(reloaded.wait(), PATIENCE_SECONDS)
-        assert not one.collector.clock.problem
-        assert "new timestamps" in one.collector.clock.hold_reason, (
+        assert not running.collector.clock.problem
+        assert "new timestamps" in running.collector.clock.hold_reason, (
             "nothing is stored before that is done"
         )
 
@@ -67,9 +67,9 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
     assert decided.since_ns == second.doubted_since_ns
     assert abs(decided.delta_ns - HOUR_NS) < clock.MAX_STEP_NS
 
-    async with run_collector(settings, ready) as one:
-        assert not one.collector.clock.hold_reason
-        receipts = one.collector.core.evidence.receipts
+    async with run_collector(settings, ready) as running:
+        assert not running.collector.clock.hold_reason
+        receipts = running.collector.core.evidence.receipts
         received = {
             node: {c.received_ns for c in found.gpus.values()} for node, found in receipts.items()
         }

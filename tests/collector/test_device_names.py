@@ -62,12 +62,12 @@ async def test_readings_and_events_name_their_device_in_every_way(tmp_path: Path
         happened(kernel.XID_EVENT, Entity(XID, ("0000:ff:00.0", "31"))),
     )
     frames[0] = replace(frames[0], events=events)
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(frames, schemas=True), at=2))[0] == 200
-        streams = (await one.json("/api/v1/nodes/n1"))["streams"]
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.post(sender.body(frames, schemas=True), at=2))[0] == 200
+        streams = (await running.json("/api/v1/nodes/n1"))["streams"]
         found = {name: [r.get("device") for r in streams[name]["readings"]] for name in streams}
         assert found == {"gpu": [FIRST, FIRST], "nic": [NIC_NAMES], "rdma": [PORT]}
-        reported = (await one.json("/api/v1/events"))["events"]
+        reported = (await running.json("/api/v1/events"))["events"]
         assert [event["device"] for event in reported] == [FIRST, NIC_NAMES, None]
 
 
@@ -87,11 +87,11 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
         inventory_file=str(inventory),
         retired_file=str(retired),
     )
-    async with run_collector(settings) as one:
-        assert (await one.post(sender.body(frames, schemas=True), at=1))[0] == 200
-        await run_in_thread(one.collector.files.refresh)
-        await one.collector.refresher.refresh()
-        found = await one.json("/api/v1/inventory")
+    async with run_collector(settings) as running:
+        assert (await running.post(sender.body(frames, schemas=True), at=1))[0] == 200
+        await run_in_thread(running.collector.files.refresh)
+        await running.collector.refresher.refresh()
+        found = await running.json("/api/v1/inventory")
     (node,) = found["nodes"]
     assert node["gpus"]["devices"] == {"present": [FIRST], "gone": [], "unknown": []}
     assert node["rdma_ports"]["devices"]["present"] == [PORT]

@@ -91,7 +91,7 @@ def test_rollups_are_what_a_straight_calculation_gives(nodes):
     by_name = {}
     for number, (first, last, reasons, holders, fresh) in enumerate(nodes):
         name = f"n{number}"
-        by_name[name] = [tenants.index(one) if one else NO_TENANT for one in holders]
+        by_name[name] = [tenants.index(holder) if holder else NO_TENANT for holder in holders]
         fleet.apply(
             update(
                 name,

@@ -98,7 +98,7 @@ def test_a_hostile_file_is_rejected_with_a_reason(
     else:
         files = AdministratorFiles.from_settings(settings)
         files.refresh()
-        (problem,) = [one.problem for one in files.all_files if not one.is_valid]
+        (problem,) = [file.problem for file in files.all_files if not file.is_valid]
     assert problem
     assert len(problem) < 600
 
@@ -109,15 +109,17 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
 ) -> None:
     settings, file = the_settings(tmp_path, kind)
     good = file.read_bytes()
-    async with run_collector(settings) as one:
-        watched = [f for f in one.collector.files.all_files if f.path == file]
+    async with run_collector(settings) as running:
+        watched = [f for f in running.collector.files.all_files if f.path == file]
         valid = (
-            (lambda: watched[0].is_valid) if watched else (lambda: one.collector.tokens.is_valid)
+            (lambda: watched[0].is_valid)
+            if watched
+            else (lambda: running.collector.tokens.is_valid)
         )
         for more in kind.hostile[:3:2]:
             file.write_bytes(good + more.encode() + b"\n")
             await until(lambda: not valid())
-            assert (await one.get("/-/healthy"))[0] == 200
+            assert (await running.get("/-/healthy"))[0] == 200
             file.write_bytes(good)
             await until(valid)
 

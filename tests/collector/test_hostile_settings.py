@@ -84,7 +84,7 @@ def test_check_reports_a_ledger_that_cannot_be_made(name: str, reason: str, tmp_
     )
     found = CliRunner().invoke(root, ["collector", "check", "--config", str(file)])
     assert found.exit_code == 1
-    assert any("BROKEN  ledger:" in one and reason in one for one in found.output.splitlines())
+    assert any("BROKEN  ledger:" in line and reason in line for line in found.output.splitlines())
 
 
 @pytest.mark.parametrize("edge", EDGES)

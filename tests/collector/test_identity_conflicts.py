@@ -79,12 +79,12 @@ def test_an_agent_that_is_started_again_and_sends_what_was_left_is_one():
 
 async def test_it_is_a_metric(tmp_path: Path):
     one_of, other = FrameSender(), FrameSender(boot_id="boot-2", run="run-2")
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for number in range(3):
             for sender in (one_of, other):
                 sent = SentAt(START_WALL_NS, START_BOOT_NS + 10**12, sender.boot_id)
                 body = sender.body(gpu_frames(sender, at=number * 3), schemas=True)
-                assert (await one.post(body, headers=sent.to_headers()))[0] == 200, SENT_HEADER
-        await one.collector.refresher.refresh()
-        text = (await one.get("/metrics"))[1]
+                assert (await running.post(body, headers=sent.to_headers()))[0] == 200, SENT_HEADER
+        await running.collector.refresher.refresh()
+        text = (await running.get("/metrics"))[1]
         assert 'railscope_node_identity_conflict{node="n1"} 1' in text

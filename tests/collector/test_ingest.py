@@ -30,16 +30,16 @@ PATIENCE_SECONDS = 30
 
 async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_path: Path):
     sender = FrameSender()
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         first = gpu_frames(sender)
-        status, reply = await one.post(sender.body(first))
+        status, reply = await running.post(sender.body(first))
         assert status == 409
         assert len(reply["unknown_schemas"]) == 1
-        status, reply = await one.post(sender.body(first, schemas=True))
+        status, reply = await running.post(sender.body(first, schemas=True))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
-        status, reply = await one.post(sender.body(gpu_frames(sender, at=3)))
+        status, reply = await running.post(sender.body(gpu_frames(sender, at=3)))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
-        row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
+        row = running.collector.core.fleet.nodes["n1"].rows["gpu"]
         assert row.block.values_of(row.index).tolist() == [50, 60, 1000, 2000, 12, 22]
     assert logged_envelopes(tmp_path) == 2
 
@@ -47,36 +47,36 @@ async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_pa
 async def test_sending_again_counts_nothing_twice(tmp_path: Path):
     sender = FrameSender()
     body = sender.body(gpu_frames(sender), schemas=True)
-    async with run_collector(settings_in(tmp_path)) as one:
-        answers = await asyncio.gather(*(one.post(body) for _ in range(5)))
+    async with run_collector(settings_in(tmp_path)) as running:
+        answers = await asyncio.gather(*(running.post(body) for _ in range(5)))
         assert all(status == 200 for status, _ in answers)
         assert sum(reply["accepted_frames"] for _, reply in answers) == 3
-        assert one.collector.core.counts.frames == 3
+        assert running.collector.core.counts.frames == 3
     assert logged_envelopes(tmp_path) == 1
 
 
 async def test_reordered_envelopes_all_count(tmp_path: Path):
     sender = FrameSender()
     bodies = [sender.body(gpu_frames(sender, at=3 * n), schemas=True) for n in range(4)]
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for body in (bodies[2], bodies[0], bodies[3]):
-            assert (await one.post(body))[1]["accepted_frames"] == 3
-        assert one.collector.core.received.count_missing() == 3
-        assert (await one.post(bodies[1]))[1]["accepted_frames"] == 3
-        assert one.collector.core.received.count_missing() == 0
-        row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
+            assert (await running.post(body))[1]["accepted_frames"] == 3
+        assert running.collector.core.received.count_missing() == 3
+        assert (await running.post(bodies[1]))[1]["accepted_frames"] == 3
+        assert running.collector.core.received.count_missing() == 0
+        row = running.collector.core.fleet.nodes["n1"].rows["gpu"]
         assert row.boot_ns == (5_000 + 11) * SECOND, "the newest frame stays the present state"
 
 
 async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
     sender, other = FrameSender(), FrameSender("n2")
     settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
-    async with run_collector(settings) as one:
-        await one.post(sender.body(gpu_frames(sender), schemas=True))
-        await one.post(other.body(gpu_frames(other, at=5), schemas=True), node="n2")
-        before = one.collector.core
-    async with run_collector(settings) as one:
-        after = one.collector.core
+    async with run_collector(settings) as running:
+        await running.post(sender.body(gpu_frames(sender), schemas=True))
+        await running.post(other.body(gpu_frames(other, at=5), schemas=True), node="n2")
+        before = running.collector.core
+    async with run_collector(settings) as running:
+        after = running.collector.core
         assert after.received == before.received
         assert facts_of(after) == facts_of(before)
         for name in ("n1", "n2"):
@@ -86,7 +86,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
             )
             assert old.timestamp_ns == new.timestamp_ns
         body = FrameSender("n2", sequences={}).body(gpu_frames(FrameSender("n2"), at=5))
-        status, reply = await one.post(body, node="n2")
+        status, reply = await running.post(body, node="n2")
         assert (status, reply["accepted_frames"]) == (200, 0), (
             "a retry after the crash is no new frame"
         )
@@ -97,49 +97,49 @@ async def test_a_checkpoint_retains_the_content_of_deleted_segments(tmp_path: Pa
     log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     settings = settings_in(tmp_path, frame_log=log, limits=IngestLimits(requests_per_second=10_000))
     rows = [[n * 7919 % 1009, 60, n * 104729, 2000, n, 20] for n in range(2000)]
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         bodies = [
             sender.body(sender.frames(gpu_schema("n1"), rows, at=2000 * n), schemas=n == 0)
             for n in range(60)
         ]
         for body in bodies:
-            assert (await one.post(body, at=2_000_000))[0] == 200
-        one.collector.log.max_bytes = 1
+            assert (await running.post(body, at=2_000_000))[0] == 200
+        running.collector.log.max_bytes = 1
         async with asyncio.timeout(PATIENCE_SECONDS):
             while segment_numbers(tmp_path / "state" / "frames")[0] == 1:
                 frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))
                 bodies.append(sender.body(frames))
-                assert (await one.post(bodies[-1], at=2_000_000))[0] == 200
-        before = one.collector.core
-    async with run_collector(settings) as one:
-        assert one.collector.core.received == before.received
-        assert facts_of(one.collector.core) == facts_of(before)
-        assert (await one.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
+                assert (await running.post(bodies[-1], at=2_000_000))[0] == 200
+        before = running.collector.core
+    async with run_collector(settings) as running:
+        assert running.collector.core.received == before.received
+        assert facts_of(running.collector.core) == facts_of(before)
+        assert (await running.post(bodies[0], at=2_000_000))[1]["accepted_frames"] == 0
 
 
 async def test_a_stale_node_and_its_events_outlive_their_segments(tmp_path: Path):
     settings = settings_in(tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16))
     rng = random.Random(1)  # noqa: S311 - repeatable on purpose
-    async with run_collector(settings) as one:
-        await one.post(
+    async with run_collector(settings) as running:
+        await running.post(
             FrameSender("n2").body(gpu_frames(FrameSender("n2")), schemas=True), node="n2"
         )
         sender = FrameSender()
-        while one.collector.log.number < 3:
+        while running.collector.log.number < 3:
             rows = [[rng.randrange(1 << 40) for _ in range(6)] for _ in range(90)]
             last = 100_000
             body = sender.body(
                 sender.frames(gpu_schema("n1"), rows, at=90 * len(sender.run)), schemas=True
             )
-            assert (await one.post(body, at=last))[0] == 200
+            assert (await running.post(body, at=last))[0] == 200
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while one.collector.checkpointer.first_segment == 0:  # noqa: ASYNC110 - no event for tests
+            while running.collector.checkpointer.first_segment == 0:  # noqa: ASYNC110 - no event for tests
                 await asyncio.sleep(0.01)
-    for number in range(1, one.collector.checkpointer.first_segment):
+    for number in range(1, running.collector.checkpointer.first_segment):
         segment_path(tmp_path / "state" / "frames", number).unlink()
-    async with run_collector(settings) as one:
-        assert set(one.collector.core.fleet.nodes) == {"n1", "n2"}
-        assert one.collector.core.gpus_by_node["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
+    async with run_collector(settings) as running:
+        assert set(running.collector.core.fleet.nodes) == {"n1", "n2"}
+        assert running.collector.core.gpus_by_node["n2"] == {0: "GPU-n2-0", 1: "GPU-n2-1"}
 
 
 async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence(tmp_path: Path):
@@ -151,21 +151,21 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
     sender, other = FrameSender(), FrameSender("n2")
     quarters = [sender.body(gpu_frames(sender, at=900 * n), schemas=True) for n in range(4)]
     body = other.body(gpu_frames(other), schemas=True)
-    async with run_collector(settings_in(tmp_path, limits=limits, metering=waits)) as one:
-        answers = [await one.post(quarter, at=5000) for quarter in quarters]
+    async with run_collector(settings_in(tmp_path, limits=limits, metering=waits)) as running:
+        answers = [await running.post(quarter, at=5000) for quarter in quarters]
         assert [status for status, _ in answers] == [200, 200, 200, 503]
         assert answers[3][1]["error"] == (
             "3 intervals of evidence of n1 wait for the database: expected at most 2"
         )
-        assert (await one.post(body, node="n2"))[0] == 200, "another node is not affected"
-        assert (await one.post(quarters[0], at=5000))[0] == 200, (
+        assert (await running.post(body, node="n2"))[0] == 200, "another node is not affected"
+        assert (await running.post(quarters[0], at=5000))[0] == 200, (
             "what is durable already is acknowledged"
         )
-        assert one.collector.core.counts.rejected == {"evidence": 1}
-    async with run_collector(settings_in(tmp_path, limits=limits, metering=at_once)) as one:
-        while one.collector.core.evidence.intervals.by_key:  # noqa: ASYNC110 - no event for tests
+        assert running.collector.core.counts.rejected == {"evidence": 1}
+    async with run_collector(settings_in(tmp_path, limits=limits, metering=at_once)) as running:
+        while running.collector.core.evidence.intervals.by_key:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
-        assert (await one.post(quarters[3], at=5000))[0] == 200
+        assert (await running.post(quarters[3], at=5000))[0] == 200
 
 
 async def test_two_collectors_do_not_share_a_state_directory(tmp_path: Path):
@@ -192,30 +192,30 @@ async def test_the_end_of_an_earlier_run_shows_what_was_lost_of_it(tmp_path: Pat
         _, text = await one.get("/metrics")
         return int(next(line for line in text.splitlines() if line.startswith(missing)).split()[1])
 
-    async with run_collector(settings) as one:
-        assert (await one.post(sender.body(early, schemas=True)))[0] == 200
-        assert await lost(one) == 0
-        assert (await one.post(pack(stated), at=40))[0] == 200
-        assert await lost(one) == len(late)
-    async with run_collector(settings) as one:
-        assert await lost(one) == len(late)
-        assert (await one.post(sender.body(late), at=50))[0] == 200
-        assert await lost(one) == 0
+    async with run_collector(settings) as running:
+        assert (await running.post(sender.body(early, schemas=True)))[0] == 200
+        assert await lost(running) == 0
+        assert (await running.post(pack(stated), at=40))[0] == 200
+        assert await lost(running) == len(late)
+    async with run_collector(settings) as running:
+        assert await lost(running) == len(late)
+        assert (await running.post(sender.body(late), at=50))[0] == 200
+        assert await lost(running) == 0
 
 
 async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
     sender = FrameSender()
     bare = msgspec.structs.replace(sender.envelope([]), batches=(), schemas=())
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         for number in range(3):
             names = {f"{number}-{name}": 1 << 62 for name in range(255)}
             ended = RunEnd(sender.run, {"gpu": 1 << 62, **names})
-            assert (await one.post(pack(msgspec.structs.replace(bare, ended=ended))))[0] == 200
-        received = one.collector.core.received
+            assert (await running.post(pack(msgspec.structs.replace(bare, ended=ended))))[0] == 200
+        received = running.collector.core.received
         assert list(received.run_streams("n1", sender.run)) == ["gpu"]
         assert received.sizes["n1"] == 1
-        _, text = await one.get("/metrics")
+        _, text = await running.get("/metrics")
         name = catalog.RUN_ENDS_IGNORED.name
         assert f'{name}{{reason="stream"}} 765\n' in text
         assert f'{name}{{reason="distance"}} 3\n' in text
@@ -225,13 +225,13 @@ async def test_stated_ends_are_bounded_and_ignored_ones_counted(tmp_path: Path):
 async def test_streams_of_a_run_are_bounded(tmp_path: Path):
     sender = FrameSender()
     first = sender.envelope(gpu_frames(sender), schemas=True)
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.post(pack(first)))[0] == 200
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.post(pack(first)))[0] == 200
         for stream in range(MAX_STREAMS - 1):
-            one.collector.core.received.add("n1", sender.run, f"s{stream}", 1, 1, 1)
-        assert (await one.post(sender.body(gpu_frames(sender, at=3))))[0] == 200
-        one.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
-        status, answer = await one.post(sender.body(gpu_frames(sender, at=6)))
+            running.collector.core.received.add("n1", sender.run, f"s{stream}", 1, 1, 1)
+        assert (await running.post(sender.body(gpu_frames(sender, at=3))))[0] == 200
+        running.collector.core.received.add("n1", sender.run, "one more", 1, 1, 1)
+        status, answer = await running.post(sender.body(gpu_frames(sender, at=6)))
         assert (status, answer["error"]) == (
             422,
             f"{MAX_STREAMS + 1} streams of a run: expected at most {MAX_STREAMS}",
@@ -241,10 +241,10 @@ async def test_streams_of_a_run_are_bounded(tmp_path: Path):
 async def test_a_node_with_missing_frames_is_named(tmp_path: Path):
     sender = FrameSender()
     frames = gpu_frames(sender, rows=9)
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for part in (frames[:2], frames[5:]):
-            assert (await one.post(sender.body(part, schemas=True)))[0] == 200
-        _, text = await one.get("/metrics")
+            assert (await running.post(sender.body(part, schemas=True)))[0] == 200
+        _, text = await running.get("/metrics")
         assert f'{catalog.MISSING_OF_NODE.name}{{node="n1"}} 3\n' in text
         assert f"{catalog.MISSING.name} 3\n" in text
 
@@ -253,10 +253,12 @@ async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_pa
     """Up to four times the bound is read again, as it may have been wider before."""
     sender = FrameSender()
     frames = gpu_frames(sender, rows=20)
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for frame in frames[::2]:
-            assert (await one.post(sender.body([frame], schemas=True), at=60))[0] == 200
-        assert one.collector.core.received.sizes["n1"] == 10
-    async with run_collector(settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))) as one:
-        assert one.collector.core.received.sizes["n1"] == 5
-        assert one.collector.checkpointer.quarantine.records == 5
+            assert (await running.post(sender.body([frame], schemas=True), at=60))[0] == 200
+        assert running.collector.core.received.sizes["n1"] == 10
+    async with run_collector(
+        settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))
+    ) as running:
+        assert running.collector.core.received.sizes["n1"] == 5
+        assert running.collector.checkpointer.quarantine.records == 5

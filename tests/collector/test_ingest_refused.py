@@ -79,13 +79,13 @@ async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(
     tmp_path: Path, name: str
 ):
     body, expected, text = REFUSALS[name]
-    async with run_collector(settings_in(tmp_path)) as one:
-        status, reply = await one.post(body)
+    async with run_collector(settings_in(tmp_path)) as running:
+        status, reply = await running.post(body)
         assert (status, text in reply["error"]) == (expected, True), reply
-        assert sum(one.collector.core.counts.rejected.values()) == 1
-        assert not one.collector.core.fleet.nodes
+        assert sum(running.collector.core.counts.rejected.values()) == 1
+        assert not running.collector.core.fleet.nodes
         good = FrameSender()
-        assert (await one.post(good.body(gpu_frames(good), schemas=True)))[0] == 200
+        assert (await running.post(good.body(gpu_frames(good), schemas=True)))[0] == 200
     assert logged_envelopes(tmp_path) == 1
 
 
@@ -99,25 +99,25 @@ async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
         {"wall_ns": (), "boot_ns": ()}, {"reasons": b"\1"}, {"changed": b"\xff\xff"},
         {"stream": "host"}, {"wall_ns": batch.wall_ns * 100, "boot_ns": batch.boot_ns * 100},
     ]  # fmt: skip
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for lie in lies:
             made = type(batch)(**fields | lie)
             forged = msgspec.structs.replace(envelope, batches=(made,))
-            status, _ = await one.post(pack(forged))
+            status, _ = await running.post(pack(forged))
             assert status == 400, lie
-        assert one.collector.core.counts.frames == 0
+        assert running.collector.core.counts.frames == 0
 
 
 async def test_clocks_that_cannot_be_are_rejected(tmp_path: Path):
     sender = FrameSender()
     ahead = sender.body(gpu_frames(sender, at=5000), schemas=True)
-    async with run_collector(settings_in(tmp_path)) as one:
-        status, reply = await one.post(ahead, at=10)
+    async with run_collector(settings_in(tmp_path)) as running:
+        status, reply = await running.post(ahead, at=10)
         assert (status, "invalid boot clock" in reply["error"]) == (422, True)
-        status, reply = await one.post(sender.body(gpu_frames(sender)), at=40 * 86_400)
+        status, reply = await running.post(sender.body(gpu_frames(sender)), at=40 * 86_400)
         assert (status, "older than 30 days" in reply["error"]) == (422, True)
         body = sender.body(gpu_frames(sender))
-        status, reply = await one.post(body, headers={SENT_HEADER: "yesterday"})
+        status, reply = await running.post(body, headers={SENT_HEADER: "yesterday"})
         assert (status, "expected wall clock" in reply["error"]) == (400, True)
 
 
@@ -129,71 +129,73 @@ async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path
     late = (*batch.boot_ns[:-1], batch.boot_ns[-1] + 90 * 86_400 * 10**9)
     batches = (msgspec.structs.replace(batch, boot_ns=late),)
     forged = msgspec.structs.replace(envelope, boot_id="the one before", batches=batches)
-    async with run_collector(settings_in(tmp_path)) as one:
-        status, reply = await one.post(pack(forged))
+    async with run_collector(settings_in(tmp_path)) as running:
+        status, reply = await running.post(pack(forged))
         assert (status, "older than 30 days" in reply["error"]) == (422, True), reply
 
 
 async def test_a_flood_in_one_envelope_is_rejected(tmp_path: Path):
     limits = IngestLimits(batches_per_envelope=3, events_per_envelope=2, gaps_per_stream=2)
     sender = FrameSender()
-    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
+    async with run_collector(settings_in(tmp_path, limits=limits)) as running:
         frames = [frame for n in range(8) for frame in gpu_frames(sender, at=2 * n, rows=1)]
-        status, reply = await one.post(sender.body(frames[::2], schemas=True))
+        status, reply = await running.post(sender.body(frames[::2], schemas=True))
         assert (status, "4 batches: expected" in reply["error"]) == (422, True)
         for frame in frames[:6:2]:
-            assert (await one.post(sender.body([frame], schemas=True)))[0] == 200
-        status, reply = await one.post(sender.body(frames[6:7]))
+            assert (await running.post(sender.body([frame], schemas=True)))[0] == 200
+        status, reply = await running.post(sender.body(frames[6:7]))
         assert (status, "3 gaps" in reply["error"]) == (422, True)
 
 
 @pytest.mark.parametrize("header", ["9" * 400 + " 5 b", "1 " + "9" * 19 + " b", "-1 5 b"])
 async def test_clocks_beyond_all_bounds_are_rejected(tmp_path: Path, header: str):
-    async with run_collector(settings_in(tmp_path)) as one:
-        status, _ = await one.post(FrameSender().body([]), headers={SENT_HEADER: header})
+    async with run_collector(settings_in(tmp_path)) as running:
+        status, _ = await running.post(FrameSender().body([]), headers={SENT_HEADER: header})
         assert status == 400
-        await one.collector.refresher.refresh()
+        await running.collector.refresher.refresh()
 
 
 async def test_tokens_decide_which_clients_may_send_and_read(tmp_path: Path):
     sender = FrameSender()
     body = sender.body(gpu_frames(sender), schemas=True)
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for wrong in ("", "Bearer", "Bearer wrong", "Basic token-n1"):
-            status, reply = await one.post(body, headers={"Authorization": wrong})
+            status, reply = await running.post(body, headers={"Authorization": wrong})
             assert (status, "missing credential" in reply["error"]) == (401, True)
-        status, reply = await one.post(body, headers={"Authorization": "Bearer token-reader"})
+        status, reply = await running.post(body, headers={"Authorization": "Bearer token-reader"})
         assert (status, reply["error"]) == (
             403,
             "access denied: not for credentials of role operator",
         )
-        assert one.collector.core.counts.rejected == {"token": 4, "role": 1}
+        assert running.collector.core.counts.rejected == {"token": 4, "role": 1}
         for path in ("/metrics", "/api/v1/nodes", "/api/v1/account", "/api/v1/nodes/n1"):
-            assert (await one.get(path, token="token-n1"))[0] == 403  # noqa: S106 - a test's token
-        assert (await one.get("/-/healthy", token=""))[0] == 200
-        assert (await one.get("/metrics"))[0] == 200
+            assert (await running.get(path, token="token-n1"))[0] == 403  # noqa: S106 - a test's token
+        assert (await running.get("/-/healthy", token=""))[0] == 200
+        assert (await running.get("/metrics"))[0] == 200
 
 
 async def test_a_node_that_sends_too_often_must_wait(tmp_path: Path):
     sender = FrameSender()
     body = sender.body(gpu_frames(sender), schemas=True)
     limits = IngestLimits(requests_per_second=0.5)
-    async with run_collector(settings_in(tmp_path, limits=limits)) as one:
-        statuses = [(await one.post(body))[0] for _ in range(7)]
+    async with run_collector(settings_in(tmp_path, limits=limits)) as running:
+        statuses = [(await running.post(body))[0] for _ in range(7)]
         assert statuses == [200] * 5 + [429] * 2
-        assert (await one.post(FrameSender("n2").body([]), node="n2"))[0] == 200, (
+        assert (await running.post(FrameSender("n2").body([]), node="n2"))[0] == 200, (
             "others are not held up"
         )
 
 
 async def test_schemas_of_one_node_are_bounded(tmp_path: Path):
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         statuses = []
         for number in range(7):
             schema = Schema("gpu", ((gpu.GPU_POWER, Entity(gpu.GPU_POWER.about, (f"G{number}",))),))
             sender = FrameSender()
             statuses.append(
-                (await one.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[0]
+                (await running.post(sender.body(sender.frames(schema, [[1]], at=0), schemas=True)))[
+                    0
+                ]
             )
         assert statuses == [200] * 5 + [429] * 2
 

@@ -90,11 +90,11 @@ async def test_invented_hours_of_a_new_node_are_not_observed(tmp_path: Path):
     """Thirty hours in a few requests: two minutes count, and the claim of the past waits."""
     settings = settings_in(tmp_path, metering=METERING, limits=MANY, **files(tmp_path))
     node = reporter()
-    async with run_collector(settings) as one:
-        await report(one, node)
-        await one.collector.finalizer.round(everything=True)
-        await one.collector.refresher.refresh()
-        account = await one.json("/api/v1/account")
+    async with run_collector(settings) as running:
+        await report(running, node)
+        await running.collector.finalizer.round(everything=True)
+        await running.collector.refresher.refresh()
+        account = await running.json("/api/v1/account")
     assert account["balances"]
     assert int(account["states"]["observed"]) == 0
     assert int(account["states"]["idle"]) <= 2 * 120 * SECOND
@@ -107,12 +107,12 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     node = reporter()
     midnight_ns = time.time_ns() // DAY_NS * DAY_NS
     report_before(tmp_path, node)
-    async with run_collector(settings) as one:
-        await report(one, node)
-        await one.collector.finalizer.round(everything=True)
-        await one.collector.refresher.refresh()
-        account = await one.json("/api/v1/account")
-        page = await metrics(one)
+    async with run_collector(settings) as running:
+        await report(running, node)
+        await running.collector.finalizer.round(everything=True)
+        await running.collector.refresher.refresh()
+        account = await running.json("/api/v1/account")
+        page = await metrics(running)
     assert account["balances"]
     assert account["gpus"] == 2
     assert sum(map(int, account["states"].values())) == int(account["capacity_ns"])
@@ -132,11 +132,11 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     assert page['railscope_tenant_held_gpus{tenant="vision"}'] == 0
     assert page['railscope_collector_file_valid{file="tenants"}'] == 1
     assert page["railscope_collector_ledger_failures_total"] == 0
-    async with run_collector(settings) as one:
-        await one.collector.finalizer.round(everything=True)
-        await one.collector.refresher.refresh()
-        again = await one.json("/api/v1/account")
-        page_again = await metrics(one)
+    async with run_collector(settings) as running:
+        await running.collector.finalizer.round(everything=True)
+        await running.collector.refresher.refresh()
+        again = await running.json("/api/v1/account")
+        page_again = await metrics(running)
     assert again["balances"]
     assert again["tenants"]["vision"] == account["tenants"]["vision"]
     assert page_again[energy] == page[energy]
@@ -154,31 +154,31 @@ async def test_a_tenants_file_that_was_never_valid_names_no_tenants(tmp_path: Pa
     path.write_text("nonsense\n")
     away = LedgerSettings(url=f"sqlite:///{tmp_path / 'away' / 'ledger.db'}")
     settings = settings_in(tmp_path, metering=METERING, ledger=away, tenants_file=str(path))
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         (tmp_path / "away").mkdir()
-        assert await one.collector.finalizer.attempt()
-        await one.collector.refresher.refresh()
-        status, text = await one.get("/api/v1/account")
+        assert await running.collector.finalizer.attempt()
+        await running.collector.refresher.refresh()
+        status, text = await running.get("/api/v1/account")
         assert (status, "the tenants file has never been valid" in text) == (503, True)
 
 
 async def test_a_collector_without_its_database_accepts_frames_and_reports_it(tmp_path: Path):
     nowhere = LedgerSettings(url=f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}")
-    async with run_collector(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as one:
+    async with run_collector(settings_in(tmp_path, metering=METERING, ledger=nowhere)) as running:
         node = NodeReporter(origin_ns=time.time_ns())
         record, _ = node.record(node.frames(gpus_of("GPU-0"), range(0, 60, 10)))
-        assert (await one.post(record.body, headers=record.sent.to_headers()))[0] == 200
-        assert not await one.collector.finalizer.attempt()
-        await one.collector.refresher.refresh()
-        status, text = await one.get("/api/v1/account")
+        assert (await running.post(record.body, headers=record.sent.to_headers()))[0] == 200
+        assert not await running.collector.finalizer.attempt()
+        await running.collector.refresher.refresh()
+        status, text = await running.get("/api/v1/account")
         assert (status, "the ledger has not been read yet" in text) == (503, True)
-        page = await metrics(one)
+        page = await metrics(running)
         assert page["railscope_collector_ledger_failures_total"] >= 1
         assert page["railscope_collector_evidence_pending_intervals"] == 1
         (tmp_path / "nowhere").mkdir()
-        assert await one.collector.finalizer.attempt()
-        await one.collector.refresher.refresh()
-        assert (await one.json("/api/v1/account"))["balances"]
+        assert await running.collector.finalizer.attempt()
+        await running.collector.refresher.refresh()
+        assert (await running.json("/api/v1/account"))["balances"]
 
 
 def test_a_url_file_that_is_not_there_is_named(tmp_path: Path):

@@ -67,13 +67,13 @@ async def test_a_collector_of_five_nodes_has_few_series(tmp_path: Path) -> None:
     Path(tokens_file).write_text("\n".join(["[nodes]", *tokens, reader, ""]))
     async with run_collector(
         settings_in(tmp_path, limits=IngestLimits(), tokens_file=tokens_file)
-    ) as one:
+    ) as running:
         nodes = zip(names, NICS, strict=True)
         reports = [await frames_of(NodeSpec(n, s, nic=nic)) for s, (n, nic) in enumerate(nodes)]
         for turn in (0, 1):
             for report in reports:
-                await post(one, report[turn])
-        lines = await series(one, "railscope_cluster_nodes_reporting 5")
+                await post(running, report[turn])
+        lines = await series(running, "railscope_cluster_nodes_reporting 5")
     assert "railscope_cluster_sum_gpu_power_watts" in {line.split(" ")[0] for line in lines}
     of_nodes = [line for line in lines if 'node="' in line]
     assert len(lines) <= MAX_OF_FIVE

@@ -32,18 +32,18 @@ async def append(directory: Path, *bodies: bytes) -> None:
 async def test_a_record_beyond_what_a_restart_may_cost_is_kept_aside(tmp_path: Path):
     sender = FrameSender()
     (hostile,) = frames_far_apart()
-    async with run_collector(settings_in(tmp_path)) as one:
-        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
+    async with run_collector(settings_in(tmp_path)) as running:
+        assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
         # Its schema is known, as it was when the record was accepted.
 
         for schema in unpack(hostile, 1 << 24).schemas:
-            one.collector.core.schemas.put(schema)
+            running.collector.core.schemas.put(schema)
     await append(tmp_path, hostile, MAGIC + b"no envelope")
     for _ in range(2):
-        async with run_collector(settings_in(tmp_path)) as one:
-            assert one.collector.core.counts.frames == 3, "what others sent was taken"
-            assert one.collector.checkpointer.quarantine.records == 2
-            await one.collector.refresher.refresh()
-            assert "railscope_collector_quarantined_records 2" in (await one.get("/metrics"))[1]
-            assert list(one.collector.checkpointer.read_events()) == []
+        async with run_collector(settings_in(tmp_path)) as running:
+            assert running.collector.core.counts.frames == 3, "what others sent was taken"
+            assert running.collector.checkpointer.quarantine.records == 2
+            await running.collector.refresher.refresh()
+            assert "railscope_collector_quarantined_records 2" in (await running.get("/metrics"))[1]
+            assert list(running.collector.checkpointer.read_events()) == []
         assert len(list((tmp_path / "state" / "quarantine").glob("*.record"))) == 2

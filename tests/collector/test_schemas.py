@@ -168,9 +168,9 @@ async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
     settings = settings_in(
         tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=IngestLimits()
     )
-    async with run_collector(settings) as one:
-        assert (await one.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
-        core = one.collector.core
+    async with run_collector(settings) as running:
+        assert (await running.post(sender.body(gpu_frames(sender), schemas=True)))[0] == 200
+        core = running.collector.core
         digest = core.fleet.nodes["n1"].rows["gpu"].schema
         assert core.schemas.release_unused(100, core.fleet.schemas()) == [], (
             "it is the present state"
@@ -180,6 +180,6 @@ async def test_a_schema_that_was_released_is_requested_again(tmp_path: Path):
         core.fleet.drop_empty_sheets()
         assert list(core.fleet.blocks()) == []
         assert core.schemas.release_unused(100, core.fleet.schemas()) == [digest]
-        status, reply = await one.post(sender.body(gpu_frames(sender, at=3)))
+        status, reply = await running.post(sender.body(gpu_frames(sender, at=3)))
         assert (status, reply["unknown_schemas"]) == (409, [digest.hex()])
-        assert (await one.post(sender.body(gpu_frames(sender, at=3), schemas=True)))[0] == 200
+        assert (await running.post(sender.body(gpu_frames(sender, at=3), schemas=True)))[0] == 200

@@ -29,17 +29,17 @@ async def test_slow_headers_delay_no_request_and_are_closed(tmp_path: Path):
     settings = settings_in(
         tmp_path, limits=IngestLimits(connections=64, connections_per_address=32)
     )
-    async with run_collector(settings) as one:
-        port = int(one.url.rpartition(":")[2])
+    async with run_collector(settings) as running:
+        port = int(running.url.rpartition(":")[2])
         held = []
         for _ in range(300):
             held.append(await asyncio.open_connection("127.0.0.1", port))
             held[-1][1].write(GET)
-        assert (await one.get("/-/healthy"))[0] == 200
-        assert len(one.collector.connections) <= 32
-        closed = one.collector.connections.closed["evicted"]
+        assert (await running.get("/-/healthy"))[0] == 200
+        assert len(running.collector.connections) <= 32
+        closed = running.collector.connections.closed["evicted"]
         assert closed >= 268
-        text = (await one.get("/metrics"))[1]
+        text = (await running.get("/metrics"))[1]
         assert 'railscope_collector_closed_connections_total{reason="evicted"}' in text
         assert "railscope_collector_connections " in text
         for _, writer in held:
@@ -50,30 +50,32 @@ async def test_a_connection_without_a_request_ends(tmp_path: Path):
     def hasty(one: RunningCollector) -> None:
         one.collector.connections.header_seconds = 0.2
 
-    async with run_collector(settings_in(tmp_path), hasty) as one:
-        assert await respond(one, GET) == b""
-        assert one.collector.connections.closed["timeout"] == 1
+    async with run_collector(settings_in(tmp_path), hasty) as running:
+        assert await respond(running, GET) == b""
+        assert running.collector.connections.closed["timeout"] == 1
 
 
 async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
     settings = settings_in(tmp_path, limits=IngestLimits(body_timeout_seconds=0.2))
     head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
-    async with run_collector(settings) as one:
-        answer = await respond(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")
+    async with run_collector(settings) as running:
+        answer = await respond(
+            running, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc"
+        )
         assert answer.startswith(b"HTTP/1.1 408"), answer
-        assert one.collector.core.counts.rejected == {"timeout": 1}
+        assert running.collector.core.counts.rejected == {"timeout": 1}
 
 
 async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp_path: Path):
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         for path in (b"/-/healthy", b"/nowhere", b"/metrics"):
             answer = await respond(
-                one, GET.replace(b"/-/healthy", path) + b"Connection: close\r\n\r\n"
+                running, GET.replace(b"/-/healthy", path) + b"Connection: close\r\n\r\n"
             )
             assert b"aiohttp" not in answer
             assert b"\r\nserver:" not in answer.lower()
         both = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-        answer = await respond(one, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
+        answer = await respond(running, b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + both)
         assert b" 400 Bad Request\r\n" in answer, answer
         assert b"aiohttp" not in answer, answer
 
@@ -82,8 +84,8 @@ async def test_answers_name_no_software_and_a_length_in_two_ways_is_rejected(tmp
 async def test_an_ambiguous_length_is_rejected_with_all_that_follows(
     tmp_path: Path, framing: bytes
 ):
-    async with run_collector(settings_in(tmp_path)) as one:
+    async with run_collector(settings_in(tmp_path)) as running:
         request = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\n" + framing + SMUGGLED
-        answer = await respond(one, request)
+        answer = await respond(running, request)
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
         assert answer.count(b"HTTP/1.") == 1

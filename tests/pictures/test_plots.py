@@ -72,7 +72,9 @@ def answers(*panels: dict[str, Any], nodes: int = 2) -> DashboardResults:
     marks = QueryResult(
         TIMES, (ResultSeries({}, np.where(np.arange(len(TIMES)) == 5, 1.0, np.nan)),)
     )
-    return DashboardResults(WINDOW, {}, {one["id"]: (found(one),) for one in panels}, (marks,))
+    return DashboardResults(
+        WINDOW, {}, {panel["id"]: (found(panel),) for panel in panels}, (marks,)
+    )
 
 
 def test_every_kind_of_panel_is_drawn_and_reported():

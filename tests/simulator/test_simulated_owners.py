@@ -55,28 +55,30 @@ def test_every_process_has_a_claim_but_the_unclaimed_one(scheduler: str, mode: s
         spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, unclaimed=unclaimed)
         tenancy, events, values = claims_of(spec)
         assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == unclaimed
-        unclaimed_use = [one.claim for one in tenancy.active_claims if not one.is_claim]
+        unclaimed_use = [claim.claim for claim in tenancy.active_claims if not claim.is_claim]
         assert [(held.source, held.workload) for held in unclaimed_use] == [
             ("systemd", "session-7")
         ] * unclaimed
         assert len(events) == len(tenancy.active_claims), "all began, and nothing ended"
-        assert {one.claim.source for one in tenancy.active_claims if one.is_claim} == {scheduler}
+        assert {claim.claim.source for claim in tenancy.active_claims if claim.is_claim} == {
+            scheduler
+        }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_two_claims_have_the_same_slots(mode: str) -> None:
     tenancy, _, values = claims_of(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
     shares: dict[str, Fraction] = {}
-    for one in tenancy.active_claims:
-        if one.claim.share:
-            before = shares.get(one.claim.device, Fraction(0))
-            shares[one.claim.device] = before + parse_share(one.claim.share)
+    for claim in tenancy.active_claims:
+        if claim.claim.share:
+            before = shares.get(claim.claim.device, Fraction(0))
+            shares[claim.claim.device] = before + parse_share(claim.claim.share)
     assert all(total <= 1 for total in shares.values())
-    for one, other in combinations(tenancy.active_claims, 2):
-        beside = one.claim.share and other.claim.share
-        if one.claim.gpu == other.claim.gpu and not beside:
-            assert not one.claim.compute.overlaps(other.claim.compute)
-            assert not one.claim.memory.overlaps(other.claim.memory)
+    for claim, other in combinations(tenancy.active_claims, 2):
+        beside = claim.claim.share and other.claim.share
+        if claim.claim.gpu == other.claim.gpu and not beside:
+            assert not claim.claim.compute.overlaps(other.claim.compute)
+            assert not claim.claim.memory.overlaps(other.claim.memory)
     assert set(values[c.GPU_CLAIMED.name]) == {840}
 
 

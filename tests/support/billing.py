@@ -68,7 +68,7 @@ def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
 
 
 def without_minimum(prices: Sequence[Price]) -> list[Price]:
-    return [replace(one, minimum_ns=0, granularity_ns=1) for one in prices]
+    return [replace(price, minimum_ns=0, granularity_ns=1) for price in prices]
 
 
 @st.composite

@@ -158,9 +158,9 @@ def books_after(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
 def exact_amounts(invoices) -> dict[str, Fraction]:
     """Return the billed amounts by tenant, before rounding."""
     found: dict[str, Fraction] = {}
-    for one in invoices:
-        if one.status is InvoiceStatus.ISSUED:
-            found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.exact
+    for invoice in invoices:
+        if invoice.status is InvoiceStatus.ISSUED:
+            found[invoice.tenant] = found.get(invoice.tenant, Fraction(0)) + invoice.exact
     return found
 
 

@@ -83,13 +83,16 @@ def _time(text: str) -> float:
 
 def firings_in(series: Iterable[Mapping[str, Any]]) -> Iterator[AlertFiring]:
     """Return the spans of each series `ALERTS{alertstate="firing"}` of a range query."""
-    for one in series:
-        times = [float(instant) for instant, _ in one["values"]]
+    for found_series in series:
+        times = [float(instant) for instant, _ in found_series["values"]]
         begin = times[0]
         for earlier, later in zip(times, [*times[1:], float("inf")], strict=True):
             if later - earlier > STEP_SECONDS * 1.5:
                 yield AlertFiring(
-                    one["metric"]["alertname"], one["metric"].get("node", ""), begin, earlier
+                    found_series["metric"]["alertname"],
+                    found_series["metric"].get("node", ""),
+                    begin,
+                    earlier,
                 )
                 begin = later
 
@@ -113,10 +116,10 @@ def alert_mismatches(
             elif min(begins) > fault.within:
                 found.append(f"{fault.name}: {alert} fired after {min(begins):.0f} s")
     found += [
-        f"{one.alert} ({one.node or 'no node'}) fired for no fault,"
-        f" from {dt.datetime.fromtimestamp(one.begin, dt.UTC):%H:%M:%S} for {one.end - one.begin:.0f} s"
-        for one in firings
-        if one.alert != ALWAYS_FIRES and not any(fault.explains(one, now) for fault in faults)
+        f"{firing.alert} ({firing.node or 'no node'}) fired for no fault,"
+        f" from {dt.datetime.fromtimestamp(firing.begin, dt.UTC):%H:%M:%S} for {firing.end - firing.begin:.0f} s"
+        for firing in firings
+        if firing.alert != ALWAYS_FIRES and not any(fault.explains(firing, now) for fault in faults)
     ]
     return found
 
@@ -137,11 +140,11 @@ def main(record: Path, prometheus: str) -> int:
     firings = alerts_since(prometheus, min(fault.begin for fault in faults) - 120, now)
     for fault in faults:
         click.echo(f"{fault.name} ({fault.node})")
-        for one in sorted(firings, key=lambda firing: firing.begin):
-            if fault.explains(one, now):
-                after, lasts = one.begin - fault.begin, one.end - one.begin
+        for firing in sorted(firings, key=lambda firing: firing.begin):
+            if fault.explains(firing, now):
+                after, lasts = firing.begin - fault.begin, firing.end - firing.begin
                 click.echo(
-                    f"  {one.alert:32} after {after:4.0f} s (limit {fault.within:.0f} s), for {lasts:.0f} s"
+                    f"  {firing.alert:32} after {after:4.0f} s (limit {fault.within:.0f} s), for {lasts:.0f} s"
                 )
     found = alert_mismatches(faults, firings, now)
     click.echo("\n".join(found) if found else "exactly the alerts of the faults")

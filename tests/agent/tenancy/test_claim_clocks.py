@@ -43,11 +43,13 @@ def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
             event.event_class.name, 0, entity, event.wall_ns, event.boot_ns, dict(event.facts)
         )
         facts.append(parse_claim_event(teller, wire))
-    starts = [one for one in facts if isinstance(one, ReportedClaim)]
-    ends = find_ends(starts, [one for one in facts if isinstance(one, ReportedEnd)], [])
+    starts = [fact for fact in facts if isinstance(fact, ReportedClaim)]
+    ends = find_ends(starts, [fact for fact in facts if isinstance(fact, ReportedEnd)], [])
     found = {}
-    for key in {one.id for one in starts}:
-        first = min((one for one in starts if one.id == key), key=first_report_key)
+    for key in {found_start.id for found_start in starts}:
+        first = min(
+            (found_start for found_start in starts if found_start.id == key), key=first_report_key
+        )
         end_ns = ends.get((NODE, key), 0)
         assert first.workload not in found, "one claim, whatever the clock did"
         found[first.workload] = first.start_ns - ANCHOR_NS, end_ns - ANCHOR_NS

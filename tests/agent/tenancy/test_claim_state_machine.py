@@ -101,7 +101,7 @@ class NodeStateMachine(RuleBasedStateMachine):
 
     @rule()
     def the_agent_polls(self) -> None:
-        before = {one.id: one for one in self.looked.tenancy.active_claims}
+        before = {claim.id: claim for claim in self.looked.tenancy.active_claims}
         for event in self.looked.poll():
             kind, key, facts = event.event_class.name, event.entity.key, event.facts
             if kind.endswith("_start"):
@@ -110,7 +110,7 @@ class NodeStateMachine(RuleBasedStateMachine):
                 assert key in self.begun
                 assert self.ended.setdefault(key, facts) == facts
                 assert int(facts["end_ns"]) >= int(self.begun[key]["start_ns"])
-        after = {one.id: one for one in self.looked.tenancy.active_claims}
+        after = {claim.id: claim for claim in self.looked.tenancy.active_claims}
         closed = [before[name] for name in before.keys() - after.keys()]
         if self.kubelet_error:
             assert not [one for one in closed if one.adapter == "kubernetes"]
@@ -133,7 +133,7 @@ class NodeStateMachine(RuleBasedStateMachine):
     @invariant()
     def active_claims_have_begun_and_not_ended(self) -> None:
         active_ids = {key[1] for key in self.begun.keys() - self.ended.keys()}
-        assert {one.id for one in self.looked.tenancy.active_claims} <= active_ids
+        assert {claim.id for claim in self.looked.tenancy.active_claims} <= active_ids
 
 
 TestNodeStateMachine = NodeStateMachine.TestCase

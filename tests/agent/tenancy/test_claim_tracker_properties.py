@@ -127,11 +127,11 @@ def test_starts_and_ends_pair_up(sequence):
             assert ended.setdefault(key, facts) == facts
             assert int(facts["end_ns"]) >= int(began[key]["start_ns"])
             assert int(facts["uncertainty_ns"]) >= 0
-    assert {one.id for one in run.tracker.active_claims} == {
+    assert {claim.id for claim in run.tracker.active_claims} == {
         key[1] for key in began.keys() - ended.keys()
     }
     assert all(
-        count == 1 for count in Counter(one.id for one in run.tracker.active_claims).values()
+        count == 1 for count in Counter(claim.id for claim in run.tracker.active_claims).values()
     )
 
 
@@ -153,7 +153,7 @@ def test_an_unreadable_source_ends_no_claim(sequence):
     run = TrackerRun(restarts=False)
     for step in sequence:
         before = run.poll(step)
-        after = {one.id for one in run.tracker.active_claims}
+        after = {claim.id for claim in run.tracker.active_claims}
         higher = {
             (h.gpu, h.owning_workload)
             for source in ("command", "file")
@@ -179,9 +179,9 @@ def test_a_workload_has_one_claim_on_what_it_holds(sequence):
     for step in sequence:
         run.poll(step)
         readable = [
-            one
-            for one in run.tracker.active_claims
-            if step.claims_by_source[one.adapter] is not None and one.claim.gpu not in step.lost
+            claim
+            for claim in run.tracker.active_claims
+            if step.claims_by_source[claim.adapter] is not None and claim.claim.gpu not in step.lost
         ]
         for one in readable:
             for other in readable:

@@ -35,11 +35,13 @@ def load_case(case: Path) -> tuple[PolledTenancy, dict[str, object]]:
 @pytest.mark.parametrize("case", sorted(CASES.iterdir()), ids=lambda case: case.name)
 def test_each_claim_holds_its_share(case: Path):
     looked, expected = load_case(case)
-    claims = [one.claim for one in looked.tenancy.active_claims if one.is_claim]
+    claims = [claim.claim for claim in looked.tenancy.active_claims if claim.is_claim]
     numbers = {uuid(n): n for n in range(expected["gpus"])}
-    found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
+    found = [
+        [claim.workload, numbers.get(claim.gpu, ""), claim.share, claim.count] for claim in claims
+    ]
     assert sorted(found, key=str) == sorted(expected["expected"], key=str)
-    assert all(one.exclusive == (not one.share) for one in claims)
+    assert all(claim.exclusive == (not claim.share) for claim in claims)
     bad = {
         f.subject for f in looked.findings if f.remedy and f.verdict is not ProbeVerdict.SUPPORTED
     }
@@ -94,4 +96,4 @@ def test_a_count_is_placed_when_a_prolog_names_devices_later():
     expected = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
     tenancy.commands._claims = {expected.id: expected}  # noqa: SLF001 - no state directory here
     looked.poll()
-    assert sorted(one.claim.gpu for one in tenancy.active_claims) == [uuid(2), uuid(3)]
+    assert sorted(claim.claim.gpu for claim in tenancy.active_claims) == [uuid(2), uuid(3)]

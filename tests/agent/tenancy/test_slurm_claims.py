@@ -76,7 +76,7 @@ def test_a_job_named_by_its_sluid():
     looked.poll()
     assert looked.value("gpu_claims", uuid(1)) == 1
     assert looked.value("gpu_unclaimed_processes", uuid(1)) == 0
-    assert [one.claim.workload for one in looked.tenancy.active_claims] == ["3385"]
+    assert [claim.claim.workload for claim in looked.tenancy.active_claims] == ["3385"]
 
 
 def test_the_first_hierarchy_of_version_1_that_has_jobs():
@@ -274,5 +274,5 @@ def test_jobs_of_a_real_cluster(name):
             low, _, high = piece.partition("-")
             indices |= set(range(int(low), int(high or low) + 1))
     assert "JobState=RUNNING" in text
-    named = {one.claim.gpu for one in looked.tenancy.active_claims if one.claim.gpu}
+    named = {claim.claim.gpu for claim in looked.tenancy.active_claims if claim.claim.gpu}
     assert named == {uuid(index) for index in indices}

@@ -167,8 +167,8 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     await run_in_thread(fill, tmp_path)
     settings = settings_in(tmp_path)
     (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest_token("token-v")}"\n')
-    async with run_collector(settings) as one:
-        assert (await one.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
+    async with run_collector(settings) as running:
+        assert (await running.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
     (found,) = [
         r for r in verified_records(tmp_path / "state" / "audit") if r.type == "billing.export"
     ]

@@ -168,8 +168,8 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
     (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
     settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
     (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
-    async with run_collector(settings, ready=lambda one: booked(one.collector)) as one:
-        found = RoutesCollector(one, authority, server, made)
+    async with run_collector(settings, ready=lambda running: booked(running.collector)) as running:
+        found = RoutesCollector(running, authority, server, made)
         sender = FrameSender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         body = sender.body(frames, schemas=True)
@@ -178,14 +178,14 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
         async with (
             aiohttp.ClientSession(connector=connector) as session,
             session.post(
-                one.url + "/v1/frames", data=body, headers=sender.sent(2).to_headers()
+                running.url + "/v1/frames", data=body, headers=sender.sent(2).to_headers()
             ) as r,
         ):
             assert r.status == 200, await r.text()
         async with asyncio.timeout(20):
             while (await found.ask("GET", "/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.05)
-            while one.collector.trail.log.signed.size == 0:  # noqa: ASYNC110 - as above
+            while running.collector.trail.log.signed.size == 0:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
         yield found
 
@@ -207,21 +207,21 @@ def text_without_own_paths(path: str, text: str) -> str:
 
 
 async def test_every_route_for_every_role_by_token_and_by_certificate(tmp_path: Path) -> None:
-    async with site(tmp_path) as one:
+    async with site(tmp_path) as running:
         for (method, path), (roles, status) in EVERYTHING.items():
             for role in Role:
                 expected = status if role in roles.split() else 403
                 for shown in ({"token": TOKENS[role]}, {"certificate": str(role)}):
-                    found, text, headers = await one.ask(method, path, **shown)
+                    found, text, headers = await running.ask(method, path, **shown)
                     assert found == expected, (method, path, role, shown, text)
                     assert headers["Cache-Control"] == "no-store"
                     assert headers["Vary"].split(", ")[0] == "Authorization"
                     if role is Role.TENANT:
                         assert "speech" not in text_without_own_paths(path, text), (method, path)
                     if method == "GET":
-                        head, nothing, _ = await one.ask("HEAD", path, **shown)
+                        head, nothing, _ = await running.ask("HEAD", path, **shown)
                         assert (head, nothing) == (expected, ""), (path, role)
-        (found, _, _) = await one.ask("GET", "/metrics", token=TOKENS[Role.NODE])
+        (found, _, _) = await running.ask("GET", "/metrics", token=TOKENS[Role.NODE])
         assert found == 403
 
 
@@ -232,10 +232,10 @@ BAD = (
 
 
 async def test_every_route_is_closed_to_invalid_credentials(tmp_path: Path) -> None:
-    async with site(tmp_path) as one:
+    async with site(tmp_path) as running:
         answers = set()
         for (method, path), shown in itertools.product(EVERYTHING, BAD):
-            status, text, headers = await one.ask(method, path, **shown)
+            status, text, headers = await running.ask(method, path, **shown)
             assert status == 401, (method, path, shown)
             assert headers["WWW-Authenticate"].startswith('Bearer realm="railscope"')
             assert headers["Cache-Control"] == "no-store"
@@ -243,23 +243,23 @@ async def test_every_route_is_closed_to_invalid_credentials(tmp_path: Path) -> N
         assert len(answers) == 1, "nobody learns from the text what there is"
         for (method, path), status in OPEN.items():
             for shown in ({}, {"token": "wrong"}, {"certificate": "revoked"}):
-                assert (await one.ask(method, path, **shown))[0] == status
+                assert (await running.ask(method, path, **shown))[0] == status
         for certificate in ("ended", "foreign"):
             with pytest.raises(aiohttp.ClientError):
-                await one.ask("GET", "/-/healthy", certificate=certificate)
+                await running.ask("GET", "/-/healthy", certificate=certificate)
 
 
 async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> None:
-    async with site(tmp_path) as one:
+    async with site(tmp_path) as running:
         answers = []
         for other in ("speech", "nobody", "Vision", "vision%20", "vision%2f", "%76ision%00"):
             path = f"/api/v1/statements/{other}/2026-01"
-            status, text, headers = await one.ask("GET", path, token=TOKENS[Role.TENANT])
+            status, text, headers = await running.ask("GET", path, token=TOKENS[Role.TENANT])
             answers.append((status, text, {k: v for k, v in headers.items() if k != "Date"}))
         assert all(answer == answers[0] for answer in answers)
         assert answers[0][0] == 403
         path = "/api/v1/statements/%76isio%6E/2026-01"
-        assert (await one.ask("GET", path, token=TOKENS[Role.TENANT]))[0] == 200
+        assert (await running.ask("GET", path, token=TOKENS[Role.TENANT]))[0] == 200
     found = list(verified_records(tmp_path / "state" / "audit"))
     crossed = [record for record in found if record.type == "access.cross_tenant"]
     assert len(crossed) == 6
@@ -274,14 +274,14 @@ async def test_a_tenant_cannot_find_out_if_another_exists(tmp_path: Path) -> Non
 
 
 async def test_a_node_reports_for_itself_only(tmp_path: Path) -> None:
-    async with site(tmp_path) as one:
+    async with site(tmp_path) as running:
         sender = FrameSender("n2")
         frames = sender.frames(gpu_schema("n2"), [[50, 60, 1000, 2000, 10, 20]], at=0)
-        connector = aiohttp.TCPConnector(ssl=one.certificates["node"].context(one.ca_file))
+        connector = aiohttp.TCPConnector(ssl=running.certificates["node"].context(running.ca_file))
         async with (
             aiohttp.ClientSession(connector=connector) as session,
             session.post(
-                one.one.url + "/v1/frames",
+                running.one.url + "/v1/frames",
                 data=sender.body(frames, schemas=True),
                 headers=sender.sent(2).to_headers(),
             ) as response,
@@ -294,14 +294,14 @@ async def test_with_open_reading_an_anonymous_request_is_an_operator_and_no_more
     tmp_path: Path,
 ) -> None:
     settings = settings_in(tmp_path, allow_anonymous_read=True)
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         async with aiohttp.ClientSession() as session:
             for (method, path), (roles, _) in EVERYTHING.items():
-                url = aiohttp.client.URL(one.url + path, encoded=True)
+                url = aiohttp.client.URL(running.url + path, encoded=True)
                 async with session.request(method, url) as answer:
                     may = "operator" in roles.split()
                     assert (answer.status not in {401, 429}) is may, (method, path)
-        assert (await one.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
+        assert (await running.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
     denied = [
         r for r in verified_records(tmp_path / "state" / "audit") if r.type == "access.denied"
     ]

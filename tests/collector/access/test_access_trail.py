@@ -175,27 +175,27 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     settings = settings_in(tmp_path)
     file = tmp_path / "tokens.toml"
     kept = file.read_text()
-    async with run_collector(settings) as one:
-        assert (await one.get("/metrics"))[0] == 200
+    async with run_collector(settings) as running:
+        assert (await running.get("/metrics"))[0] == 200
         added = f'[tenants.vision]\nboard = "{digest_token("token-board")}"\n'
         file.write_text(
             kept.replace(digest_token("token-reader"), digest_token("token-new")) + added
         )
-        await until(loaded(one, "board"))
-        assert (await one.get("/metrics"))[0] == 401
-        assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - a test's token
-        assert (await one.get("/metrics", token="token-board"))[0] == 200  # noqa: S106 - as above
-        assert (await one.get("/api/v1/nodes", token="token-board"))[0] == 403  # noqa: S106 - as above
+        await until(loaded(running, "board"))
+        assert (await running.get("/metrics"))[0] == 401
+        assert (await running.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - a test's token
+        assert (await running.get("/metrics", token="token-board"))[0] == 200  # noqa: S106 - as above
+        assert (await running.get("/api/v1/nodes", token="token-board"))[0] == 403  # noqa: S106 - as above
         file.write_text("[nodes\n")
-        await until(lambda: not one.collector.tokens.is_valid)
-        assert (await one.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
-        page = (await one.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
+        await until(lambda: not running.collector.tokens.is_valid)
+        assert (await running.get("/metrics", token="token-new"))[0] == 200  # noqa: S106 - as above
+        page = (await running.get("/metrics", token="token-new"))[1]  # noqa: S106 - as above
         assert 'railscope_collector_file_valid{file="tokens"} 0' in page.splitlines()
     ended = f'[tenants.vision]\nboard = {{ token = "{digest_token("token-board")}", until = 2026-01-01T00:00:00Z }}\n'
     file.write_text(ended)
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         for _ in range(3):
-            assert (await one.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
+            assert (await running.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
     found = list(verified_records(tmp_path / "state" / "audit"))
     identities = [
         (r.type.removeprefix("identity."), r.data["holder"])
@@ -248,13 +248,13 @@ async def test_a_file_that_is_being_written_revokes_no_credential(tmp_path: Path
 async def test_an_address_with_many_failures_is_throttled_and_others_are_not(
     tmp_path: Path,
 ) -> None:
-    async with run_collector(settings_in(tmp_path)) as one:
-        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_FAILURES + 9)]  # noqa: S106 - a test's
+    async with run_collector(settings_in(tmp_path)) as running:
+        found = [(await running.get("/metrics", token="wrong"))[0] for _ in range(MAX_FAILURES + 9)]  # noqa: S106 - a test's
         assert found[:MAX_FAILURES] == [401] * MAX_FAILURES
         assert set(found[MAX_FAILURES:]) <= {401, 429}
         assert found[-1] == 429
-        assert (await one.get("/metrics"))[0] == 200, "from the same address"
-        assert one.collector.trail.denials == len(found), "none is left out of the counts"
+        assert (await running.get("/metrics"))[0] == 200, "from the same address"
+        assert running.collector.trail.denials == len(found), "none is left out of the counts"
 
 
 def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:

@@ -96,7 +96,7 @@ def files_of(directory: Path) -> list[str]:
 def test_the_log_itself_is_consistent(good: Path) -> None:
     found = verify_log(good, KEY.public)
     assert (found.unsigned, found.findings) == (TAIL, ())
-    assert [one.node for one in found.witnesses] == ["n1"]
+    assert [witness.node for witness in found.witnesses] == ["n1"]
     housekeeping = {"epoch", "acknowledged", "witnesses", "key.pub", "lock", "checkpoint"}
     assert housekeeping < set(files_of(good))
 

@@ -45,8 +45,8 @@ def reported(
 def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
     async def write() -> None:
         async with running_log(audit_log(directory)) as log:
-            for one in drafts:
-                await log.append(one)
+            for draft in drafts:
+                await log.append(draft)
 
     asyncio.run(write())
     return list(verify_log(directory, KEY.public).findings)

@@ -72,9 +72,9 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             observed.file.write_bytes(kept)
             found = [decode_audit_record(raw) for raw in observed.audit.records(1)]
             numbered = {
-                normalize_text(one.position.run)
-                for one in events
-                if is_numbered(one.event) and one.position
+                normalize_text(event.position.run)
+                for event in events
+                if is_numbered(event.event) and event.position
             }
             assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
             assert found[-1].data["claim"] == "a"

@@ -44,22 +44,22 @@ def alter(directory: Path) -> None:
 
 async def test_a_log_that_is_whole_ages_from_when_it_was_read(directory: Path) -> None:
     clock = VerificationClock()
-    one = rereading(directory, clock)
-    assert (one.is_valid, one.age_seconds) == (None, None)
-    await one.read()
+    reread = rereading(directory, clock)
+    assert (reread.is_valid, reread.age_seconds) == (None, None)
+    await reread.read()
     clock.now_ns += 7 * NS
-    assert (one.is_valid, one.age_seconds) == (True, 7.0)
+    assert (reread.is_valid, reread.age_seconds) == (True, 7.0)
 
 
 async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Path) -> None:
     clock = VerificationClock()
-    one = rereading(directory, clock)
-    await one.read()
+    reread = rereading(directory, clock)
+    await reread.read()
     alter(directory)
     clock.now_ns += NS
     with capture_logs() as logs:
-        await one.read()
-    assert (one.is_valid, one.age_seconds) == (False, 1.0)
+        await reread.read()
+    assert (reread.is_valid, reread.age_seconds) == (False, 1.0)
     (logged,) = logs
     assert (logged["event"], logged["outcome"]) == ("audit_verification_failed", "altered")
 
@@ -67,13 +67,13 @@ async def test_an_alteration_is_found_and_logged_and_the_age_grows(directory: Pa
 async def test_what_cannot_be_read_is_neither_whole_nor_altered(
     directory: Path, tmp_path: Path
 ) -> None:
-    one = rereading(directory, VerificationClock())
-    await one.read()
+    reread = rereading(directory, VerificationClock())
+    await reread.read()
     (directory / "checkpoint").unlink()
     (directory / "checkpoint").mkdir()
     with capture_logs() as logs:
-        await one.read()
-    assert one.is_valid is True
+        await reread.read()
+    assert reread.is_valid is True
     assert logs[0]["outcome"] == "unreadable"
     fresh = rereading(tmp_path / "nowhere", VerificationClock())
     await fresh.read()
@@ -82,13 +82,13 @@ async def test_what_cannot_be_read_is_neither_whole_nor_altered(
 
 async def test_it_is_read_again_and_again_or_never(directory: Path) -> None:
     clock = VerificationClock()
-    one = rereading(directory, clock, 0.01)
-    task = asyncio.create_task(one.run())
+    reread = rereading(directory, clock, 0.01)
+    task = asyncio.create_task(reread.run())
     async with asyncio.timeout(20):
-        while one.is_valid is None:  # noqa: ASYNC110 - no event is set
+        while reread.is_valid is None:  # noqa: ASYNC110 - no event is set
             await asyncio.sleep(0.01)
         alter(directory)
-        while one.is_valid:  # noqa: ASYNC110 - as above
+        while reread.is_valid:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait({task})

@@ -110,7 +110,11 @@ def another(value: Any) -> Any:
 
 def tables_covered() -> list[str]:
     return sorted(
-        {table.name for one in covered_tables.values() for table in (one.table, *one.parts)}
+        {
+            table.name
+            for covered_table in covered_tables.values()
+            for table in (covered_table.table, *covered_table.parts)
+        }
     )
 
 
@@ -244,7 +248,7 @@ async def test_a_rewritten_head_contradicts_its_record(
         for table in (placed_rows, taken_rows):
             connection.execute(delete(table).where(table.c.id.startswith(HEAD)))
         connection.execute(delete(outbox_rows).where(outbox_rows.c.type == HEAD))
-        kinds = [one for kind in covered_tables for one in head_chain.read_rows(connection, kind)]
+        kinds = [row for kind in covered_tables for row in head_chain.read_rows(connection, kind)]
         head_chain.append_head(connection, kinds, START)
     status, output = checked(tmp_path / "log", url)
     assert (status, "head 1 does not match record" in output) == (VerifyOutcome.ALTERED, True)

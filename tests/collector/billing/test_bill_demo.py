@@ -48,15 +48,15 @@ def test_the_month_is_what_one_works_out_by_hand(
 ) -> None:
     language, vision = found[0].closed.invoices
     hours = {
-        (one.tenant, state): sum(
+        (invoice.tenant, state): sum(
             (
                 line.charge.quantity / (840 * HOUR_NS)
-                for line in one.lines
+                for line in invoice.lines
                 if line.charge.kind == "usage" and line.charge.state == state
             ),
             Fraction(0),
         )
-        for one in found[0].closed.invoices
+        for invoice in found[0].closed.invoices
         for state in ("observed", "inferred")
     }
     silent, too_long, down = Fraction(2, 3), 3, 2

@@ -305,8 +305,8 @@ def _time_known(books: BillingBooks, book: PriceBook) -> dict[str, Fraction]:
         rated = rate_period(books.ledger, book, period, newest_revisions(books.ledger))
         for charge in rated.charges:
             _add_time(found, charge)
-        for one in merge_reviews(rated.reviews):
-            found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.gpu_hours
+        for review in merge_reviews(rated.reviews):
+            found[review.tenant] = found.get(review.tenant, Fraction(0)) + review.gpu_hours
     return {tenant: time for tenant, time in found.items() if time}
 
 

@@ -39,7 +39,7 @@ TERMS = "since 2024-10-05T01:00:00Z, accepted -3,600.000000000 s later"
 def doubted(*doubts: ClockDoubt):
     """The same two GPUs; GPU-0 has evidence of a suspect time on its second day."""
     start_ns = START + DAY_NS + HOUR_NS
-    pieces = [TimePiece(start_ns, start_ns + HOUR_NS, one) for one in doubts]
+    pieces = [TimePiece(start_ns, start_ns + HOUR_NS, doubt) for doubt in doubts]
     return evidence_of(replace(ALL.assembled["GPU-0"], doubts=pieces), ALL.assembled["GPU-1"])
 
 
@@ -61,8 +61,8 @@ def test_a_statement_names_marked_days_and_why(ledger):
         assert [row["clock_suspect"] for row in rows] == [line.clock_suspect for line in lines]
     assert "Clock suspect" not in dict(read_statement(books, "green", ONE).facts)
     assert not any(check.difference for check in evidence_checks(ledger, known, ONE))
-    plain = [one.total_minor for one in closed.invoices]
-    assert plain == [one.total_minor for one in books.store.invoices()]
+    plain = [invoice.total_minor for invoice in closed.invoices]
+    assert plain == [invoice.total_minor for invoice in books.store.invoices()]
 
 
 def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
@@ -83,7 +83,7 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
 def test_a_mark_that_evidence_does_not_have_is_found(ledger):
     """R7 compares the mark with the rest."""
     books_with(ledger, doubted(DOUBT))
-    wrong = [one for one in evidence_checks(ledger, ALL, ONE) if one.difference]
+    wrong = [check for check in evidence_checks(ledger, ALL, ONE) if check.difference]
     assert [one.rule for one in wrong] == ["R7"]
 
 

@@ -51,7 +51,7 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
     books = books_with(ledger, ALL)
     closed = books.close(ONE, manager_after(ONE))
     assert closed.added
-    assert [(one.tenant, one.status, one.period) for one in closed.invoices] == [
+    assert [(invoice.tenant, invoice.status, invoice.period) for invoice in closed.invoices] == [
         ("green", InvoiceStatus.ISSUED, ONE),
         ("red", InvoiceStatus.ISSUED, ONE),
     ]
@@ -66,7 +66,7 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
     assert in_outbox(ledger.database) == [
         next(name for name in in_outbox(ledger.database) if name.startswith("billing.price/1/")),
         f"billing.close/{closed.closing.manifest_root}",
-        *(f"billing.issue/{one.invoice_id}" for one in closed.invoices),
+        *(f"billing.issue/{invoice.invoice_id}" for invoice in closed.invoices),
     ]
 
 
@@ -208,16 +208,16 @@ def started(request, url: str, dies: str = "") -> subprocess.Popen[str]:
 def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, request):
     books = books_with(ledger, ALL)
     closers = [started(request, url) for _ in range(4)]
-    for one in closers:
-        assert one.stdout.readline() == "ready\n"
-    for one in closers:
-        one.stdin.write("\n")
-        one.stdin.flush()
-    found = [one.communicate(timeout=60) for one in closers]
-    assert [one.returncode for one in closers] == [0] * 4, found
+    for closer in closers:
+        assert closer.stdout.readline() == "ready\n"
+    for closer in closers:
+        closer.stdin.write("\n")
+        closer.stdin.flush()
+    found = [closer.communicate(timeout=60) for closer in closers]
+    assert [closer.returncode for closer in closers] == [0] * 4, found
     (closing,) = books.store.closings()
     assert {output for output, _ in found} == {f"{closing.manifest_root}\n"}
-    assert [one.tenant for one in books.store.invoices()] == ["green", "red"]
+    assert [invoice.tenant for invoice in books.store.invoices()] == ["green", "red"]
     assert sum(name.startswith("billing.issue/") for name in in_outbox(ledger.database)) == 2
 
 
@@ -253,7 +253,7 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
     overtaken = BillingBooks(ledger, OvertakenStore(ledger.database, others))
     with pytest.raises(ClosingError, match="another process billed at the same time"):
         administration.replace(overtaken, green.invoice_id, "wrong", manager_after(TWO))
-    assert [one.period for one in books.store.closings()] == [ONE, TWO]
+    assert [closing.period for closing in books.store.closings()] == [ONE, TWO]
 
 
 @pytest.mark.parametrize(

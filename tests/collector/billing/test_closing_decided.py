@@ -55,10 +55,10 @@ def test_what_comes_late_is_corrected_in_the_next_period(ledger):
     later = books.close(TWO, manager_after(TWO))
     assert later.closing.corrected == (ONE,)
     corrections = [
-        line.charge for one in later.invoices for line in one.lines if line.charge.corrects
+        line.charge for invoice in later.invoices for line in invoice.lines if line.charge.corrects
     ]
     assert {one.corrects for one in corrections if one.tenant == "red"} == {
-        one.invoice_id for one in closed.invoices if one.tenant == "red"
+        invoice.invoice_id for invoice in closed.invoices if invoice.tenant == "red"
     }
     assert all(ONE.start_ns <= one.service_t0_ns < ONE.end_ns for one in corrections)
     rate = Fraction("2.49") + Fraction("0.31") / 2
@@ -80,7 +80,7 @@ def test_what_was_corrected_is_not_corrected_again(ledger):
     books.close(TWO, manager_after(TWO))
     last = books.close(THREE, manager_after(THREE))
     assert last.closing.corrected == ()
-    assert not [line for one in last.invoices for line in one.lines if line.charge.corrects]
+    assert not [line for invoice in last.invoices for line in invoice.lines if line.charge.corrects]
 
 
 # Issued invoices are unchanged
@@ -147,7 +147,7 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
     books = books_with(ledger, ALL)
     closed = books.close(ONE, manager_after(ONE))
     before = exact_amounts(closed.invoices)
-    red = next(one for one in closed.invoices if one.tenant == "red")
+    red = next(invoice for invoice in closed.invoices if invoice.tenant == "red")
     administration.void(books, red.invoice_id, "sent to the wrong person", manager_after(ONE))
     assert exact_amounts(books.store.invoices()) == {"green": before["green"]}
     assert "VOID: sent to the wrong person" in read_statement(books, "red", ONE).marks[0]
@@ -159,7 +159,7 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
     assert later.closing.corrected == (ONE,)
     assert exact_amounts(books.store.invoices())["red"] == before["red"]
     last = books.close(THREE, manager_after(THREE))
-    assert [one.tenant for one in last.invoices] == ["green"]
+    assert [invoice.tenant for invoice in last.invoices] == ["green"]
     for one in (closed, later, last):
         again = recompute_closing(books, one.closing, books.store.of_closing(one.closing.number))
         assert again.manifest_root == one.closing.manifest_root
@@ -171,7 +171,7 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
         books, credit_charge("red", Fraction(5), ONE, "sorry"), manager_after(ONE), force=True
     )
     closed = books.close(ONE, manager_after(ONE))
-    red = next(one for one in closed.invoices if one.tenant == "red")
+    red = next(invoice for invoice in closed.invoices if invoice.tenant == "red")
     news = evidence_of(
         released_gpu(gpu("GPU-0", RED), RED.id, 50), released_gpu(gpu("GPU-1", GREEN), GREEN.id, 70)
     )
@@ -240,7 +240,7 @@ def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
         ALL.assembled, [lambda: administration.record(books, given, manager_after(ONE), force=True)]
     )
     closed = BillingBooks.for_ledger(ledger, meddling).close(ONE, manager_after(ONE))
-    red = next(one for one in closed.invoices if one.tenant == "red")
+    red = next(invoice for invoice in closed.invoices if invoice.tenant == "red")
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
 
 
@@ -308,7 +308,7 @@ def test_reservations_and_unobserved_time(ledger):
     closed = books.close(ONE, manager_after(ONE))
     assert exact_amounts(closed.invoices)["blue"] == 12 * Fraction("0.9")
     reviews = books.store.reviews(closed.closing.number)
-    (time,) = [one for one in reviews if one.tenant == "green"]
+    (time,) = [review for review in reviews if review.tenant == "green"]
     assert (time.start_ns, time.end_ns) == (GREEN.start_ns, ONE.end_ns)
     assert time.reason == "inferred over a gap of more than 1 h"
 
@@ -322,6 +322,8 @@ def test_a_gap_has_its_length_whatever_claims_hold_the_gpu(ledger):
     silent = gpu("GPU-0", claim("red", 5, 10.5), sample_spans=sample_spans, reservations=(kept,))
     books = books_with(ledger, evidence_of(silent))
     closed = books.close(ONE, manager_after(ONE))
-    times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]
-    assert [(one.start_ns, one.end_ns) for one in times] == [(hours(10), hours(10.5))]
+    times = [
+        review for review in books.store.reviews(closed.closing.number) if review.tenant == "red"
+    ]
+    assert [(time.start_ns, time.end_ns) for time in times] == [(hours(10), hours(10.5))]
     assert times[0].reason == "inferred over a gap of more than 1 h"

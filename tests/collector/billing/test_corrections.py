@@ -33,7 +33,7 @@ EUR = 10**9
 
 def issued(charges: Iterable[Charge], period: Period, currency: str = "EUR") -> list[Invoice]:
     drafts = draft_invoices(charges, period, currency)
-    return [issue_invoice(one, period.end_ns + CLOSE_AFTER_NS) for one in drafts]
+    return [issue_invoice(draft, period.end_ns + CLOSE_AFTER_NS) for draft in drafts]
 
 
 def per_tenant(charges: Iterable[Charge]) -> dict[str, Fraction]:
@@ -44,7 +44,7 @@ def per_tenant(charges: Iterable[Charge]) -> dict[str, Fraction]:
 
 
 def added(*totals: dict[str, Fraction]) -> dict[str, Fraction]:
-    return {tenant: sum((one[tenant] for one in totals), Fraction(0)) for tenant in TENANTS}
+    return {tenant: sum((total[tenant] for total in totals), Fraction(0)) for tenant in TENANTS}
 
 
 def test_half_an_hour_that_was_not_used_is_given_back_with_its_dates():
@@ -116,7 +116,7 @@ def test_invoiced_and_corrections_are_what_was_recomputed(first, second, third, 
 def test_a_void_invoice_counts_for_nothing(first, second, prices, which):
     invoices = issued(rate(first, prices, MONTH).charges, MONTH, prices.currency)
     invoices[which : which + 1] = [
-        replace(one, status=InvoiceStatus.VOID) for one in invoices[which : which + 1]
+        replace(invoice, status=InvoiceStatus.VOID) for invoice in invoices[which : which + 1]
     ]
     recomputed = rate(second, prices, MONTH).charges
     found = correction_charges(invoices, recomputed, MONTH, MONTH.end_ns)

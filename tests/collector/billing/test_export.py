@@ -92,15 +92,15 @@ def csv_text(*groups: Sequence[FocusRow]) -> bytes:
 def test_invoices_and_their_corrections_read_back_to_identical_rows(usages, late, prices):
     """P18, for both formats: the rows that are read back add up to the payable amount of every invoice."""
     closed = [
-        issue_invoice(one, DUE_NS)
-        for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+        issue_invoice(draft, DUE_NS)
+        for draft in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
     found = correction_charges(
         closed, rate(late, prices, MONTH).charges, MONTH, NEXT_MONTH.start_ns
     )
     due_ns = NEXT_MONTH.end_ns + CLOSE_AFTER_NS
     later = [
-        issue_invoice(one, due_ns) for one in draft_invoices(found, NEXT_MONTH, prices.currency)
+        issue_invoice(draft, due_ns) for draft in draft_invoices(found, NEXT_MONTH, prices.currency)
     ]
     groups = [list(invoice_rows(one, SELLER)) for one in (*closed, *later)]
     flat = [row for group in groups for row in group]
@@ -209,7 +209,7 @@ def test_the_manifest_lists_the_content_of_the_files(months: tuple[Invoice, ...]
         found = list(read_parquet(file))
     assert [file["rows"] for file in document["files"]] == [len(found)] * 2
     assert {one["invoice"]: one["billed"] for one in document["invoices"]} == {
-        one.invoice_id: format_amount(one.payable, one.currency) for one in months
+        month.invoice_id: format_amount(month.payable, month.currency) for month in months
     }
     assert Fraction(document["billed"]["EUR"]) == billed_cost(found)
     assert document["audit_checkpoint"] == "note"
@@ -240,7 +240,7 @@ def test_only_requested_issued_invoices_are_exported(months: tuple[Invoice, ...]
     drafted = draft_invoice([], "team-b", MONTH, "EUR")
     order = replace(ORDER, tenant="vision", period=months[1].period, forms=(ExportFormat.CSV,))
     manifest = export_invoices((gone, *months[1:], drafted), order, tmp_path)
-    assert [one.tenant for one in manifest.invoices] == ["vision"]
+    assert [invoice.tenant for invoice in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
     no_seller = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
     assert export_invoices((gone, drafted), no_seller, tmp_path).invoices == ()
@@ -336,10 +336,10 @@ def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency
 @given(timelines(), books())
 def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages, prices):
     invoices: list[Invoice] = [
-        issue_invoice(one, DUE_NS)
-        for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+        issue_invoice(draft, DUE_NS)
+        for draft in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
     directory = tmp_path_factory.mktemp("export")
     manifest = export_invoices(invoices, ORDER, directory)
-    total = sum((one.payable for one in invoices), Fraction(0))
+    total = sum((invoice.payable for invoice in invoices), Fraction(0))
     assert sum((Fraction(text) for text in manifest.billed.values()), Fraction(0)) == total

@@ -117,7 +117,9 @@ def test_the_audit_log_is_to_record_each_export_and_what_was_in_it(
 
 
 def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: BillingBooks):
-    (invoice,) = (one for one in books.store.invoices(MONTH, "language") if one.period == MONTH)
+    (invoice,) = (
+        invoice for invoice in books.store.invoices(MONTH, "language") if invoice.period == MONTH
+    )
     known = provenance_of_lines(books.store, invoice)
     for line in invoice.lines:
         charge, origin = line.charge, known[line.charge.charge_id]

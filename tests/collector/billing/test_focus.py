@@ -78,7 +78,7 @@ def exported(usages, prices, **background: object) -> list[FocusRow]:
     drafts = draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     known = ExportContext(**background)  # type: ignore[arg-type]
     return [
-        row for one in drafts for row in invoice_rows(issue_invoice(one, DUE_NS), SELLER, known)
+        row for draft in drafts for row in invoice_rows(issue_invoice(draft, DUE_NS), SELLER, known)
     ]
 
 
@@ -251,8 +251,8 @@ def exports_read_back(implementation: Write) -> Callable[[], None]:
         charges = [*rate(usages, prices, MONTH).charges]
         if note.isprintable() and note:
             charges.append(credit_charge("team-a", Fraction(1, 3), MONTH, note + '";,\r\n"'))
-        for one in draft_invoices(charges, MONTH, prices.currency):
-            adds_up(issue_invoice(one, DUE_NS), implementation)
+        for draft in draft_invoices(charges, MONTH, prices.currency):
+            adds_up(issue_invoice(draft, DUE_NS), implementation)
 
     return holds
 

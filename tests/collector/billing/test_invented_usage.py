@@ -102,5 +102,7 @@ async def test_invented_usage_of_a_new_node_is_not_billed(
     undecided = sum((one.gpu_hours for one in books.bill(PERIOD).undecided), Fraction(0))
     assert hours - 1 <= undecided <= claimed_hours, "the part under review is on the bill"
     closed = books.close(PERIOD, TimedActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
-    billed = sum((line.charge.amount for one in closed.invoices for line in one.lines), Fraction(0))
+    billed = sum(
+        (line.charge.amount for invoice in closed.invoices for line in invoice.lines), Fraction(0)
+    )
     assert billed <= MAX_GPUS_AT_ONCE * PRICE * Fraction(bound, 3600)

@@ -76,7 +76,7 @@ def kept(url: str, directory: Path) -> Ledger:
     store = EvidenceStore(ledger.database)
     chunks = [one.interval for one in core.evidence.intervals.by_key.values()]
     store.write(
-        [compress_interval(one, encode_interval(one)) for one in chunks],
+        [compress_interval(chunk, encode_interval(chunk)) for chunk in chunks],
         list(core.evidence.unwritten),
         at(0),
     )

@@ -49,8 +49,8 @@ def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
     )
     assert outcome.exit_code == 0, outcome.output
     found = {
-        (one["claim"], one["kind"]): (one["other_claim"], one["gpu_seconds"], one["ratio"])
-        for one in json.loads(outcome.stdout)
+        (read["claim"], read["kind"]): (read["other_claim"], read["gpu_seconds"], read["ratio"])
+        for read in json.loads(outcome.stdout)
     }
     assert found == {
         ("job", "conflict"): ("check", "2", "1"),

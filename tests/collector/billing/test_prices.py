@@ -152,11 +152,11 @@ def test_intervals_are_whole_and_each_has_one_price_throughout(prices, start, le
     intervals = list(timeline.intervals(start, start + length))
     assert [s.start_ns for s in intervals] == [start, *(s.end_ns for s in intervals[:-1])]
     assert intervals[-1].end_ns == start + length
-    for one in intervals:
+    for interval in intervals:
         assert (
-            timeline.price_at(one.start_ns)
-            == timeline.price_at(one.end_ns - 1)
-            == (one.price, one.list_nano)
+            timeline.price_at(interval.start_ns)
+            == timeline.price_at(interval.end_ns - 1)
+            == (interval.price, interval.list_nano)
         )
 
 

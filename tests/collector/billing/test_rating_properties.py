@@ -34,13 +34,13 @@ def amount_by_segments(usages: Sequence[Usage], prices: PriceBook, period: Perio
     edges = {edge for p in prices.prices for edge in (p.from_ns, p.to_ns)}
     edges |= {period.start_ns, period.end_ns}
     amount = Fraction(0)
-    for one in usages:
+    for usage in usages:
         cuts = sorted(
-            {one.start_ns, one.end_ns} | {e for e in edges if one.start_ns < e < one.end_ns}
+            {usage.start_ns, usage.end_ns} | {e for e in edges if usage.start_ns < e < usage.end_ns}
         )
         for start, end in pairwise(cuts):
             if period.start_ns <= start and end <= period.end_ns:
-                amount += _segment(one, (start, end), prices, silence(one, usages))
+                amount += _segment(usage, (start, end), prices, silence(usage, usages))
     return amount
 
 
@@ -151,11 +151,15 @@ def test_what_a_claim_is_billed_is_the_least_that_minimum_and_granularity_allow(
     charges = rate(usages, prices, everything).charges
     used: Counter[str] = Counter()
     units = {}
-    for charge in (one for one in charges if one.kind is ChargeKind.USAGE):
+    for charge in (charge for charge in charges if charge.kind is ChargeKind.USAGE):
         duration = charge.service_t1_ns - charge.service_t0_ns
         used[charge.claim] += duration
         units[charge.claim] = charge.quantity / duration
-    extras = {one.claim: one.quantity for one in charges if one.kind is ChargeKind.MINIMUM_TOPUP}
+    extras = {
+        charge.claim: charge.quantity
+        for charge in charges
+        if charge.kind is ChargeKind.MINIMUM_TOPUP
+    }
     assert extras.keys() <= used.keys()
     for claim, time in used.items():
         extra = extras.get(claim, Fraction(0)) / units[claim]

@@ -167,7 +167,7 @@ def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledg
     assert check_charged_amount(rated.charges, invoices).passes
     assert check_charged_amount(rated.charges[1:], invoices).difference == rated.charges[0].amount
     assert check_charged_amount(rated.charges, invoices[1:]).difference == -invoices[0].exact
-    assert all(one.passes for one in check_amounts(invoices, SELLER))
+    assert all(check.passes for check in check_amounts(invoices, SELLER))
 
 
 def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) -> None:
@@ -196,7 +196,9 @@ def test_unobserved_time_is_reported_and_no_difference(ledger: Ledger) -> None:
 
 def test_uncounted_energy_waits_for_a_decision(ledger: Ledger) -> None:
     books = closed(ledger, evidence_of(without_counter(gpu("GPU-0", RED))))
-    assert {one.reason for one in books.store.reviews(1)} == {"its energy is unknown: unsupported"}
+    assert {review.reason for review in books.store.reviews(1)} == {
+        "its energy is unknown: unsupported"
+    }
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 
@@ -244,7 +246,9 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
         MIG_PRICES,
     )
     invoices = books.close(ONE, manager_after(ONE)).invoices
-    time = [line.charge for one in invoices for line in one.lines if line.charge.kind == "usage"]
+    time = [
+        line.charge for invoice in invoices for line in invoice.lines if line.charge.kind == "usage"
+    ]
     paid = {c.tenant: sum(d.amount for d in time if d.tenant == c.tenant) for c in time}
     assert paid == {"blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)}
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
@@ -261,7 +265,7 @@ def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     first = books.close(ONE, manager_after(ONE)).invoices
     (second,) = books.close(TWO, manager_after(TWO)).invoices
     assert not [line for one in first for line in one.lines if line.charge.kind == "minimum_topup"]
-    (topup,) = [one.charge for one in second.lines if one.charge.kind == "minimum_topup"]
+    (topup,) = [line.charge for line in second.lines if line.charge.kind == "minimum_topup"]
     # 100 hours at least, of which 73 were used, 71 of them before.
     assert topup.quantity == 27 * GPU_CAPACITY * HOUR_NS
     for period in (ONE, TWO):

@@ -152,7 +152,7 @@ def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger
     ]
     assert sum(one.gpu_hours for one in found.undecided) == 50
     assert "50.000000 GPU-hours: inferred over a gap" in as_text(found)
-    assert {one.tenant for one in books.store.reviews(closed.closing.number)} == {"red"}
+    assert {review.tenant for review in books.store.reviews(closed.closing.number)} == {"red"}
     after_it = read_listing(books)
     assert sum(one.gpu_hours for _, one in after_it.undecided) == 50
     assert after_it.pending.corrections == ()
@@ -177,7 +177,9 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     assert b"Not billed" in STATEMENT_FORMATS["html"](found)
     assert statement_periods(books, "blue") == [ONE]
     served = BillingReader(books, lambda _tenants: SELLER)
-    assert [(one.tenant, one.invoice != "") for one in served.issued_invoices(None)] == [
+    assert [
+        (invoice.tenant, invoice.invoice != "") for invoice in served.issued_invoices(None)
+    ] == [
         ("blue", False),
         ("red", True),
     ]
@@ -231,10 +233,12 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
     books = BillingBooks.for_ledger(ledger)
     administration.publish(books, GRANULAR, "p", TimedActor(BOSS, START))
     first = books.close(ONE, manager_after(ONE))
-    assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
+    assert [line.charge.kind.value for invoice in first.invoices for line in invoice.lines] == [
+        "usage"
+    ]
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), running)
     second = books.close(TWO, manager_after(TWO))
-    kinds = [line.charge.kind.value for one in second.invoices for line in one.lines]
+    kinds = [line.charge.kind.value for invoice in second.invoices for line in invoice.lines]
     assert sorted(kinds) == ["minimum_topup", "usage"]
     assert exact_amounts(books.store.invoices()) == {"red": 24 * Fraction("2.49")}
 
@@ -249,10 +253,12 @@ def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
     for period in (ONE, TWO):
         lines = [
             line
-            for one in books.close(period, manager_after(period)).invoices
-            for line in one.lines
+            for invoice in books.close(period, manager_after(period)).invoices
+            for line in invoice.lines
         ]
-        found.append([one.charge for one in lines if one.charge.kind is ChargeKind.MINIMUM_TOPUP])
+        found.append(
+            [line.charge for line in lines if line.charge.kind is ChargeKind.MINIMUM_TOPUP]
+        )
     first, (topup,) = found
     assert first == []
     assert (topup.tenant, topup.quantity) == ("red", HOUR_NS * GPU_CAPACITY)
@@ -268,7 +274,9 @@ def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
     )
     books = books_with(ledger, evidence_of(without_counter(paused)), GRANULAR.replace("86400", "0"))
     first = books.close(ONE, manager_after(ONE))
-    assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
+    assert [line.charge.kind.value for invoice in first.invoices for line in invoice.lines] == [
+        "usage"
+    ]
     books.close(TWO, manager_after(TWO))
     assert exact_amounts(books.store.invoices()) == {"red": 2 * Fraction("2.49")}
 
@@ -279,7 +287,7 @@ def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
 def test_a_credit_is_at_most_what_was_invoiced(ledger):
     books = books_with(ledger, ALL)
     closed = books.close(ONE, manager_after(ONE))
-    (red,) = [one.payable for one in closed.invoices if one.tenant == "red"]
+    (red,) = [invoice.payable for invoice in closed.invoices if invoice.tenant == "red"]
     with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, the invoiced amount"):
         administration.record(books, credit_charge("red", red + 1, ONE, "x"), manager_after(ONE))
     with pytest.raises(ClosingError, match="or use --force"):
@@ -327,7 +335,7 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
     document = listing_document(read_listing(books))
     assert [one["period"] for one in document["periods"]] == ["2024-10-04..2024-10-06"]
     assert {one["invoice"] for one in document["invoices"]} == {
-        one.invoice_id for one in closed.invoices
+        invoice.invoice_id for invoice in closed.invoices
     }
     assert [(one["tenant"], one["amount"], one["invoice"]) for one in document["credits"]] == [
         ("red", "-12.50", None)

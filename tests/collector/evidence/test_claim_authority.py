@@ -41,7 +41,7 @@ def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core:
     accept(core, reports_(level="administrator"))
     files = AdministratorInputs(tenancy_files.parse_claims(FILE))
     assert compute_states(core, 100, files=files) == [("observed", "owner", 0, 100)]
-    assert [(one.kind, one.node, one.facts) for one in problems] == [
+    assert [(problem.kind, problem.node, problem.facts) for problem in problems] == [
         (
             "rank_lowered",
             "n1",
@@ -79,12 +79,12 @@ def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
         }
         reporter = NodeReporter(run=f"run-{number}")
         accept(core, reporter.envelopes_of(gpus_of("GPU-0"), sorted(events), events=events))
-    assert sorted(one.facts["source"] for one in problems) == ["file", "other", "slurm"]
+    assert sorted(problem.facts["source"] for problem in problems) == ["file", "other", "slurm"]
     again = core_in(tmp_path / "again")
     later = new_problems(again)
     events = {9000: [claim_started("GPU-0", "x", 9000, level="administrator", source="file")]}
     accept(again, NodeReporter(run="late").envelopes_of(gpus_of("GPU-0"), [9000], events=events))
-    assert later[0].id in {one.id for one in problems}, "a restart does not record it again"
+    assert later[0].id in {problem.id for problem in problems}, "a restart does not record it again"
 
 
 def test_a_record_of_the_frame_log_keeps_the_limit_of_its_token():

@@ -102,7 +102,7 @@ def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Coll
     accept(core, wrong)
     assert problems == []
     assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.sample_spans] == [0]
-    assert [one[0] for one in compute_states(core, 600)] != []
+    assert [state[0] for state in compute_states(core, 600)] != []
 
 
 def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
@@ -111,7 +111,7 @@ def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
         sample_envelopes("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND
     )
     accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
-    assert {one.kind for one in problems} == {"quarantine"}
+    assert {problem.kind for problem in problems} == {"quarantine"}
 
 
 async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(

@@ -103,11 +103,11 @@ async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(
     """Frames of the first day arrive after it was finalized, by a suspect clock; its content stays."""
     envelopes = two_days()
     late = [
-        one
-        for one in envelopes
-        if 6 * HOUR <= (one[0].received_wall_ns - at(0)) / SECOND < 6.2 * HOUR
+        envelope
+        for envelope in envelopes
+        if 6 * HOUR <= (envelope[0].received_wall_ns - at(0)) / SECOND < 6.2 * HOUR
     ]
-    accept(site.core, [one for one in envelopes if one not in late])
+    accept(site.core, [envelope for envelope in envelopes if envelope not in late])
     await site.round(LAST, everything=True)
     assert marks(site) == {}
     before = site.stores.ledger.newest(DAY, DAY + 1)
@@ -175,6 +175,6 @@ def test_marks_of_a_part_are_bounded():
     for number in range(3 * MAX_DOUBTS):
         interval.mark_suspect(SuspectPeriod(7, 0, f"GPU-{number}", number, number + 1))
     assert len(interval.doubts) == MAX_DOUBTS + 1
-    (rest,) = [one for one in interval.doubts if not one.gpu]
+    (rest,) = [doubt for doubt in interval.doubts if not doubt.gpu]
     assert (rest.first_ns, rest.last_ns) == (MAX_DOUBTS, 3 * MAX_DOUBTS)
     assert interval.end_ns == 3 * MAX_DOUBTS

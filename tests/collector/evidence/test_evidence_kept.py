@@ -76,12 +76,12 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
 
 async def test_collectors_whose_files_differ_do_not_take_turns(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
-    for one, tenant in zip(sides, ("bob", "carol"), strict=True):
-        accept(one.core, a_day(NodeReporter()))
-        one.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
+    for account, tenant in zip(sides, ("bob", "carol"), strict=True):
+        accept(account.core, a_day(NodeReporter()))
+        account.texts["tenants"] = MAP + f"{tenant},kubernetes,ns,2026-09-04T00:00:00Z,\n"
     for turn in range(4):
-        for one in sides:
-            await one.round(LATER + 60 * turn)
+        for account in sides:
+            await account.round(LATER + 60 * turn)
     revision = revision_of(sides[0].stores.ledger, "GPU-0", DAY)
     assert revision.number == 2, "the file that was written last counts"
     assert "carol" in {entry.tenant for entry in revision.tiling.entries}
@@ -113,10 +113,10 @@ async def test_two_collectors_with_overlapping_frames_write_what_one_would(
 async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
     sides = [make(name, url) for name in ("one", "two")]
     counts = []
-    for one in sides:
-        accept(one.core, a_day(NodeReporter()))
-        await one.round(LATER)
-        with one.stores.ledger.database.transaction() as connection:
+    for account in sides:
+        accept(account.core, a_day(NodeReporter()))
+        await account.round(LATER)
+        with account.stores.ledger.database.transaction() as connection:
             counts.append(
                 connection.execute(select(func.count()).select_from(evidence_intervals)).scalar()
             )

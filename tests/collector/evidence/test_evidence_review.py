@@ -217,7 +217,7 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
             101 * HOUR: more,
         }
         accept(core, reports_of(until=102 * HOUR, step=SENT, events=events))
-        return [one for one in compute_states(core, 99 * HOUR) if one[1] == "alice"]
+        return [state for state in compute_states(core, 99 * HOUR) if state[1] == "alice"]
 
     late = claim_started(
         "GPU-0",

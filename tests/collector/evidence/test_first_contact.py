@@ -103,7 +103,7 @@ def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
         accept(core, node.envelopes_of(gpus_of(f"GPU-{number}"), [10 * number]))
     assert len(core.evidence.gpus) == MAX_GPUS
     assert core.evidence.excess_gpus == 20
-    assert Counter(one.kind for one in problems)["too_many_gpus"] == 1
+    assert Counter(problem.kind for problem in problems)["too_many_gpus"] == 1
 
 
 def test_a_restart_keeps_the_first_receipt_of_a_gpu(core: CollectorState, tmp_path):

@@ -124,13 +124,15 @@ def test_p24_invented_boots_move_no_time_before_the_horizon(tmp_path_factory, en
     core = core_in(tmp_path_factory.mktemp("schemas"))
     accept(core, honest(step=SENT))
     accept(core, envelopes)
-    before = [one for one in compute_states(core, HORIZON) if one[2] >= 2 * HOUR]
+    before = [state for state in compute_states(core, HORIZON) if state[2] >= 2 * HOUR]
     assert before[0][2] == 2 * HOUR
     assert {tenant for state, tenant, *_ in before if state != "review"} <= {"alice"}
     assert {tenant for _, tenant, *_ in before} <= {"alice", "mallory"}, "nor is it free"
     subjects = [ReviewSubject(what, "n1", name) for what in ReviewKind for name in ("job", "other")]
     rejected = AdministratorInputs(decisions=ReviewDecisions(dict.fromkeys(subjects, False)))
-    after = [one for one in compute_states(core, HORIZON, files=rejected) if one[1] == "alice"]
+    after = [
+        state for state in compute_states(core, HORIZON, files=rejected) if state[1] == "alice"
+    ]
     assert sum(end - start for *_, start, end in after) == HORIZON - 2 * HOUR
 
 

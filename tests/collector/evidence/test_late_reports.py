@@ -64,7 +64,7 @@ reports_of = partial(sample_envelopes, *GPUS, until=LAST)
 
 
 def observed(core: CollectorState, files: AdministratorInputs | None = None) -> list[tuple]:
-    return [one for one in compute_states(core, LAST, files=files) if one[0] != "idle"]
+    return [state for state in compute_states(core, LAST, files=files) if state[0] != "idle"]
 
 
 def claim(tenant: str, second: int = 6 * HOUR, **facts: str) -> Event:
@@ -305,7 +305,7 @@ def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Co
     )
     for gpu in GPUS:
         assert not changed(before[gpu], cells(core, gpu))
-    assert {one.state for one in cells(core, "GPU-1") if one.tenant == "mallory"} == {"review"}
+    assert {cell.state for cell in cells(core, "GPU-1") if cell.tenant == "mallory"} == {"review"}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_spans_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
     book = core.evidence
     assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
     assert held(book, "GPU-0") + book.excess_spans == MAX_OF_A_GPU + 500
-    assert Counter(one.kind for one in problems) == {"too_many_spans": 1}
+    assert Counter(problem.kind for problem in problems) == {"too_many_spans": 1}
     stored = [
         kept.interval.gpus["GPU-0"] for kept in book.intervals.by_key.values() if kept.interval.gpus
     ]

@@ -82,7 +82,7 @@ def thief(seconds: range, *, claims: bool = False) -> Envelopes:
 
 def in_turn(*some: Envelopes) -> Envelopes:
     """Envelopes in the order of their receipt."""
-    found = [one for envelopes in some for one in envelopes]
+    found = [envelope for envelopes in some for envelope in envelopes]
     return sorted(found, key=lambda one: one[0].received_wall_ns)
 
 
@@ -183,7 +183,9 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
     new = NodeReporter().envelopes_of(gpus_of("GPU-0"), range(200, 1001, 10), each=1, events=claims)
     again = NodeReporter("n2", "boot-3", "run-3", booted_at=350)
     back = [
-        one for schema in after for one in again.envelopes_of(schema, range(400, 1001, 10), each=1)
+        envelope
+        for schema in after
+        for envelope in again.envelopes_of(schema, range(400, 1001, 10), each=1)
     ]
     accept(core, in_turn(before, new[:15]))
     assert {holder for state, holder in held(core, 340) if state in LIVE} == {"red"}
@@ -307,13 +309,13 @@ def test_at_each_instant_one_node_at_most_has_the_gpu(found: list):
     for at_, some in enumerate(everything):
         for other in everything[at_ + 1 :]:
             assert not intersect_periods(unite_periods(some), unite_periods(other))
-    for one in listings:
-        listed = unite_periods((s.first_ns, s.last_ns + 1) for s in one.listed)
-        if one.verdict is False:
-            assert one.node not in divided.occupied
-        elif one.verdict is None:
-            left = subtract_periods(listed, divided.occupied[one.node])
-            assert not subtract_periods(left, divided.under_review.get(one.node, [])), (
+    for listing in listings:
+        listed = unite_periods((s.first_ns, s.last_ns + 1) for s in listing.listed)
+        if listing.verdict is False:
+            assert listing.node not in divided.occupied
+        elif listing.verdict is None:
+            left = subtract_periods(listed, divided.occupied[listing.node])
+            assert not subtract_periods(left, divided.under_review.get(listing.node, [])), (
                 "occupied or under review"
             )
 

@@ -82,7 +82,7 @@ async def test_excess_displaces_no_claim(core: CollectorState):
         ("observed", "alice"): 100,
         ("observed", "bob"): 100,
     }
-    assert [(one.kind, one.node, one.facts) for one in problems] == [
+    assert [(problem.kind, problem.node, problem.facts) for problem in problems] == [
         ("unplaced_excess", "n1", {"claim": "u", "tenant": "bob", "gpus": "1"})
     ]
 
@@ -270,7 +270,7 @@ async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     (one,) = find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now))
     assert (one.gpus, one.gpu_ns) == ((), 2 * (2 * DAY_SECONDS - 120) * SECOND)
     assert (await site.account(now)).balances
-    assert not [one.kind for one in problems if one.kind == "unplaced_excess"]
+    assert not [problem.kind for problem in problems if problem.kind == "unplaced_excess"]
     assert site.accept_all(now) == 1
     await site.round(now + 60)
     assert ledger_hours(site) == {("inferred", "bob"): 48}

@@ -62,28 +62,28 @@ async def run(directory: Path, name: str, loop: MeteredLoop) -> dict[str, Any]:
     found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
     settings = settings_in(directory, limits=IngestLimits(), view_refresh_seconds=0.5)
     bodies = list(ATTACKS[name]())
-    async with run_collector(settings) as one:
-        status, _ = await one.post(b"", headers=sent.to_headers())
+    async with run_collector(settings) as running:
+        status, _ = await running.post(b"", headers=sent.to_headers())
         assert status == 400
         loop.longest_seconds = 0.0
         before = _megabytes()
         for body in bodies:
             began = time.process_time()
-            status, reply = await one.post(body, headers=sent.to_headers())
+            status, reply = await running.post(body, headers=sent.to_headers())
             found["cpu_seconds"].append(time.process_time() - began)
             found["statuses"].append(status)
             found["reply"] = reply
         found["longest_seconds"] = loop.longest_seconds
         found["memory_mib"] = _megabytes() - before
-        found["faults"] = one.collector.core.counts.rejected.get("fault", 0)
-        found["neighbour"] = await _neighbour(one)
+        found["faults"] = running.collector.core.counts.rejected.get("fault", 0)
+        found["neighbour"] = await _neighbour(running)
     found["disk_mib"] = sum(
         path.stat().st_size for path in directory.rglob("*") if path.is_file()
     ) / (1 << 20)
     began = time.process_time()
-    async with run_collector(settings) as one:
+    async with run_collector(settings) as running:
         found["restart_cpu_seconds"] = time.process_time() - began
-        found["faults_at_restart"] = one.collector.core.counts.rejected.get("fault", 0)
+        found["faults_at_restart"] = running.collector.core.counts.rejected.get("fault", 0)
     return found
 
 

@@ -67,7 +67,10 @@ def test_only_a_node_that_reports_is_unexpected():
         "n2": reporting_devices(shown(1), shown(1)),
         "n3": reporting_devices("silent", "silent", reporting=False),
     }
-    states = {one.node: one.state for one in compare_nodes({"n1": EIGHT, "n9": EIGHT}, there)}
+    states = {
+        comparison.node: comparison.state
+        for comparison in compare_nodes({"n1": EIGHT, "n9": EIGHT}, there)
+    }
     assert states == {
         "n1": NodeInventoryState.PRESENT,
         "n2": NodeInventoryState.UNEXPECTED,

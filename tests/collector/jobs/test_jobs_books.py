@@ -78,7 +78,7 @@ def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger
     assert (found.jobs, found.unended) == (1, ("8",))
     assert [(check.tenant, check.found) for check in found.tenants] == [("physics", 100 * S)]
     pods = books(tmp_path, '{"items": []}', "kubernetes").compare_with(ledger, DAY, 0)
-    assert [one.job for one in pods.differences] == ["lab/p"]
+    assert [difference.job for difference in pods.differences] == ["lab/p"]
 
 
 def test_a_claim_of_a_file_may_be_one_of_slurm(ledger, tmp_path):

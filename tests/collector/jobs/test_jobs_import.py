@@ -307,5 +307,7 @@ def test_a_real_cluster_in_two_periods_equals_its_list(place, order):
         "--placeholder-gpus",
         "--json",
     )
-    reported = {one["tenant"]: int(one["held_ns"]) for one in json.loads(whole.stdout)["tenants"]}
+    reported = {
+        read["tenant"]: int(read["held_ns"]) for read in json.loads(whole.stdout)["tenants"]
+    }
     assert found == {tenant: held_ns for tenant, held_ns in reported.items() if held_ns}

@@ -42,7 +42,7 @@ def job(  # noqa: PLR0913, PLR0917 - in the order in which a list has them
 
 def listed(source: str, period: Period, *jobs: PlacedJob) -> NewList:
     """A list of the jobs that have time in a period."""
-    own = [one for one in jobs if one.start_ns < period.end_ns and one.end_ns > period.start_ns]
+    own = [job for job in jobs if job.start_ns < period.end_ns and job.end_ns > period.start_ns]
     return NewList(source, period, period.end_ns, as_observed=True, jobs=own)
 
 
@@ -126,7 +126,9 @@ def test_two_models_of_one_gpu_are_an_error_and_change_nothing():
     with pytest.raises(JobLedgerError, match="models of n1/g0: a100 and a40"):
         import_list(ledger, listed("fritz", FIRST, job(2, "n1/g0", 3, 4, model="a100")), BY)
     assert contents(ledger) == before
-    assert [one.source for one in imported_lists.newest_lists(ledger.database)] == ["alex"]
+    assert [job_list.source for job_list in imported_lists.newest_lists(ledger.database)] == [
+        "alex"
+    ]
 
 
 def test_a_job_over_the_edge_of_two_periods_is_one_claim():
@@ -236,7 +238,7 @@ def test_stand_ins_are_named_by_source_node_model_and_number():
         counted(20, "d", "n1", 1, "a40"),
     ]
     found = number_placeholders(jobs_, "alex", GpuModels(by_node={"n9": "x"}))
-    assert [[str(gpu) for gpu in one.gpus] for one in found.jobs] == [
+    assert [[str(gpu) for gpu in job.gpus] for job in found.jobs] == [
         ["n1/alex:a40:000001", "n1/alex:a40:000002"],
         ["n1/alex:a100:000001"],
         ["unnamed/alex:000001"],
@@ -247,9 +249,9 @@ def test_stand_ins_are_named_by_source_node_model_and_number():
 
 def test_the_order_of_jobs_does_not_change_stand_ins():
     jobs_ = [counted(number, "a", "n1", 1) for number in range(4)]
-    named = [str(one.gpus) for one in number_placeholders(jobs_, "s", GpuModels()).jobs]
+    named = [str(job.gpus) for job in number_placeholders(jobs_, "s", GpuModels()).jobs]
     for other in permutations(jobs_):
-        assert [str(one.gpus) for one in number_placeholders(other, "s", GpuModels()).jobs] == named
+        assert [str(job.gpus) for job in number_placeholders(other, "s", GpuModels()).jobs] == named
 
 
 def test_days_after_now_are_not_written_and_those_there_are_withdrawn():

@@ -134,9 +134,10 @@ def test_a_job_that_lost_its_gpu_to_another_is_named():
         ListedJob(40 * S, "2", "b", "u", 90 * S, (GPUS[0],)),
     ]
     found = compare_jobs(ledger(jobs), jobs, S)
-    assert [(one.job, one.kinds, one.difference) for one in found.differences] == [
-        ("1", (DifferenceKind.HELD,), -50 * S)
-    ]
+    assert [
+        (difference.job, difference.kinds, difference.difference)
+        for difference in found.differences
+    ] == [("1", (DifferenceKind.HELD,), -50 * S)]
 
 
 def test_a_source_may_name_the_job_of_a_workload_and_states_of_the_node_are_not_in_the_books():
@@ -294,7 +295,7 @@ def test_the_ledger_of_a_real_cluster_equals_its_accounting():
     assert (found.jobs, len(found.tenants) > 20) == (len(jobs), True)
     dropped = next(job for job in jobs if job.duration_ns)
     without = compare_jobs(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
-    assert {one.job for one in without.differences} == {dropped.id}
+    assert {difference.job for difference in without.differences} == {dropped.id}
 
 
 def test_running_jobs_of_slurm_and_its_accounting_are_one_ledger():

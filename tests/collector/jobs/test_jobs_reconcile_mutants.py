@@ -33,7 +33,9 @@ def jobs_only(
     """Jobs in only one of the two lists are skipped."""
     found = compare_jobs(entries, records, tolerance)
     alone = {DifferenceKind.NOT_IN_LEDGER, DifferenceKind.NOT_IN_RECORDS}
-    kept = tuple(one for one in found.differences if not alone.intersection(one.kinds))
+    kept = tuple(
+        difference for difference in found.differences if not alone.intersection(difference.kinds)
+    )
     return replace(found, differences=kept, tenants=())
 
 
@@ -136,7 +138,9 @@ def holds(implementation: Compare, jobs: list[ListedJob], data: st.DataObject) -
     job = data.draw(st.sampled_from(lasting))
     make, kind = SEEDS[data.draw(st.sampled_from(sorted(SEEDS)))]
     found = implementation(*make(numbered, job), TOLERANCE)
-    assert [(one.job, one.kinds) for one in found.differences] == [(job.id, (kind,))]
+    assert [(difference.job, difference.kinds) for difference in found.differences] == [
+        (job.id, (kind,))
+    ]
 
 
 def refuted(implementation: Compare) -> bool:

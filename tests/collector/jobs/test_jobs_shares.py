@@ -128,7 +128,7 @@ def test_the_trace_of_alibaba_is_read():
     assert detect_format(TRACE) == "alibaba"
     found = read_jobs(TRACE, strict=False)
     assert [
-        (one.id, one.tenant, one.unplaced[0].share, one.unplaced[0].model) for one in found.jobs
+        (job.id, job.tenant, job.unplaced[0].share, job.unplaced[0].model) for job in found.jobs
     ] == [("pod-0", "LS", Fraction(1, 2), ""), ("pod-2", "BE", 1, "G2")]
     assert found.running == ("pod-1",)
     assert (found.without_gpus, found.never_started) == (1, 1)

@@ -133,7 +133,7 @@ def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
     }
     ledger.write_days([metered(held(f"GPU-{n}", "red"), counted=counted) for n in range(3)])
     written = ledger.revisions(ledger.newest(DAY, DAY + 1))
-    found = [one for revision in written for one in revision.tiling.shares]
+    found = [share for revision in written for share in revision.tiling.shares]
     assert {(one.measure, one.share.tenant, one.share.use) for one in found} == {
         (CountedQuantity.ENERGY, "red", AmountAttribution.ATTRIBUTED)
     }

@@ -98,12 +98,12 @@ def p20_requested_is_held_and_moved(metering: MeteringImplementation, case: Mete
                 asked[claim.id, each] += (size or 0) * (end - start)
     bare = {claim.id for claim in evidence.claims if not claim.exclusive and claim.share is None}
     found = claim_time(metering.tile(evidence, case.start, case.end))
-    for one in metering.overlaps(evidence):
-        assert one.units > 0
-        length = min(one.end_ns, case.end) - max(one.start_ns, case.start)
-        found[one.claim, one.tiling] += one.units * max(0, length)
-        assert one.claim not in bare
-        _names_both_claims(evidence, one)
+    for overlap in metering.overlaps(evidence):
+        assert overlap.units > 0
+        length = min(overlap.end_ns, case.end) - max(overlap.start_ns, case.start)
+        found[overlap.claim, overlap.tiling] += overlap.units * max(0, length)
+        assert overlap.claim not in bare
+        _names_both_claims(evidence, overlap)
     assert {key: time for key, time in found.items() if time and key[0] not in bare} == {
         key: time for key, time in asked.items() if time
     }
@@ -130,8 +130,8 @@ def p21_only_the_order_of_ids_matters(metering: MeteringImplementation, case: Me
         msgspec.structs.replace(claim, id=renamed[claim.id]) for claim in case.evidence.claims
     )
     releases = tuple(
-        msgspec.structs.replace(one, claim=renamed.get(one.claim, one.claim))
-        for one in case.evidence.releases
+        msgspec.structs.replace(release, claim=renamed.get(release.claim, release.claim))
+        for release in case.evidence.releases
     )
     evidence = msgspec.structs.replace(case.evidence, claims=claims, releases=releases)
     found = [
@@ -140,8 +140,8 @@ def p21_only_the_order_of_ids_matters(metering: MeteringImplementation, case: Me
     ]
     assert found == metering.tile(case.evidence, case.start, case.end)
     moved = {
-        msgspec.structs.replace(one, claim=back[one.claim], other=back[one.other])
-        for one in metering.overlaps(evidence)
+        msgspec.structs.replace(overlap, claim=back[overlap.claim], other=back[overlap.other])
+        for overlap in metering.overlaps(evidence)
     }
     assert moved == set(metering.overlaps(case.evidence))
 

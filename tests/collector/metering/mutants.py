@@ -191,18 +191,19 @@ def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[TilingE
             evidence,
             *(
                 msgspec.structs.replace(
-                    one,
+                    claim,
                     end_ns=min(
-                        [one.end_ns]
+                        [claim.end_ns]
                         + [
                             other.start_ns
                             for other in claims
-                            if other.authority == one.authority and other.start_ns > one.start_ns
-                            if other.compute == one.compute
+                            if other.authority == claim.authority
+                            and other.start_ns > claim.start_ns
+                            if other.compute == claim.compute
                         ]
                     ),
                 )
-                for one in claims
+                for claim in claims
             ),
         ),
         start,
@@ -214,10 +215,10 @@ def ids_as_text(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Of two claims that begin together, the id that is later as text holds: 9 is after 10."""
     names = sorted({claim.id for claim in evidence.claims})
     place = {name: f"{at:03}" for at, name in enumerate(names)}
-    claims = (msgspec.structs.replace(one, id=place[one.id]) for one in evidence.claims)
+    claims = (msgspec.structs.replace(claim, id=place[claim.id]) for claim in evidence.claims)
     releases = tuple(
-        msgspec.structs.replace(one, claim=place.get(one.claim, "none"))
-        for one in evidence.releases
+        msgspec.structs.replace(release, claim=place.get(release.claim, "none"))
+        for release in evidence.releases
     )
     renamed = msgspec.structs.replace(changed(evidence, *claims), releases=releases)
     return [
@@ -232,10 +233,12 @@ def ids_as_text_in_overlaps(evidence: Evidence) -> list[Overlap]:
     """The same order of ids where overlaps are found."""
     names = sorted({claim.id for claim in evidence.claims})
     place = {name: f"{at:03}" for at, name in enumerate(names)}
-    claims = (msgspec.structs.replace(one, id=place[one.id]) for one in evidence.claims)
+    claims = (msgspec.structs.replace(claim, id=place[claim.id]) for claim in evidence.claims)
     return [
-        msgspec.structs.replace(one, claim=names[int(one.claim)], other=names[int(one.other)])
-        for one in find_overlaps(changed(evidence, *claims))
+        msgspec.structs.replace(
+            overlap, claim=names[int(overlap.claim)], other=names[int(overlap.other)]
+        )
+        for overlap in find_overlaps(changed(evidence, *claims))
     ]
 
 
@@ -252,8 +255,8 @@ def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[T
     """The last of the claims that share a GPU has all that is left of it."""
     last = max(claim.start_ns for claim in evidence.claims) if evidence.claims else 0
     claims = (
-        msgspec.structs.replace(one, share=None) if one.start_ns == last else one
-        for one in evidence.claims
+        msgspec.structs.replace(claim, share=None) if claim.start_ns == last else claim
+        for claim in evidence.claims
     )
     return tile(changed(evidence, *claims), start, end)
 
@@ -261,10 +264,10 @@ def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[T
 def share_of_each_floored(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A share is so many whole units of the GPU."""
     claims = (
-        one
-        if one.share is None
-        else msgspec.structs.replace(one, share=Fraction(max(1, int(one.share * 840)), 840))
-        for one in evidence.claims
+        claim
+        if claim.share is None
+        else msgspec.structs.replace(claim, share=Fraction(max(1, int(claim.share * 840)), 840))
+        for claim in evidence.claims
     )
     return tile(changed(evidence, *claims), start, end)
 
@@ -273,23 +276,23 @@ def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[T
     """Shares that exceed the GPU are served in order: the last has nothing, and no one a part."""
     left: dict[str, Fraction] = {}
     claims = []
-    for one in sorted(evidence.claims, key=lambda claim: claim.start_ns, reverse=True):
-        share = one.share
+    for claim in sorted(evidence.claims, key=lambda claim: claim.start_ns, reverse=True):
+        share = claim.share
         if share is not None:
             share = min(share, 1 - sum(left.values(), Fraction(0)))
-            left[one.id] = share
+            left[claim.id] = share
         if share is None or share > 0:
-            claims.append(msgspec.structs.replace(one, share=share))
+            claims.append(msgspec.structs.replace(claim, share=share))
     return tile(changed(evidence, *claims), start, end)
 
 
 def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Claims under review count like those that a scheduler reports."""
     claims = (
-        msgspec.structs.replace(one, authority=ClaimAuthority.SCHEDULER, review="")
-        if one.review
-        else one
-        for one in evidence.claims
+        msgspec.structs.replace(claim, authority=ClaimAuthority.SCHEDULER, review="")
+        if claim.review
+        else claim
+        for claim in evidence.claims
     )
     return tile(changed(evidence, *claims), start, end)
 
@@ -297,10 +300,10 @@ def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry
 def review_attributed(evidence: Evidence) -> SlotOwners:
     """Use under review belongs to the claim."""
     claims = (
-        msgspec.structs.replace(one, authority=ClaimAuthority.PROCESS, review="")
-        if one.review
-        else one
-        for one in evidence.claims
+        msgspec.structs.replace(claim, authority=ClaimAuthority.PROCESS, review="")
+        if claim.review
+        else claim
+        for claim in evidence.claims
     )
     return find_owners(changed(evidence, *claims))
 

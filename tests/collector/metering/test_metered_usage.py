@@ -107,9 +107,12 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
     held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD}
     attributed: Counter[tuple[int, str]] = Counter()
     for day in days:
-        for one in day.shares:
-            if one.share.use is AmountAttribution.ATTRIBUTED and (day.day, one.share.claim) in held:
-                attributed[day.day, one.share.claim] += one.share.amount
+        for share in day.shares:
+            if (
+                share.share.use is AmountAttribution.ATTRIBUTED
+                and (day.day, share.share.claim) in held
+            ):
+                attributed[day.day, share.share.claim] += share.share.amount
     known: Counter[tuple[int, str]] = Counter()
     for usage in usages_of_days(days):
         if isinstance(usage.energy_millijoules, int):

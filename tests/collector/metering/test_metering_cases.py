@@ -54,10 +54,10 @@ def test_case(path: Path, tiling: Tiling) -> None:
         for entry in tile(known, 0, case["seconds"] * S):
             if entry.tiling is tiling:
                 held[entry.claim] += Fraction(entry.quantity) / gpu_second
-        for one in find_overlaps(known):
-            if one.tiling is tiling:
-                key = (one.claim, one.other, one.kind.value, str(one.ratio))
-                moved[key] += Fraction(one.quantity) / gpu_second
+        for overlap in find_overlaps(known):
+            if overlap.tiling is tiling:
+                key = (overlap.claim, overlap.other, overlap.kind.value, str(overlap.ratio))
+                moved[key] += Fraction(overlap.quantity) / gpu_second
     expected = {"": case["free"], **case["held"]}
     assert held == {name: Fraction(size) for name, size in expected.items() if Fraction(size)}
     assert moved == {

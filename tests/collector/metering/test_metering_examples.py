@@ -70,9 +70,16 @@ def test_an_hour_of_a_gpu_is_one_gpu_hour_in_both_tilings():
 def moved(evidence):
     """Start, end, both claims, kind and units of each overlap in compute."""
     return [
-        (one.start_ns // S, one.end_ns // S, one.claim, one.other, one.kind, one.units)
-        for one in find_overlaps(evidence)
-        if one.tiling is Tiling.COMPUTE
+        (
+            overlap.start_ns // S,
+            overlap.end_ns // S,
+            overlap.claim,
+            overlap.other,
+            overlap.kind,
+            overlap.units,
+        )
+        for overlap in find_overlaps(evidence)
+        if overlap.tiling is Tiling.COMPUTE
     ]
 
 
@@ -118,7 +125,7 @@ def test_an_exclusive_claim_on_one_instance_does_not_divide_shares_of_another():
         (540, 720, "b"),
         (720, 840, ""),
     ]
-    found = [one for one in find_overlaps(evidence) if one.tiling is Tiling.COMPUTE]
+    found = [overlap for overlap in find_overlaps(evidence) if overlap.tiling is Tiling.COMPUTE]
     assert [(o.claim, o.other, o.kind, o.units, o.ratio) for o in found] == [
         ("a", "b", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),
         ("b", "a", OverlapKind.OVERSUBSCRIBED, 90, Fraction(3, 2)),

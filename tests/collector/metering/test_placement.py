@@ -52,9 +52,9 @@ def times(found: Placement) -> dict[str, Fraction]:
     """GPU-ns by tenant."""
     totals: dict[str, Fraction] = {}
     for claims in found.claims.values():
-        for one in claims:
-            held = (one.share or 1) * (one.ceases_ns - one.begins_ns)
-            totals[one.tenant] = totals.get(one.tenant, Fraction(0)) + held
+        for claim in claims:
+            held = (claim.share or 1) * (claim.ceases_ns - claim.begins_ns)
+            totals[claim.tenant] = totals.get(claim.tenant, Fraction(0)) + held
     return totals
 
 
@@ -69,7 +69,7 @@ def test_whole_gpus_take_free_ones_first():
 
 def test_all_gpus_of_a_node_are_certain():
     found = place_counts([gpu(0), gpu(1)], [count(2)])
-    assert not any(one.assumed for claims in found.claims.values() for one in claims)
+    assert not any(claim.assumed for claims in found.claims.values() for claim in claims)
 
 
 def test_devices_that_another_provider_names_are_certain():
@@ -119,7 +119,7 @@ def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
     found = place_counts(gpus, [count(1, 5, 90)])
     claims = [one for some in found.claims.values() for one in some]
     assert len(claims) == 4
-    assert {(one.id, one.start_ns, one.end_ns, one.counted) for one in claims} == {
+    assert {(claim.id, claim.start_ns, claim.end_ns, claim.counted) for claim in claims} == {
         ("u/count", 5, 90, True)
     }
     assert times(found) == {"u": 75}
@@ -190,7 +190,7 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
     ]
     found = place_counts(gpus, counts)
     for now in range(0, 110, 10):
-        in_force = [one for one in counts if one.start_ns <= now < one.end_ns]
+        in_force = [count for count in counts if count.start_ns <= now < count.end_ns]
         given_ = {
             one.id: sum(
                 c.tenant == one.id and c.begins_ns <= now < c.ceases_ns
@@ -212,9 +212,9 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
             need = sum(one.count for one in in_force if one.authority == top)
             assert sum(given_[o.id] for o in in_force if o.authority == top) == min(need, free)
     for claims in found.claims.values():
-        for one in claims:
+        for claim in claims:
             assert not any(
-                o is not one and o.begins_ns < one.ceases_ns and one.begins_ns < o.ceases_ns
+                o is not claim and o.begins_ns < claim.ceases_ns and claim.begins_ns < o.ceases_ns
                 for o in claims
             ), "a whole GPU has one of them"
 
@@ -274,11 +274,11 @@ def parted(one: UnplacedClaim | MeteredClaim, at: int) -> list[UnplacedClaim | M
 def where(found: Placement, names: set[str]) -> set[tuple[str, int, str, str, bool]]:
     """GPU, instant, claim, share of it and whether it is assumed."""
     return {
-        (gpu_, now, name, str(one.share), one.assumed)
+        (gpu_, now, name, str(claim.share), claim.assumed)
         for gpu_, claims in found.claims.items()
-        for one in claims
-        if (name := one.tenant) in names
-        for now in range(one.begins_ns, one.ceases_ns, 5)
+        for claim in claims
+        if (name := claim.tenant) in names
+        for now in range(claim.begins_ns, claim.ceases_ns, 5)
     }
 
 
@@ -295,7 +295,7 @@ def where(found: Placement, names: set[str]) -> set[tuple[str, int, str, str, bo
 )
 def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, late, cuts):
     """Nor does the instant at which a part of a claim that waits begins."""
-    names = {one.tenant for one in counts}
+    names = {count.tenant for count in counts}
     before = place_counts([gpu(number, *claims) for number, claims in enumerate(held)], counts)
     times_ = [5 * number for number in cuts]
     also: list[list[MeteredClaim]] = [

@@ -37,7 +37,7 @@ def test_the_selection_is_bounded_in_order_and_without_gaps(nodes: list[set[str]
     jobs = [job(number, *sorted(some)) for number, some in enumerate(nodes)]
     chosen = fair_selection(jobs, bound)
     assert len(chosen) == min(bound, len(jobs))
-    assert chosen == [one for one in jobs if one in chosen]
+    assert chosen == [job for job in jobs if job in chosen]
     if len({name for some in nodes for name in some}) <= bound:
         first = {
             name: next(one for one, some in zip(jobs, nodes, strict=True) if name in some)

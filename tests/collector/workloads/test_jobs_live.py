@@ -242,7 +242,7 @@ async def test_what_a_job_is_called(
         "n1-0", "claim", 0, workload=workload, source=source, owner="o", tenant="t"
     )
     site.report("n1", 10, (90, 80), event)
-    assert [one.key for one in (await site.jobs(11)).jobs] == [("t", *job)]
+    assert [job.key for job in (await site.jobs(11)).jobs] == [("t", *job)]
 
 
 async def test_pods_of_one_job_are_one_job(tmp_path: Path):
