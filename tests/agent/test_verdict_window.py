@@ -89,15 +89,16 @@ COLUMNS = (
     *((n.NVLINK_ERRORS, link) for link in LINKS),
 )
 SCHEMA = Schema("gpu_health", COLUMNS)
+STILL = (0,) * (len(COLUMNS) - 1)
+GROWTH = st.tuples(*[st.sampled_from([-1, 0, 1, 100_000])] * len(STILL))
+ABSENCES = st.binary(min_size=len(COLUMNS), max_size=len(COLUMNS))
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([5, 10, 40]),
-        st.one_of(
-            st.just((0, 0, 0)),
-            st.tuples(*[st.sampled_from([-1, 0, 0, 1, 100_000])] * (len(COLUMNS) - 1)),
-        ),
-        st.one_of(st.just(b""), st.binary(min_size=len(COLUMNS), max_size=len(COLUMNS))),
+        st.one_of(*[st.just(STILL)] * 5, GROWTH),
+        st.one_of(*[st.just(b"")] * 5, ABSENCES),
     ),
+    min_size=8,
     max_size=30,
 )
 
