@@ -265,7 +265,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
             governor.record_read(name, status.last_cost, 0)
     shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
     whole = governor.expected_use
-    governor.decide(0, 0)
+    governor.decide(lambda: 0, 0)
     findings = [
         _cost(statuses[name], shares[name], governor)
         for name in sorted(shares, key=shares.__getitem__, reverse=True)

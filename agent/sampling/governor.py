@@ -50,6 +50,11 @@ class CostTrend:
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=MIN_VALUES))
 
     @property
+    def is_started(self) -> bool:
+        """True if it has a value."""
+        return self._count > 0
+
+    @property
     def estimate(self) -> float:
         """Mean; zero while there are too few values."""
         return self.mean if self._count >= self.min_values else 0.0
@@ -144,6 +149,11 @@ class GovernedLoad:
         self._probed_ns: int | None = None
         self._probes_every_ns = REPROBE_NS
 
+    @property
+    def is_measured(self) -> bool:
+        """True if it has a cost: that of a source without devices is zero at every period."""
+        return self._cpu.read.is_started
+
     def record_cost(self, cost: ReadCost, at_ns: int) -> None:
         """Record the cost of a read."""
         self._cpu.read.add(cost.read.cpu_ns, at_ns)
@@ -228,12 +238,14 @@ class _ProcessorUse:
         (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
         return (used_now - used_then) / (ended_ns - began_ns)
 
+    def is_due(self, at_ns: int) -> bool:
+        """True if the total of the process is needed."""
+        return not self._marks or at_ns - self._marks[-1][0] >= WINDOW_NS
+
     def record_total(self, process_cpu_ns: int, at_ns: int) -> None:
         """Record the total of the process."""
         if self._marks:
             began_ns, used_then = self._marks[-1]
-            if at_ns - began_ns < WINDOW_NS:
-                return
             rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
             self.other.add(rest_ns / (at_ns - began_ns), at_ns)
         self._marks.append((at_ns, process_cpu_ns))
@@ -291,9 +303,10 @@ class Governor:
         """Record that a source has no devices here: the cost of its probes belongs to the rest."""
         self.loads[name].forget()
 
-    def decide(self, process_cpu_ns: int, at_ns: int) -> None:
-        """Set all period factors, given the processor time of the process so far."""
-        self._account.record_total(process_cpu_ns, at_ns)
+    def decide(self, process_cpu_ns: Callable[[], int], at_ns: int) -> None:
+        """Set all period factors, given a clock of the processor time of the process."""
+        if self._account.is_due(at_ns):
+            self._account.record_total(process_cpu_ns(), at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
         self._decide_from_ns = at_ns + DECIDE_NS
@@ -309,7 +322,8 @@ class Governor:
     def _required_factors(self) -> tuple[_RequiredFactors, _RequiredFactors]:
         """Return the period factors required by the budget, and those required by its relaxed part."""
         reserved = SOURCES_SHARE * self.cpu_ratio
-        whole = PeriodFactorFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
+        measured = [load for load in self.loads.values() if load.is_measured]
+        whole = PeriodFactorFitter(measured, GovernedLoad.cpu_share)
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
         for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
@@ -317,7 +331,8 @@ class Governor:
             for name, period_factor in whole.fit(allowance).items():
                 period_factors[name] = (period_factor, CPU)
         for thread in self._threads:
-            waits = PeriodFactorFitter(thread, GovernedLoad.wall_share)
+            measured = [load for load in thread if load.is_measured]
+            waits = PeriodFactorFitter(measured, GovernedLoad.wall_share)
             for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
                 for name, period_factor in waits.fit(part * THREAD_SHARE).items():
                     if period_factor > period_factors[name][0]:
@@ -415,7 +430,7 @@ class BudgetKeeper:
 
     def update(self, at_ns: int) -> None:
         """Decide again; called after reads."""
-        self.governor.decide(self.meter.process_cpu_ns(), at_ns)
+        self.governor.decide(self.meter.process_cpu_ns, at_ns)
         self.memory.update(at_ns)
 
     def period_factor(self, name: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ Everything here runs on the thread of the source's family. The event loop receiv
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ REPEAT_FAILED_NS = 900_000_000
 """Interval for repeating calls that hide known columns: nearly every period of one second."""
 _TRANSIENT_REASONS = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
 """Reasons that a new probe may resolve; permissions do not change from second to second."""
+_SIGN_BYTE = 7 if sys.byteorder == "little" else 0
 _FAILURE_REASONS = {Absent.DENIED.value, *_TRANSIENT_REASONS}
 
 
@@ -95,14 +97,12 @@ class SourceReader:
             cost = ReadCost(watch.lap(), probe)
             return ReadOutcome(None, self._inventory_findings, cost, is_intermediate=True)
         frame = self._frame(table, timestamp)
-        missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS) if frame else 0
-        if (
-            not table.needs_probe
-            and frame
-            and any(code in frame.reasons for code in _TRANSIENT_REASONS)
-        ):
-            soon = started_ns + REPROBE_AFTER_LOSS_NS
-            self._probe_due_ns = min(self._probe_due_ns, soon)
+        missing_count = 0
+        if frame and frame.reasons:
+            missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS)
+            if not table.needs_probe and any(code in frame.reasons for code in _TRANSIENT_REASONS):
+                soon = started_ns + REPROBE_AFTER_LOSS_NS
+                self._probe_due_ns = min(self._probe_due_ns, soon)
         return ReadOutcome(
             frame, self._inventory_findings, ReadCost(watch.lap(), probe), "", missing_count
         )
@@ -176,7 +176,8 @@ class SourceReader:
             table.values += [0] * len(self._hidden_reasons)
             table.reasons += self._hidden_reasons
         self._sequence += 1
-        reasons = bytearray(self._pick_ordered(table.reasons))
+        has_absent = table.reasons.count(PRESENT) < len(table.reasons)
+        reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else table.reasons)
         values = _stored_values(self._pick_ordered(table.values), reasons, self._schema.columns)
         return Frame(
             self._origin,
@@ -195,6 +196,8 @@ def _stored_values(
     """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
     try:
         stored = array("q", values)
+        if stored.tobytes()[_SIGN_BYTE :: stored.itemsize].isascii():
+            return stored  # without a negative number
     except (OverflowError, TypeError):
         stored = array("q", [0]) * len(values)
         for position, value in enumerate(values):
@@ -203,11 +206,10 @@ def _stored_values(
             except (OverflowError, TypeError):
                 reasons[position] = Absent.ERROR.value
         values = [value if isinstance(value, int) else 0 for value in values]
-    if min(values, default=0) < 0:
-        # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
-        for position, value in enumerate(values):
-            if value < 0 and columns[position][0].kind is MetricKind.COUNTER:
-                stored[position], reasons[position] = 0, Absent.ERROR.value
+    # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
+    for position, value in enumerate(values):
+        if value < 0 and columns[position][0].kind is MetricKind.COUNTER:
+            stored[position], reasons[position] = 0, Absent.ERROR.value
     return stored
 
 

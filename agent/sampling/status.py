@@ -52,8 +52,14 @@ class SourceState:
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
     is_overdue: bool = False
+    configured_ns: int = field(init=False)
+    """Configured time between two reads."""
     waits_since_ns: int | None = None
     """Time of the first read that had to wait for the source's prerequisites, since they were last met."""
+
+    def __post_init__(self) -> None:
+        """Convert the period, which is constant."""
+        self.configured_ns = round(self.source.period_seconds * SECOND_NS)
 
     @property
     def state_name(self) -> str:
@@ -63,7 +69,7 @@ class SourceState:
     @property
     def period_ns(self) -> int:
         """Time between two reads."""
-        return round(self.source.period_seconds * SECOND_NS) * self.period_factor
+        return self.configured_ns * self.period_factor
 
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
         """Return the latest frame, unless it is stale."""

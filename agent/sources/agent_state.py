@@ -8,7 +8,7 @@ The verdict on every GPU is derived from the latest frames of the other sources;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.health import RULES, GpuVerdict, RuleResults, format_verdict, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
@@ -24,6 +24,7 @@ from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import REASONS, Absent, Reading
 
 _MILLIONTHS = 1_000_000
+_NONE_ABSENT = (0,) * len(REASONS)
 _SOURCE_METRICS = (
     c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
     c.SOURCE_CPU, c.SOURCE_PERIOD, c.PERIOD_FACTOR,
@@ -89,27 +90,31 @@ class SelfMetricsSource(base.SourceWithoutResources):
         """Read every status, the spool and the process."""
         now_ns = host.clock.now().boot_ns
         readings: list[Reading] = []
-        statuses = self._statuses().values()
-        for status in statuses:
+        reads = missed_ticks = cpu_ns = stretched = 0
+        for status in self._statuses().values():
+            reads += status.reads
+            missed_ticks += status.missed_ticks
+            cpu_ns += status.cpu_ns
+            stretched += status.period_factor > 1
             finished = status.finished_boot_ns
-            readings += [
+            readings += (
                 status.state,
                 Absent.NOT_DUE if finished is None else status.duration_ns,
                 Absent.NOT_DUE if finished is None else now_ns - finished,
                 status.reads,
                 status.missed_ticks,
                 status.cpu_ns,
-                status.period_ns,
+                status.configured_ns * status.period_factor,
                 status.period_factor,
                 *self._absent_counts(status),
-            ]
+            )
         shipping, keeper = self._shipping, self._keeper()
         meter = keeper.meter if keeper else ProcessMeter()
         readings += [
-            sum(status.reads for status in statuses),
-            sum(status.missed_ticks for status in statuses),
-            sum(status.cpu_ns for status in statuses),
-            sum(status.period_factor > 1 for status in statuses),
+            reads,
+            missed_ticks,
+            cpu_ns,
+            stretched,
             meter.process_cpu_ns(),
             meter.resident_bytes(),
             shipping.spool_bytes,
@@ -126,13 +131,14 @@ class SelfMetricsSource(base.SourceWithoutResources):
         into.put_readings(0, readings)
         into.events = self._take_events()
 
-    def _absent_counts(self, status: SourceState) -> list[int]:
+    def _absent_counts(self, status: SourceState) -> Sequence[int]:
         """Number of absent readings by reason; most sources have the same frame for several reads."""
-        frame, name = status.frame, status.source.name
-        if frame is None:
-            return [0] * len(REASONS)
+        frame = status.frame
+        if frame is None or not (frame.reasons or status.is_overdue):
+            return _NONE_ABSENT
         if status.is_overdue:
             return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
+        name = status.source.name
         counted = self._counted.get(name)
         if counted is None or counted[0] is not frame:
             counted = frame, [frame.reasons.count(code) for code in REASONS]

@@ -290,7 +290,7 @@ def test_expensive_probes_count_at_their_own_rate() -> None:
     for second in range(10):
         at_ns = run.now_ns + second * NS
         governor.record_read("gpu", ReadCost(ThreadCost(2 * MS), ThreadCost(100 * MS)), at_ns)
-        governor.decide(0, at_ns)
+        governor.decide(lambda: 0, at_ns)
     assert governor.loads["gpu"].period_factor == 16
 
 
@@ -298,10 +298,10 @@ def test_a_source_that_is_not_here_takes_nothing() -> None:
     governor = Governor(BUDGET, [source.governed for source in four()])
     for second in range(5):
         governor.record_read("gpu", ReadCost(ThreadCost(200 * MS)), second * NS)
-        governor.decide(0, second * NS)
+        governor.decide(lambda: 0, second * NS)
     assert governor.loads["gpu"].period_factor > 1
     governor.record_absence("gpu")
-    governor.decide(0, 300 * NS)
+    governor.decide(lambda: 0, 300 * NS)
     assert governor.loads["gpu"].period_factor == 1
     assert governor.expected_use == 0
 

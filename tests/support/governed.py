@@ -103,7 +103,7 @@ class GovernedSources:
         self._reads_cpu_ns += spent.total.cpu_ns
         before = self.lengthened_periods
         self.governor.record_read(source.name, spent, self.now_ns)
-        self.governor.decide(self._reads_cpu_ns + round(self._rest_cpu_ns), self.now_ns)
+        self.governor.decide(lambda: self._reads_cpu_ns + round(self._rest_cpu_ns), self.now_ns)
         for name, period_factor in {**dict.fromkeys(before, 1), **self.lengthened_periods}.items():
             if period_factor != before.get(name, 1):
                 self.changes.append((self.now_ns, name, period_factor))
