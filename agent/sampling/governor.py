@@ -45,30 +45,25 @@ class CostTrend:
 
     min_values: int = MIN_VALUES
     mean: float = 0.0
-    _count: int = 0
+    count: int = 0
     _at_ns: int = 0
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=MIN_VALUES))
 
     @property
-    def is_started(self) -> bool:
-        """True if it has a value."""
-        return self._count > 0
-
-    @property
     def estimate(self) -> float:
         """Mean; zero while there are too few values."""
-        return self.mean if self._count >= self.min_values else 0.0
+        return self.mean if self.count >= self.min_values else 0.0
 
     def add(self, value: float, at_ns: int) -> None:
         """Record a value measured at a time of the boot clock."""
-        self._count += 1
+        self.count += 1
         self._last.append(value)
-        if self._count <= MIN_VALUES:
+        if self.count <= MIN_VALUES:
             self.mean = min(self._last)
         else:
             elapsed_ns = at_ns - self._at_ns
             weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
-            weight = max(weight, 1 / (self._count - 1))
+            weight = max(weight, 1 / (self.count - 1))
             followed = self.mean + weight * (value - self.mean)
             self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
         self._at_ns = at_ns
@@ -152,7 +147,7 @@ class GovernedLoad:
     @property
     def is_measured(self) -> bool:
         """True if it has a cost: that of a source without devices is zero at every period."""
-        return self._cpu.read.is_started
+        return self._cpu.read.count > 0
 
     def record_cost(self, cost: ReadCost, at_ns: int) -> None:
         """Record the cost of a read."""
@@ -238,12 +233,11 @@ class _ProcessorUse:
         (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
         return (used_now - used_then) / (ended_ns - began_ns)
 
-    def is_due(self, at_ns: int) -> bool:
-        """True if the total of the process is needed."""
-        return not self._marks or at_ns - self._marks[-1][0] >= WINDOW_NS
-
-    def record_total(self, process_cpu_ns: int, at_ns: int) -> None:
-        """Record the total of the process."""
+    def record_total(self, process_clock: Callable[[], int], at_ns: int) -> None:
+        """Record the total of the process, once per window."""
+        if self._marks and at_ns - self._marks[-1][0] < WINDOW_NS:
+            return
+        process_cpu_ns = process_clock()
         if self._marks:
             began_ns, used_then = self._marks[-1]
             rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
@@ -303,10 +297,9 @@ class Governor:
         """Record that a source has no devices here: the cost of its probes belongs to the rest."""
         self.loads[name].forget()
 
-    def decide(self, process_cpu_ns: Callable[[], int], at_ns: int) -> None:
-        """Set all period factors, given a clock of the processor time of the process."""
-        if self._account.is_due(at_ns):
-            self._account.record_total(process_cpu_ns(), at_ns)
+    def decide(self, process_clock: Callable[[], int], at_ns: int) -> None:
+        """Set all period factors, given the clock of the process's processor time."""
+        self._account.record_total(process_clock, at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
         self._decide_from_ns = at_ns + DECIDE_NS
