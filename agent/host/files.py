@@ -95,8 +95,9 @@ class OpenFiles:
         end = start + len(self._descriptors)
         if not self._has_failures:
             try:
-                contents = map(os.pread, self._descriptors, repeat(_COUNTER_BYTES), repeat(0))
-                values[start:end] = map(int, contents)  # without a step of the interpreter per file
+                # Without a step of the interpreter per file; all system calls before all conversions.
+                contents = [*map(os.pread, self._descriptors, repeat(_COUNTER_BYTES), repeat(0))]
+                values[start:end] = map(int, contents)
             except (ValueError, OSError):
                 self._has_failures = True
             else:

@@ -181,6 +181,8 @@ class _PlannedCall:
     arguments: tuple[Device, ...]
     columns: tuple[Column, ...]
     picks: tuple[PickReading, ...]
+    is_number: bool
+    """True if the result is the only reading."""
     column: int = 0
     members: int = 0
     """Member count of the largest structure so far: one with fewer is incomplete."""
@@ -190,7 +192,8 @@ class _PlannedCall:
         """A call that has not been tested for support yet."""
         arguments = (device, *call.arguments) if call.is_of_device else call.arguments
         picks = tuple(target.pick for target in call.targets)
-        return cls(call, list(call.functions), arguments, _columns(call.targets, about), picks)
+        columns = _columns(call.targets, about)
+        return cls(call, list(call.functions), arguments, columns, picks, picks == (whole,))
 
     def readings(self, result: Json) -> list[Reading]:
         """Readings in a result; an unsupported member of an incomplete structure is an error."""
@@ -294,6 +297,9 @@ class CallPlan:
             except FileNotFoundError:
                 pass  # a recording without this call
             else:
+                if planned.is_number and type(result) is int:
+                    into.put(column, result)
+                    return
                 readings = planned.readings(result)
                 if len(readings) == 1:
                     into.put(column, readings[0])
@@ -355,14 +361,16 @@ class CallPlan:
         self._slots = slots
         self._entries = tuple(slot.remaining[0] for slot in slots)
         self._picks = tuple(slot.field.target.pick for slot in slots)
+        self._are_numbers = set(self._picks) == {whole}
 
     def _fill(self, into: source.RowBuilder, values: Json, codes: Json) -> None:
         """Put readings into their columns; in most reads all are numbers in adjacent columns."""
         first, last = self._slots[0].column, self._slots[-1].column
         if last - first == len(self._slots) - 1 and not any(codes):
-            numbers: list[Any] = []
+            numbers: list[Any] = values if self._are_numbers else []
             with suppress(*source.MALFORMED_ERRORS):
-                numbers += [pick(value) for pick, value in zip(self._picks, values, strict=True)]
+                if not (self._are_numbers and set(map(type, values)) == {int}):
+                    numbers = [pick(value) for pick, value in zip(self._picks, values, strict=True)]
             if set(map(type, numbers)) == {int}:
                 into.put_all(first, numbers)
                 return
