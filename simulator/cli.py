@@ -29,7 +29,7 @@ def _choice(name: str, default: str, text: str) -> Callable[[_Command], _Command
 
 
 class _DefaultGroup(click.Group):
-    """Group whose command `node` needs no name: `railscope simulate DIRECTORY`."""
+    """Group with a default command, `node`: `railscope simulate DIRECTORY`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the name of the default command."""

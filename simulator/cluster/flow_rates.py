@@ -204,7 +204,7 @@ class FlowSolver:
         return np.repeat(leaves, self._topology.nodes_per_pod, axis=0)
 
     def _limits_senders(self, state: FabricState) -> FloatArray:
-        """Return 1 for receivers whose senders are notified of a queue in front of them."""
+        """Return 1 for receivers that notify their senders of a queue in front of them."""
         return self._of_leaf(state.marks) * state.notifies
 
     def _propagate(

@@ -1,8 +1,8 @@
 """Scenario files of clusters: size, jobs and faults, in TOML.
 
 A fault is a row of `data/cluster_faults.toml`, with the devices that it affects, its time and its strength.
-A scenario with other faults, jobs and sizes needs no code, and neither does another kind of fault whose
-effects are fields of the physical model.
+A scenario with other faults, jobs and sizes needs no code, and neither does another kind of fault that
+only changes fields of the physical model.
 """
 
 from __future__ import annotations

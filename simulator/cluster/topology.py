@@ -56,7 +56,7 @@ def collective_flows(
 ) -> FlowGroup:
     """Return the flows of a collective between nodes, each of which sends at most this rate.
 
-    A ring sends to the next node, and so does a pipeline, whose last node sends nothing. In a tree
+    A ring sends to the next node, and so does a pipeline, except for its last node. In a tree
     each node exchanges with its parent; half of the nodes are leaves of it, and a parent has two children
     (NCCL uses two complementary trees, which is why the flows of one have half of the rate).
     """
