@@ -63,13 +63,15 @@ def streams_of_a_node(directory: Path) -> list[SourceLoad]:
 def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
     """Return the schema of another node of the same build, with other GPUs."""
 
-    def own(entity: wire.WireEntity) -> wire.WireEntity:
+    def own_entity(entity: wire.WireEntity) -> wire.WireEntity:
         if not entity.key or not entity.key[0].startswith(_GPU):
             return entity
         key = (f"{_GPU}{number:08x}{entity.key[0][12:]}", *entity.key[1:])
         return wire.WireEntity(entity.kind, key, entity.facts)
 
-    return wire.WireSchema(schema.stream, schema.groups, tuple(own(e) for e in schema.entities))
+    return wire.WireSchema(
+        schema.stream, schema.groups, tuple(own_entity(e) for e in schema.entities)
+    )
 
 
 def columns_of(schema: wire.WireSchema) -> int:

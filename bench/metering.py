@@ -130,7 +130,7 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
     _by_shares(report, size.claims_on_a_gpu)
     sampled = [(month.evidence.claims, month.timestamps_ns.tolist()) for month in months[:4]]
     with ProcessStopwatch() as spent:
-        held_ns = sum(_by_sample(*one) for one in sampled)
+        held_ns = sum(_by_sample(*month_samples) for month_samples in sampled)
     naive = spent.cpu_seconds * gpus / 4
     report.ratio("CPU of a loop over samples, held time only / metering", naive / metering)
     report.figure("measured", f"{days:,} GPU-days, {gpus * CLAIMS:,} claims, {charges:,} charges")

@@ -82,6 +82,10 @@ _PARTICIPLES = (
 _NOT_PARTICIPLES = "embed|hundred|infrared|sacred|shred|testbed"
 """Further words in -ed, beside those in -eed such as `speed`."""
 _PARTICIPLE = rf"(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z"
+_NOUNLESS = (
+    "one|known|own|where|what|which|kept|held|seen|others|mine|ours|theirs|given|told|said|those"
+)
+"""Words that as a whole name state no kind of value."""
 _UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
 
 _PROPER_NOUNS = "Kubernetes|Linux|Prometheus|Slurm"
@@ -140,6 +144,8 @@ RULES: tuple[Rule, ...] = (
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
          "{found!r}: write directory"),
     Rule(NAME, re.compile(r"^_?(?:\w*instants?_ns|instants?)\Z"), "{found!r}: write timestamp_ns"),
+    Rule(NAME, re.compile(rf"^(?:{_NOUNLESS})\Z"), "{found!r} states no kind: name kind and domain"),
+    Rule(NAME, re.compile(r"^_?believed(?:_ns)?\Z|^_?silence_ns\Z"), "{found!r}: write trusted_ns, gap_ns"),
     _form(
         Kind.MODULE,
         rf"(?:\A|_){_PARTICIPLE}",

@@ -252,9 +252,9 @@ class Exposition:
         blocks: dict[str, str] = {}
         info: dict[str, dict[str, str]] = {}
         current = list(frames)
-        known = self._templates
+        templates = self._templates
         self._templates = {
-            schema: known.get(schema) or ExpositionTemplate(schema, self._selection)
+            schema: templates.get(schema) or ExpositionTemplate(schema, self._selection)
             for schema in (frame.schema for frame in current)
         }
         for frame in current:

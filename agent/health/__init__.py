@@ -80,14 +80,14 @@ class RuleResults:
         """Return the result of each rule by its reason."""
         last, results, due = self._last, self._results, rules
         if facts.has_same_state(last):
-            others = _replaced(last.readings, facts.readings)
-            others |= _replaced(last.changes, facts.changes)
+            changed_metrics = _replaced(last.readings, facts.readings)
+            changed_metrics |= _replaced(last.changes, facts.changes)
             due = [
                 rule
                 for rule in rules
                 if not rule.metrics
                 or rule.reason not in results
-                or not others.isdisjoint(rule.metrics)
+                or not changed_metrics.isdisjoint(rule.metrics)
             ]
         self._last = facts
         changed = {rule.reason: rule.evaluate(facts) for rule in due}
@@ -100,18 +100,18 @@ def _replaced(
     before: Mapping[declare.Metric, object], now: Mapping[declare.Metric, object]
 ) -> set[declare.Metric]:
     """Return the metrics whose facts are other objects than before."""
-    others = {metric for metric, facts in now.items() if before.get(metric) is not facts}
-    return others | (before.keys() - now.keys())
+    replaced = {metric for metric, facts in now.items() if before.get(metric) is not facts}
+    return replaced | (before.keys() - now.keys())
 
 
 def judge(
     facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
 ) -> GpuVerdict:
     """Return the verdict on one GPU; `results` are those of earlier facts about it."""
-    kept = results or RuleResults()
-    answers = kept.evaluate(rules, facts)
-    if kept.verdict:
-        return kept.verdict
+    earlier = results or RuleResults()
+    answers = earlier.evaluate(rules, facts)
+    if earlier.verdict:
+        return earlier.verdict
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer
@@ -134,7 +134,7 @@ def judge(
         missing,
     )
     if not active and Absent.NOT_DUE not in answers.values():
-        kept.verdict = verdict
+        earlier.verdict = verdict
     return verdict
 
 

@@ -120,7 +120,9 @@ class CounterWindow(Generic[CounterKeyT]):
             self._seen_ns = [boot_ns] * len(last)
         else:
             pairs = zip(values, self._seen_ns, strict=True)
-            self._seen_ns = [seen if isinstance(v, Absent) else boot_ns for v, seen in pairs]
+            self._seen_ns = [
+                last_seen_ns if isinstance(v, Absent) else boot_ns for v, last_seen_ns in pairs
+            ]
         if not self._marks or boot_ns - self._marks[-1].boot_ns >= STEP_NS:
             self._marks.append(_WindowMark(boot_ns, self._totals[:]))
         while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= WINDOW_NS:

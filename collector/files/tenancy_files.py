@@ -303,13 +303,13 @@ def parse_quotas(text: str) -> Quotas:
     for number, (tenant, gpu_hours, period, gpus, start, end) in watched_file.read_rows(
         text, QUOTAS_HEADER
     ):
-        where = f"line {number}"
+        location = f"line {number}"
         if not tenant or period not in QUOTA_PERIODS:
-            message = f"invalid quota: {where}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
+            message = f"invalid quota: {location}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
             raise watched_file.FileError(message)
-        bounds = (_amount(gpu_hours, f"{where}, gpu_hours"), _amount(gpus, f"{where}, gpus"))
+        bounds = (_amount(gpu_hours, f"{location}, gpu_hours"), _amount(gpus, f"{location}, gpus"))
         parsed.append(
-            Quota(*watched_file.parse_span(start, end or None, where), tenant, period, *bounds)
+            Quota(*watched_file.parse_span(start, end or None, location), tenant, period, *bounds)
         )
     return Quotas(tuple(sorted(parsed, key=lambda quota: (quota.start_ns, quota.tenant))))
 

@@ -66,27 +66,28 @@ class _NodeFaults(fault_schedule.FaultSchedule):
 
     def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
         """Return the conditions of a port."""
-        own = super().port(rail, span)
+        scripted = super().port(rail, span)
         if rail is None or rail not in self.ports:
-            return own
+            return scripted
         added = self.ports[rail]
         return replace(
             added,
-            margin_lost=max(own.margin_lost, added.margin_lost),
-            lanes=own.lanes,
-            pcie_halved=own.pcie_halved,
-            pcie_errors=own.pcie_errors,
-            removed=own.removed,
-            settings=own.settings,
-            storm_warnings=own.storm_warnings,
-            storm_errors=own.storm_errors,
+            margin_lost=max(scripted.margin_lost, added.margin_lost),
+            lanes=scripted.lanes,
+            pcie_halved=scripted.pcie_halved,
+            pcie_errors=scripted.pcie_errors,
+            removed=scripted.removed,
+            settings=scripted.settings,
+            storm_warnings=scripted.storm_warnings,
+            storm_errors=scripted.storm_errors,
         )
 
     def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
         """Return the conditions of a GPU."""
-        own = super().gpu(index, span)
+        scripted = super().gpu(index, span)
         return replace(
-            own, thermal_resistance=max(own.thermal_resistance, self.thermal_resistance[index])
+            scripted,
+            thermal_resistance=max(scripted.thermal_resistance, self.thermal_resistance[index]),
         )
 
 
@@ -217,17 +218,20 @@ class ClusterModel:
         if not faults.faults_at(span.end_ns):
             return
         for rail, cable in enumerate(node.cables[: self.topology.rails]):
-            own = faults.own_port(rail, span)
+            port_state = faults.own_port(rail, span)
             up = 1.0 - sum(span.share_in(outage) for outage in faults.link_outages(rail, span))
-            link = max(up * own.lanes / device_models.LANES * (not own.removed), _MIN_CAPACITY)
+            link = max(
+                up * port_state.lanes / device_models.LANES * (not port_state.removed),
+                _MIN_CAPACITY,
+            )
             pcie = 1.0
-            if own.pcie_halved:
+            if port_state.pcie_halved:
                 pcie = min(
                     cable.port.nic.halved_pcie_bytes_per_second / cable.port.bytes_per_second, 1.0
                 )
             state.send[number, rail] = min(link, pcie)
             state.deliver[number, rail], state.drain[number, rail] = link, pcie
-            state.notifies[number, rail] = own.settings.notifying
+            state.notifies[number, rail] = port_state.settings.notifying
         for index in range(len(node.gpus)):
             gpu = faults.gpu(index, span)
             if gpu.lost or gpu.hung or gpu.stuck:

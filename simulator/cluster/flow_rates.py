@@ -168,7 +168,7 @@ class FlowSolver:
     def _solve(self, state: FabricState, active: list[int]) -> FabricRates:
         usage = self._usage[active]
         drain = np.minimum(state.drain, 1.0 - state.stuck)
-        own = _Resources(state.send, state.deliver, drain, state.up, state.down).flat()
+        capacities = _Resources(state.send, state.deliver, drain, state.up, state.down).flat()
         blocked = _Resources.zeros(self._topology)
         for _ in range(_PASSES):
             capacity = _Resources(
@@ -178,7 +178,9 @@ class FlowSolver:
             speeds, limits = fair_speeds(usage, capacity)
             # A group requests its full rate of the resources that limit it, and no more than it gets of others.
             offered = speeds @ usage + ((1.0 - speeds)[:, np.newaxis] * usage * limits).sum(axis=0)
-            excess = np.where(offered > own, 1.0 - own / np.maximum(offered, _SATURATED), 0.0)
+            excess = np.where(
+                offered > capacities, 1.0 - capacities / np.maximum(offered, _SATURATED), 0.0
+            )
             queues = _Resources.from_flat(self._topology, excess)
             queues.deliver = np.maximum(queues.deliver, queues.drain)
             blocked = self._propagate(state, queues, active)

@@ -145,17 +145,17 @@ def add_instance_gpm_metrics(
     _add_pipes(activity_shares(gpu.sharing.demand_on(device), gpu.silicon.ripple), into)
 
 
-def _add_pipes(seen: ActivityShares, into: NvmlResults) -> None:
+def _add_pipes(activity: ActivityShares, into: NvmlResults) -> None:
     shares = {
-        1: seen.graphics,
-        2: seen.sm,
-        3: seen.occupancy,
-        4: seen.integer,
-        5: seen.tensor,
-        7: seen.tensor,
-        10: seen.dram,
-        12: seen.fp32,
-        13: seen.fp16,
+        1: activity.graphics,
+        2: activity.sm,
+        3: activity.occupancy,
+        4: activity.integer,
+        5: activity.tensor,
+        7: activity.tensor,
+        10: activity.dram,
+        12: activity.fp32,
+        13: activity.fp16,
     } | dict.fromkeys(_IDLE_PIPES, 0.0)
     into.metrics({number: round(100 * share, 4) for number, share in sorted(shares.items())})
 
