@@ -39,8 +39,9 @@ class ManualClock:
         """Return immediately."""
         self.boot_ns = max(self.boot_ns, boot_ns)
 
-    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
-        """Return False: time does not pass by itself."""
+    @property
+    def is_running(self) -> bool:
+        """False: time does not pass by itself."""
         return False
 
 

@@ -353,8 +353,9 @@ class WalkClock:
         """Advance to a time without waiting."""
         self.go_to(boot_ns - self.about.started_boot_ns)
 
-    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
-        """Return False: time does not pass by itself."""
+    @property
+    def is_running(self) -> bool:
+        """False: time does not pass by itself."""
         return False
 
     def go_to(self, offset_ns: int) -> None:

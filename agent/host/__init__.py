@@ -31,8 +31,9 @@ class Clock(Protocol):
         """Wait until the boot clock has reached a timestamp."""
         ...
 
-    def pause_until(self, boot_ns: int) -> bool:
-        """Block this thread until a timestamp; False, at once, if the clock needs another thread to advance."""
+    @property
+    def is_running(self) -> bool:
+        """True if time passes by itself, so that a thread may wait for a timestamp."""
         ...
 
 

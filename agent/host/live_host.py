@@ -65,10 +65,9 @@ class LiveClock:
         while (remaining_ns := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
             await asyncio.sleep(remaining_ns / SECOND_NS)
 
-    def pause_until(self, boot_ns: int) -> bool:
-        """Block this thread until the boot clock has reached a timestamp."""
-        while (remaining_ns := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
-            time.sleep(remaining_ns / SECOND_NS)
+    @property
+    def is_running(self) -> bool:
+        """True: time passes by itself."""
         return True
 
     def _uncertainty_ns(self) -> int | None:

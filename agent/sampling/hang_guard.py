@@ -60,7 +60,10 @@ class CallTime:
 
     async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
         """Wait for a future, at most this long and possibly less: the caller compares readings."""
-        seconds = min(seconds, SLICE_SECONDS)
+        await self.wait_for_end(future, min(seconds, SLICE_SECONDS))
+
+    async def wait_for_end(self, future: asyncio.Future[None], seconds: float) -> None:
+        """Wait for a future with one timer. A stall counts if the wait ends late by it."""
         expected = self._monotonic() + seconds
         loop = asyncio.get_running_loop()
         end = loop.create_future()

@@ -1,7 +1,8 @@
 """Sampler: reads every source at its period, on a thread, with a deadline.
 
 The sources of one driver are a family: at most one of them is read at a time. Families that are due together
-share a thread (agent/sampling/read_threads.py).
+share a thread, which waits for the time itself (agent/sampling/read_threads.py). Periods start on one grid of the
+boot clock, so that sources of 1, 5 and 60 seconds are due together.
 
 A call that does not return keeps its thread, and the family continues on a new one: only that call's device
 is without values (absence reason `timeout`; agent/sampling/hang_guard.py).
@@ -12,8 +13,7 @@ returns after its deadline is discarded, because the time of its values is unkno
 
 Deadlines do not count time in which the agent itself did not run (agent/sampling/hang_guard.py).
 
-Burst sampling is timed by its own thread: it waits for each tick itself, and wakes the event loop only when
-the source has readings, once per second.
+Burst sampling wakes the event loop only when the source has readings, once per second.
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ from typing import Any
 from agent.host import Clock, Host
 from agent.sampling.governor import BudgetKeeper
 from agent.sampling.hang_guard import CallTime, GuardedHost, HungCalls
-from agent.sampling.read_threads import TURN_SECONDS, FamilyThread, ReadThreads
+from agent.sampling.read_threads import PROMPT_SECONDS, TURN_SECONDS, FamilyThread, ReadThreads
 from agent.sampling.source import Source, is_in_memory, source_stage
 from agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from railscope.frame import Event, Frame, FrameOrigin, NodeTimestamp
 from railscope.timestamps import SECOND_NS
 
-PROMPT_SECONDS = 0.5
-"""Sources with a shorter period do not wait for a turn: windows would end late, or be missed."""
 SERIES_SECONDS = 1.0
 """Maximum duration of a series of reads that a thread times by itself."""
 END_SECONDS = 1.0
@@ -69,10 +67,14 @@ class _FamilyMember:
         shortest_ns = self.reader.reprobe_ns if self.status.state == UNSUPPORTED else 0
         return max(self.status.period_ns, shortest_ns)
 
+    @property
+    def following_ns(self) -> int:
+        """Time after the next read, on the grid."""
+        return (self.due_ns // self.period_ns + 1) * self.period_ns
+
     def plan(self, now_ns: int) -> None:
         """Set the next time on the grid; times that have passed meanwhile are missed ticks."""
-        period_ns = self.period_ns
-        following = (self.due_ns // period_ns + 1) * period_ns
+        period_ns, following = self.period_ns, self.following_ns
         if following <= now_ns:
             skipped = (now_ns - following) // period_ns + 1
             self.status.missed_ticks += skipped
@@ -99,28 +101,30 @@ class _FamilyReads:
         self.is_series = is_series
         self.is_ended = False
         """Set to end a series with the present read."""
+        self.due_ns = min(member.due_ns for member in members)
+        self.period_ns = min(member.following_ns for member in members) - self.due_ns
         self._time = time
         self._clock = clock
-        self.running_since = time.seconds()
+        self.running_since = 0.0
+        """Start of the present read."""
         self.used_count = 0
         """Number of outcomes that have been used; later ones are too late."""
 
-    def run(self) -> None:
+    def run(self) -> int | None:
+        """Read the members; return the time of the next read of a series that has not ended."""
         if self.is_series:
-            self._run_series(self.members[0])
-        else:
-            for member in self.members:
-                self._read(member)
+            return self._run_series(self.members[0])
+        for member in self.members:
+            self._read(member)
+        return None
 
-    def _run_series(self, member: _FamilyMember) -> None:
-        end_ns = self._clock.now().boot_ns + round(SERIES_SECONDS * SECOND_NS)
-        while True:
-            self.running_since = self._time.seconds()
-            self._clock.pause_until(member.due_ns)
-            outcome = self._read(member)
-            if self.is_ended or not outcome.is_intermediate or member.due_ns >= end_ns:
-                return
-            member.plan(self._clock.now().boot_ns)
+    def _run_series(self, member: _FamilyMember) -> int | None:
+        outcome = self._read(member)
+        end_ns = self.due_ns + round(SERIES_SECONDS * SECOND_NS)
+        if self.is_ended or not outcome.is_intermediate or member.due_ns >= end_ns:
+            return None
+        member.plan(self._clock.now().boot_ns)
+        return member.due_ns
 
     def _read(self, member: _FamilyMember) -> ReadOutcome:
         self.running_since = self._time.seconds()
@@ -161,15 +165,19 @@ class _DeviceFamily:
     def add_member(self, member: _FamilyMember) -> None:
         """Add a source; reads of a family with a short period do not wait for other families."""
         self.members.append(member)
-        self.thread.is_prompt |= member.status.source.period_seconds < PROMPT_SECONDS
+        self.thread.limit_delay(member.status.source.period_seconds)
         self.stage = max(self.stage, source_stage(member.status.source))
         self.is_in_memory = all(is_in_memory(each.status.source) for each in self.members)
 
-    def times_itself(self, clock: Clock) -> bool:
-        """True if its thread waits for the ticks of its only source."""
-        if len(self.members) > 1 or self.is_in_memory or self.pending:
-            return False
-        return self.members[0].period_ns < PROMPT_SECONDS * SECOND_NS and clock.pause_until(0)
+    @property
+    def due_ns(self) -> int:
+        """Time of the next read."""
+        return min(member.due_ns for member in self.members)
+
+    @property
+    def is_series(self) -> bool:
+        """True if its only source is read in series."""
+        return len(self.members) == 1 and self.members[0].period_ns < PROMPT_SECONDS * SECOND_NS
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
         """Continue with a new thread if the present one is stuck in a call; return True if it was."""
@@ -210,8 +218,7 @@ class Sampler:
     reprobe_ns: int = REPROBE_NS
     _grader: SourceGrader = field(default_factory=SourceGrader)
     _threads: ReadThreads = field(init=False)
-    _busy: list[int] = field(default_factory=list)
-    """Stages of the families that are being read."""
+    _followed: list[_DeviceFamily] = field(default_factory=list)
     _has_finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -240,8 +247,8 @@ class Sampler:
     async def _with_families(
         self, work: Callable[[_DeviceFamily], Coroutine[Any, Any, None]]
     ) -> None:
-        self._threads = ReadThreads()
-        families = self._families()
+        self._threads = ReadThreads(lambda: self.clock.now().boot_ns)
+        self._followed = families = self._families()
         try:
             async with asyncio.TaskGroup() as group:
                 for family in families:
@@ -266,21 +273,18 @@ class Sampler:
 
     async def _follow(self, family: _DeviceFamily) -> None:
         while True:
-            if family.times_itself(self.clock):
-                await self._tick(family, family.members, is_series=True)
-                self._plan(family.members)
-                continue
-            await self.clock.sleep_until(min(member.due_ns for member in family.members))
-            now_ns = self.clock.now().boot_ns
-            due = [member for member in family.members if member.due_ns <= now_ns]
-            self._busy.append(family.stage)
-            try:
-                await self._wait_for_stages_below(family.stage)
-                await self._tick(family, due)
-            finally:
-                self._busy.remove(family.stage)
-                self._has_finished.set()
+            due_ns = family.due_ns
+            # A thread waits for the time, unless the reads depend on others, or an earlier read goes on.
+            is_timed = self.clock.is_running and not (
+                family.stage or family.is_in_memory or family.pending
+            )
+            if not is_timed:
+                await self._wait_until_due(family, due_ns)
+                due_ns = self.clock.now().boot_ns
+            due = [member for member in family.members if member.due_ns <= due_ns]
+            await self._tick(family, due, is_series=is_timed and family.is_series)
             self._plan(due)
+            self._has_finished.set()
 
     def _plan(self, due: Sequence[_FamilyMember]) -> None:
         now = self.clock.now()
@@ -288,14 +292,24 @@ class Sampler:
         for member in due:
             member.plan(now.boot_ns)
 
-    async def _wait_for_stages_below(self, stage: int) -> None:
-        """Wait for the families of lower stages that are being read, but no longer than a turn."""
-        if not stage:
-            return
-        await asyncio.sleep(0)  # until every family that is due has been woken
+    async def _wait_until_due(self, family: _DeviceFamily, due_ns: int) -> None:
+        """Wait for a time, and for the families of lower stages that are due then, but no longer than a turn.
+
+        The end of their reads wakes the event loop; a timer before it would be another wake-up.
+        """
+        if self.clock.is_running:
+            await self._wait_for_stages_below(family.stage, due_ns)
+        await self.clock.sleep_until(due_ns)
+        await self._wait_for_stages_below(family.stage, due_ns)
+
+    async def _wait_for_stages_below(self, stage: int, due_ns: int) -> None:
+        """Wait until the families of lower stages have been read, at most a turn after a time."""
+        seconds = max(due_ns - self.clock.now().boot_ns, 0) / SECOND_NS + TURN_SECONDS
         with suppress(TimeoutError):
-            async with asyncio.timeout(TURN_SECONDS):
-                while min(self._busy) < stage:
+            async with asyncio.timeout(seconds):
+                while any(
+                    other.stage < stage and other.due_ns <= due_ns for other in self._followed
+                ):
                     self._has_finished.clear()
                     await self._has_finished.wait()
 
@@ -386,10 +400,14 @@ class Sampler:
             future = asyncio.get_running_loop().create_future()
             future.set_result(None)
             return future
-        future = family.thread.submit(reads.run, is_series=reads.is_series)
+        is_series = reads.is_series
+        if not self.clock.is_running:
+            future = family.thread.submit(reads.run)
+        else:
+            future = family.thread.submit(
+                reads.run, reads.due_ns, reads.period_ns, is_series=is_series
+            )
         try:
-            if reads.is_series:
-                await asyncio.wait({future}, timeout=SERIES_SECONDS + 2 * PROMPT_SECONDS)
             await self._wait_for_reads(family, reads, future)
         finally:
             reads.is_ended = True
@@ -400,14 +418,21 @@ class Sampler:
     ) -> None:
         """Wait until the reads have returned, one has passed its deadline, or a call hangs.
 
-        A series that has not ended in time is measured from now on: its wait counted no stall of the agent.
+        They are measured from the time when they are due, those of a series from its end.
         """
-        began = self.call_time.seconds() if reads.is_series else 0.0
-        if not future.done():
-            await self.call_time.wait(future, TURN_SECONDS)
+        seconds = (reads.due_ns - self.clock.now().boot_ns) / SECOND_NS
+        if reads.is_series:
+            seconds = max(seconds, 0.0) + SERIES_SECONDS + 2 * PROMPT_SECONDS
+        if self.clock.is_running and seconds > 0:
+            await self.call_time.wait_for_end(future, seconds + TURN_SECONDS)
+            began = self.call_time.seconds() - TURN_SECONDS
+        else:
+            began = self.call_time.seconds()
+            if not future.done():
+                await self.call_time.wait(future, TURN_SECONDS)
         while not future.done():
-            watched = self.call_time.seconds() - began
-            spent = self.call_time.seconds() - max(reads.running_since, began)
+            now = self.call_time.seconds()
+            watched, spent = now - began, now - max(reads.running_since, began)
             left = self.limits.deadline_seconds(reads.running.status) - spent
             limit, of_call = self._limit(reads.running), min(family.guard.running_seconds, watched)
             if of_call >= limit or (left <= 0 and of_call < limit / 2):

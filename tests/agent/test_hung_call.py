@@ -282,11 +282,8 @@ async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: F
 class UnfinishedThread:
     """A thread whose work is done and whose completion is still pending."""
 
-    def submit(
-        self, function: Callable[[], None], *, is_series: bool = False
-    ) -> asyncio.Future[None]:
-        assert not is_series
-        function()
+    def submit(self, function: Callable[[], int | None]) -> asyncio.Future[None]:
+        assert function() is None
         return asyncio.get_running_loop().create_future()
 
 

@@ -18,6 +18,7 @@ from agent.config import BudgetSettings
 from agent.host.recorded_host import RecordedHost
 from agent.sampling.burst_windows import MAX_WINDOWS
 from agent.sampling.governor import create_governor
+from agent.sampling.read_threads import FamilyThread
 from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import OK
 from agent.sources.nic_burst import NicBurstSource
@@ -336,15 +337,15 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
     assert total <= seen * 10**6, "no window has more than the line rate"
 
 
-async def test_the_burst_sampling_waits_for_no_turn() -> None:
+async def test_slow_reads_of_others_delay_burst_sampling_by_a_turn_only() -> None:
     nic = CountingNic()
     async with run_sampler(nic.host, [NicBurstSource(0.1)]) as run:
         others, released = run.sampler._threads, threading.Event()  # noqa: SLF001 - as if others were slow
-        slow = [others.submit(lambda: released.wait(30) and None) for _ in range(20)]
+        slow = [FamilyThread(others).submit(lambda: released.wait(30) and None) for _ in range(20)]
         for _ in range(10):
             nic.go_on(0, rx_prio3_pause_duration=10_000)
             await run.step(0.1)
-        assert not any(job.future.done() for job in slow)
+        assert not any(future.done() for future in slow)
         released.set()
         values = readings(run.sampler.statuses["nic_burst"].frame)
     assert values[c.NIC_PAUSE.name, ("ens1", "receive", "0.05")] == 0

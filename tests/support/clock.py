@@ -28,8 +28,9 @@ class ManualClock:
             self._fallen_asleep.set()
             await wake
 
-    def pause_until(self, boot_ns: int) -> bool:  # noqa: ARG002 - a protocol
-        """Return False: time does not pass by itself."""
+    @property
+    def is_running(self) -> bool:
+        """False: time does not pass by itself."""
         return False
 
     def advance(self, seconds: float) -> None:
