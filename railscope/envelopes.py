@@ -15,7 +15,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, groupby, islice, pairwise
-from operator import sub
+from operator import itemgetter, sub
 from typing import Annotated
 
 import msgspec
@@ -313,8 +313,10 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
     moved = 0
     for before, after in pairwise(rows):
         moved |= _as_number(before) ^ _as_number(after)
-    touched = array("q", moved.to_bytes(len(rows[0]) * wire.BYTES_PER_VALUE, "little"))
-    columns = [list(compress(row, touched)) for row in rows]
+    flags = _nonzero(moved, len(rows[0])) if moved else b""
+    changed = list(compress(range(len(flags)), flags))
+    pick = itemgetter(*changed) if len(changed) > 1 else lambda row: [row[i] for i in changed]
+    columns = [pick(row) for row in rows]
     steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
     return wire.Batch(
         stream=first.schema.stream,
@@ -323,7 +325,7 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
         wall_ns=tuple(frame.timestamp.wall_ns for frame in frames),
         boot_ns=tuple(frame.timestamp.boot_ns for frame in frames),
         base=rows[0].tobytes(),
-        changed=_bits(touched),
+        changed=_bits(flags, len(rows[0])),
         steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
         reasons=_encode_reasons(frames),
         uncertainty_ns=_largest_uncertainty(frames),
@@ -337,9 +339,21 @@ def _as_number(values: array[int]) -> int:
     return int.from_bytes(values.tobytes(), "little")
 
 
-def _bits(flags: Sequence[int]) -> bytes:
-    number = int("".join(["1" if flag else "0" for flag in reversed(flags)]) or "0", 2)
-    return number.to_bytes((len(flags) + 7) // 8, "little")
+def _nonzero(number: int, count: int) -> bytes:
+    """Return one byte for each value of a row, as one number: zero if the value is."""
+    row = number.to_bytes(count * wire.BYTES_PER_VALUE, "little")
+    flags = 0
+    for byte in range(wire.BYTES_PER_VALUE):
+        flags |= int.from_bytes(row[byte :: wire.BYTES_PER_VALUE], "little")
+    return flags.to_bytes(count, "little")
+
+
+_DIGITS = b"0".ljust(256, b"1")
+
+
+def _bits(flags: bytes, count: int) -> bytes:
+    number = int(flags[::-1].translate(_DIGITS) or b"0", 2)
+    return number.to_bytes((count + 7) // 8, "little")
 
 
 def _fold(value: int) -> int:

@@ -156,6 +156,8 @@ class ExpositionTemplate:
     def __init__(self, schema: Schema, selection: MetricSelection = EVERYTHING) -> None:
         self.info = _info_lines(schema, selection)
         self._metrics: list[_MetricLines] = []
+        self._frame: Frame | None = None
+        self._blocks: dict[str, str] = {}
         start = 0
         for metric, members in schema.groups:
             if metric.kind is not MetricKind.INFO and selection.contains(metric, schema.stream):
@@ -163,11 +165,13 @@ class ExpositionTemplate:
                 self._metrics.append(_MetricLines(metric, start, prefixes))
             start += len(members)
 
-    def render(self, frame: Frame) -> dict[str, str]:
+    def render(self, frame: Frame) -> Mapping[str, str]:
         """Return sample lines by metric. Columns without a value are omitted."""
-        return {
-            lines.metric.name: block for lines in self._metrics if (block := lines.render(frame))
-        }
+        if frame is not self._frame:  # most sources are read less often than they are scraped
+            self._frame = frame
+            blocks = ((lines.metric.name, lines.render(frame)) for lines in self._metrics)
+            self._blocks = {name: block for name, block in blocks if block}
+        return self._blocks
 
 
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
