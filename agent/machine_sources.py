@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.config import AgentSettings
+from agent.config import AgentSettings, SourcePeriods
 from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
 from agent.health.gpu_facts import SOURCES
@@ -39,48 +39,56 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         xids or XidMatcher(),
     )
     gpus, lists = GpuInventory(wiring), ProcessLists()
-    periods, bursts = settings.period_seconds, settings.bursts
+    bursts = settings.bursts
     burst_sampling: list[Source] = [
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
-        GpuBurstSource(bursts.window_seconds, periods.gpu_burst, gpus),
+        GpuBurstSource(bursts.window_seconds, gpus),
     ]
     all_sources: list[Source] = [
-        GpuSource.load(periods.gpu, gpus),
-        GpuActivitySource(periods.gpu_activity, gpus),
-        NvmlEventSource(matcher, periods.gpu_event, gpus),
-        GpuSharingSource(periods.gpu_sharing, gpus, lists),
-        GpuProcessSource(periods.gpu_process, gpus),
-        MigSource(periods.mig, gpus),
-        GpuSource.health(periods.gpu_health, gpus),
-        GpuDeviceSource(periods.gpu_device, gpus),
-        GpuPathSource(periods.gpu_pcie, gpus, settings.pcie),
-        NvLinkSource.traffic(periods.nvlink, gpus),
-        GpuSource.settings(periods.gpu_settings, gpus),
-        NvLinkSource.signal(periods.nvlink_signal, gpus),
-        RdmaSource(periods.rdma, wiring),
-        NicSource(periods.nic, wiring),
-        LinkSource(periods.link, wiring),
-        LinkErrorSource(periods.link_errors, wiring),
-        NicSettingsSource(periods.nic_settings, wiring),
-        OpticsSource(periods.optics, wiring),
-        NeighbourSource(periods.neighbour, wiring),
-        PcieSource(periods.pcie),
-        HostSource(periods.host),
-        ProtocolSource(periods.protocols),
-        BondSource(periods.bonds),
-        GpuDirectSource(periods.gpudirect),
-        NfsSource(periods.nfs),
-        LustreSource(periods.lustre),
-        CephSource(periods.ceph),
-        NvmeSource(periods.nvme),
-        RaplSource(periods.rapl),
-        HwmonSource(periods.hwmon),
-        EdacSource(periods.edac),
-        KernelLogStream(periods.kernel, matcher),
-        ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
+        GpuSource.load(gpus),
+        GpuActivitySource(gpus),
+        NvmlEventSource(matcher, gpus),
+        GpuSharingSource(gpus, lists),
+        GpuProcessSource(gpus),
+        MigSource(gpus),
+        GpuSource.health(gpus),
+        GpuDeviceSource(gpus),
+        GpuPathSource(gpus, settings.pcie),
+        NvLinkSource.traffic(gpus),
+        GpuSource.settings(gpus),
+        NvLinkSource.signal(gpus),
+        RdmaSource(wiring),
+        NicSource(wiring),
+        LinkSource(wiring),
+        LinkErrorSource(wiring),
+        NicSettingsSource(wiring),
+        OpticsSource(wiring),
+        NeighbourSource(wiring),
+        PcieSource(),
+        HostSource(),
+        ProtocolSource(),
+        BondSource(),
+        GpuDirectSource(),
+        NfsSource(),
+        LustreSource(),
+        CephSource(),
+        NvmeSource(),
+        RaplSource(),
+        HwmonSource(),
+        EdacSource(),
+        KernelLogStream(matcher),
+        ClaimSource(settings.tenancy, settings.node, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]
-    return _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
+    enabled = _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
+    return assign_periods(enabled, settings.period_seconds)
+
+
+def assign_periods(sources: list[Source], periods: SourcePeriods) -> list[Source]:
+    """Set the period of each source to that of its name; the window of `nic_burst` is its period."""
+    for source in sources:
+        source.period_seconds = getattr(periods, source.name, source.period_seconds)
+    return sources
 
 
 _NEEDED = frozenset({ClaimSource.name, MigSource.name, NvmlEventSource.name, *SOURCES})

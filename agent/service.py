@@ -19,7 +19,7 @@ from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
-from agent.machine_sources import machine_sources
+from agent.machine_sources import assign_periods, machine_sources
 from agent.sampling.counter_unwrap import CounterStateFile
 from agent.sampling.governor import BudgetKeeper
 from agent.sampling.hang_guard import CallTime
@@ -125,20 +125,21 @@ class Agent:
         )
 
     def _sources(self) -> list[Source]:
-        periods, xids = self.settings.period_seconds, XidMatcher()
-        self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
-        return [
+        xids = XidMatcher()
+        self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids)
+        self_metrics = SelfMetricsSource(
+            lambda: self.sampler.statuses,
+            self.stats,
+            self._take_events,
+            lambda: self.keeper,
+            lambda: self.sampler.hung.by_device,
+        )
+        sources: list[Source] = [
             *machine_sources(self.settings, xids),
             self._verdicts,
-            SelfMetricsSource(
-                lambda: self.sampler.statuses,
-                self.stats,
-                self._take_events,
-                periods.agent,
-                lambda: self.keeper,
-                lambda: self.sampler.hung.by_device,
-            ),
+            self_metrics,
         ]
+        return assign_periods(sources, self.settings.period_seconds)
 
     def _drop_caches(self) -> None:
         self.endpoint.forget()

@@ -16,6 +16,7 @@ from itertools import compress, repeat
 from operator import is_not
 from typing import Protocol, TypeVar, cast
 
+from agent.config import SourcePeriods
 from agent.host import FileGroup, Host, Json, NvmlError
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity, Event
@@ -243,14 +244,34 @@ def parsed_reading(
         return reason_of(error)
 
 
-class SourceWithoutResources:
+_DEFAULT_PERIODS = SourcePeriods()
+
+
+class PeriodicSource:
+    """Base class of sources: the period is the default of the setting with their name, unless it is set."""
+
+    name: str
+    _period_seconds = 0.0
+
+    @property
+    def period_seconds(self) -> float:
+        """Seconds between two reads."""
+        period: float = self._period_seconds or getattr(_DEFAULT_PERIODS, self.name)
+        return period
+
+    @period_seconds.setter
+    def period_seconds(self, seconds: float) -> None:
+        self._period_seconds = seconds
+
+
+class SourceWithoutResources(PeriodicSource):
     """Base class of sources without open files: nothing to release."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class SourceWithFiles:
+class SourceWithFiles(PeriodicSource):
     """Base class of sources that hold files open between reads, in groups."""
 
     _files: tuple[FileGroup, ...] = ()

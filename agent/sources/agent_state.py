@@ -46,16 +46,14 @@ class SelfMetricsSource(base.SourceWithoutResources):
     longest_period_seconds = 5.0
     """The metrics that report faults must not be the first to become stale."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - one getter for each part of the agent that it reads
+    def __init__(
         self,
         statuses: Callable[[], Mapping[str, SourceState]],
         shipping: ShippingStats,
         take_events: Callable[[], list[Event]],
-        period_seconds: float = 1.0,
         keeper: Callable[[], governor.BudgetKeeper | None] = lambda: None,
         hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
     ) -> None:
-        self.period_seconds = period_seconds
         self._hung = hung
         self._devices: tuple[str, ...] = ()
         self._counted: dict[str, tuple[Frame, list[int]]] = {}
@@ -208,13 +206,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
     longest_period_seconds = 20.0
     """Upper bound of the delay until a GPU that needs draining is reported."""
 
-    def __init__(
-        self,
-        statuses: Callable[[], Mapping[str, SourceState]],
-        xids: XidMatcher,
-        period_seconds: float = 5.0,
-    ) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, statuses: Callable[[], Mapping[str, SourceState]], xids: XidMatcher) -> None:
         self._statuses = statuses
         self._facts = FactCollector(xids.actionable_xids)
         self._memory: GpuLifetimeFile | None = None

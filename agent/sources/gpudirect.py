@@ -118,8 +118,8 @@ class GpuDirectSource(KeyedFileSource):
     name = "gpudirect"
     family = "host"
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        super().__init__(period_seconds)
+    def __init__(self) -> None:
+        super().__init__()
         self._modules: tuple[str, ...] = ()
 
     def probe(self, host: Host) -> source.ProbeResult:

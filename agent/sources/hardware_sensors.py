@@ -68,9 +68,6 @@ class HwmonSource(source.CounterFileSource):
     name = "hwmon"
     family = "hwmon"
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
-
     def probe(self, host: Host) -> source.ProbeResult:
         """Find all chips and their sensors. Disabled sensors are omitted."""
         columns = source.ColumnBuilder()
@@ -252,8 +249,7 @@ class RaplSource(source.SourceWithFiles):
     longest_period_seconds = 30.0
     """The smallest range, 65.5 kJ, may be used up in 33 seconds."""
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._counters: dict[str, EnergyCounter] = {}
         self._domains: list[EnergyCounter] = []
 

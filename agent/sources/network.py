@@ -46,8 +46,7 @@ class LinkSource(source.SourceWithFiles):
     name = "link"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, wiring: NetworkScanner | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         self._wiring = wiring or NetworkScanner()
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._with_carrier: list[str] = []
@@ -124,8 +123,7 @@ class BondSource(source.SourceWithoutResources):
     name = "bonds"
     family = "host"
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._readers: list[ReadColumn] = []
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -346,8 +344,8 @@ class ProtocolSource(KeyedFileSource):
     name = "protocols"
     family = "host"
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
-        super().__init__(period_seconds)
+    def __init__(self) -> None:
+        super().__init__()
         self._softnet = ProcessorTable(parse_softnet)
         self._conntrack = ProcessorTable(parse_conntrack)
 

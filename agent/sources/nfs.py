@@ -185,8 +185,7 @@ class NfsSource(source.SourceWithoutResources):
     name = "nfs"
     family = "nfs"
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._stats = f"{OWN_PROCESS}/mountstats"
         self._columns: list[tuple[_NumberedMount, ValueKey]] = []
         self._planned: dict[_NumberedMount, dict[ValueKey, Column]] = {}

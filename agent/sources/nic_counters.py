@@ -47,9 +47,8 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
     longest_period_seconds = 20.0
     """Some drop counters are 32 bits wide: they wrap after 21 seconds at 200 million packets per second."""
 
-    def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
-        self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._nics: list[_NicStatistics] = []
 
@@ -216,8 +215,7 @@ class LinkErrorSource(source.SourceWithoutResources):
     name = "link_errors"
     family = "network"
 
-    def __init__(self, period_seconds: float = 5.0, wiring: NetworkScanner | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         self._wiring = wiring or NetworkScanner()
         self._requests: list[_CounterRequest] = []
 

@@ -44,9 +44,8 @@ class NeighbourSource(ScanningSource):
     family = "neighbour"
     changed = cabling.NEIGHBOUR_EVENT
 
-    def __init__(self, period_seconds: float = 10.0, wiring: NetworkScanner | None = None) -> None:
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
-        self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._up_since: dict[str, int] = {}
 
@@ -146,9 +145,8 @@ class OpticsSource(ScanningSource):
     family = "optics"
     changed = cabling.TRANSCEIVER_EVENT
 
-    def __init__(self, period_seconds: float = 60.0, wiring: NetworkScanner | None = None) -> None:
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
-        self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
 
     def scan(self, host: Host) -> NodeScan:

@@ -65,9 +65,8 @@ class NicSettingsSource(source_bases.ScanningSource):
     family = "nic_settings"
     changed = c.SETTING_EVENT
 
-    def __init__(self, period_seconds: float = 60.0, wiring: NetworkScanner | None = None) -> None:
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
-        self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._network = NodeNetwork()
 

@@ -61,8 +61,7 @@ class HostSource(source.SourceWithoutResources):
     name = "host"
     family = "host"
 
-    def __init__(self, period_seconds: float = 5.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._functions: tuple[str, ...] = ()
         self._answers: list[tuple[int, str, Callable[[Json], Reading]]] = []
         self._files: list[tuple[int, str, Callable[[bytes], Reading]]] = []
@@ -216,9 +215,6 @@ class EdacSource(source.CounterFileSource):
 
     name = "edac"
     family = "host"
-
-    def __init__(self, period_seconds: float = 60.0) -> None:
-        self.period_seconds = period_seconds
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Find the controllers, their modules and the counters of the PCI buses."""

@@ -52,8 +52,7 @@ class NvmeSource(source.SourceWithoutResources):
     name = "nvme"
     family = "nvme"
 
-    def __init__(self, period_seconds: float = 60.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._controllers: list[str] = []
 
     def probe(self, host: Host) -> source.ProbeResult:

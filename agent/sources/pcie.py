@@ -127,8 +127,7 @@ class PcieSource(source.SourceWithFiles):
     name = "pcie"
     family = "pcie"
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._plan = _PcieColumns()
         self._presence = PciPresence()
         self._link_addresses: tuple[str, ...] = ()

@@ -127,9 +127,8 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
     longest_period_seconds = 10.0
     """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
 
-    def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
-        self.period_seconds = period_seconds
         self._wiring = wiring or NetworkScanner()
         self._steps: list[tuple[int, int]] = []
         self._saturating: list[_SaturatedCounters] = []

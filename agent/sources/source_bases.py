@@ -210,8 +210,7 @@ class KeyedFile:
 class KeyedFileSource(base.SourceWithoutResources):
     """Base class of sources of keyed files."""
 
-    def __init__(self, period_seconds: float = 10.0) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self) -> None:
         self._files: list[KeyedFile] = []
 
     def _add_file(

@@ -68,12 +68,10 @@ class ClaimSource(source.SourceWithoutResources):
         self,
         settings: TenancySettings,
         node: str = "",
-        period_seconds: float = 5.0,
         gpus: GpuInventory | None = None,
         lists: ProcessLists | None = None,
     ) -> None:
         """Raises SettingsError for an unknown owner."""
-        self.period_seconds = period_seconds
         self.commands = command_claims.CommandClaims()
         self.devices = devices.NodeDevices()
         self._settings, self._node = settings, node

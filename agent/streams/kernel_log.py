@@ -176,7 +176,7 @@ _BY_NODE: dict[str, declare.Metric] = {
 _NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
 
 
-class KernelLogStream:
+class KernelLogStream(source.PeriodicSource):
     """Follows the kernel log and counts relevant messages."""
 
     name = "kernel"
@@ -184,8 +184,7 @@ class KernelLogStream:
     longest_period_seconds = 5.0
     """The log is a ring: records that are overwritten before they are read are lost."""
 
-    def __init__(self, period_seconds: float = 1.0, xids: XidMatcher | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, xids: XidMatcher | None = None) -> None:
         self._xids = xids or XidMatcher()
         self._last_xid: dict[tuple[str, ...], int] = {}
         self._problem: Absent | None = None

@@ -15,7 +15,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metering import MIB
 from support.metric_samples import sample
-from support.reading import ORIGIN
+from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
 from agent.config import PREFIX, AgentSettings, BudgetSettings
@@ -230,8 +230,8 @@ def test_sources_state_their_longest_period() -> None:
     assert longest["gpu_activity"] == longest["nic"] == longest["gpu_verdict"] == 20
     assert longest["agent"] == 5
     assert longest["host"] == LONGEST_PERIOD_SECONDS
-    assert longest_period_seconds(KernelLogStream(period_seconds=30.0)) == 30, "as configured"
-    assert longest_period_seconds(HostSource(period_seconds=600.0)) == 600
+    assert longest_period_seconds(at_period(KernelLogStream(), 30.0)) == 30, "as configured"
+    assert longest_period_seconds(at_period(HostSource(), 600.0)) == 600
 
 
 def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def test_ticks_lie_on_a_grid_that_all_nodes_share() -> None:
     host = FakeHost()
     add_nic(host)
     host.clock.advance(0.3)
-    async with run_sampler(host, [RdmaSource(period_seconds=1.0)]) as run:
+    async with run_sampler(host, [RdmaSource()]) as run:
         await run.step(0.7)
         await run.step(1.0)
         assert [f.timestamp.boot_ns % NS for f in run.frames] == [3 * NS // 10, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.gpus import add_gpus
 from support.machine import DENIED, FakeHost
-from support.reading import read_once, readings
+from support.reading import at_period, read_once, readings
 from support.sampling import run_sampler
 
 from agent.gpus.inventory import GpuInventory
@@ -90,7 +90,9 @@ async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
     host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 1)
     plug(host, "0000:01:00.0", "nvidia")
-    async with run_sampler(host, [GpuSource.load(gpus=gpus), GpuDeviceSource(1.0, gpus)]) as run:
+    async with run_sampler(
+        host, [GpuSource.load(gpus=gpus), at_period(GpuDeviceSource(gpus), 1.0)]
+    ) as run:
         plug(host, "0000:01:00.0", "vfio-pci")
         plug(host, "0000:09:00.0", "")
         await run.step()

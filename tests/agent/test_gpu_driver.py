@@ -7,7 +7,7 @@ from typing import Any
 
 from support.gpus import add_gpus, host_with_gpus, of_gpu
 from support.machine import FakeHost
-from support.reading import readings
+from support.reading import at_period, readings
 from support.sampling import RunningSampler, run_sampler
 
 from agent.gpus.inventory import GpuInventory
@@ -30,7 +30,7 @@ def sources() -> list[Source]:
     return [
         GpuSource.load(gpus=shared),
         GpuActivitySource(gpus=shared),
-        GpuSource.health(1.0, gpus=shared),
+        at_period(GpuSource.health(shared), 1.0),
     ]
 
 
@@ -165,7 +165,7 @@ async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
     """Only the load is probed in time; the others follow at their next read."""
     host = host_with_gpus(1)
     shared = GpuInventory()
-    slow = NvLinkSource.traffic(10.0, shared)
+    slow = NvLinkSource.traffic(shared)
     async with run_sampler(host, [GpuSource.load(gpus=shared), slow]) as run:
         assert run.of("nvlink") == []
         host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, 1]

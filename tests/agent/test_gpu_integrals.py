@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings, strategies as st
 from support.gpus import GIBIBYTE, add_gpus
 from support.machine import FakeHost
 from support.mig import cut
-from support.reading import ORIGIN, readings
+from support.reading import ORIGIN, at_period, readings
 
 from agent.host import NvmlError
 from agent.sampling.source_reader import SourceReader
@@ -132,8 +132,8 @@ def test_counters_continue_after_a_new_probe() -> None:
 
 
 def test_a_source_that_is_read_too_rarely_has_no_integrals() -> None:
-    assert BUSY in IntegratedGpu(GpuSource.load(30.0)).after(1)
-    assert BUSY not in IntegratedGpu(GpuSource.load(30.1)).after(1)
+    assert BUSY in IntegratedGpu(at_period(GpuSource.load(), 30.0)).after(1)
+    assert BUSY not in IntegratedGpu(at_period(GpuSource.load(), 30.1)).after(1)
 
 
 def test_memory_of_each_mig_device_is_counted() -> None:

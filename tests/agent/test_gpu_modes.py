@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.gpus import add_gpus
 from support.machine import FakeHost
-from support.reading import ORIGIN
+from support.reading import ORIGIN, at_period
 
 from agent.host import NvmlError
 from agent.sampling.source_reader import SourceReader
@@ -47,7 +47,7 @@ def test_a_changed_setting_is_reported_once(
     source: type[GpuSource], call: str, answer: object, expected: tuple[str, ...]
 ) -> None:
     host = machine()
-    reader = SourceReader(source(1.0), host, ORIGIN)
+    reader = SourceReader(source(), host, ORIGIN)
     assert changes(reader) == []
     host.calls[call] = answer
     assert changes(reader) == [expected]
@@ -56,7 +56,7 @@ def test_a_changed_setting_is_reported_once(
 
 def test_an_unreadable_mode_is_not_a_change_and_is_compared_later() -> None:
     host = machine()
-    reader = SourceReader(GpuSource.settings(1.0), host, ORIGIN)
+    reader = SourceReader(at_period(GpuSource.settings(), 1.0), host, ORIGIN)
     changes(reader)
     host.calls[COMPUTE] = LOST
     assert changes(reader) == []
@@ -65,7 +65,7 @@ def test_an_unreadable_mode_is_not_a_change_and_is_compared_later() -> None:
 
 
 def facts(host: FakeHost) -> dict[str, dict[str, str]]:
-    described = GpuSource.settings(1.0).probe(host).columnless_entities
+    described = GpuSource.settings().probe(host).columnless_entities
     assert {entity.kind for entity in described} == {GPU_SETTINGS}
     return {entity.key[0]: dict(entity.facts) for entity in described}
 

@@ -8,7 +8,7 @@ import pytest
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.mig import cut
-from support.reading import numbers, read_once, readings
+from support.reading import at_period, numbers, read_once, readings
 from support.sampling import run_sampler
 
 from agent.config import AgentSettings
@@ -248,7 +248,7 @@ def test_unreadable_virtual_gpus_have_an_absence_reason(
 async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() -> None:
     host, of_vgpu = gpu(), ("railscope_vgpu_memory_used_bytes", ("GPU-0", "11"))
     host.calls |= {ACTIVE: [11], "nvml.nvmlVgpuInstanceGetFbUsage(11)": 4096}
-    async with run_sampler(host, [GpuProcessSource(period_seconds=1.0)]) as run:
+    async with run_sampler(host, [at_period(GpuProcessSource(), 1.0)]) as run:
         assert readings(run.of("gpu_process")[-1])[of_vgpu] == 4096
         host.calls |= {ACTIVE: NvmlError(10), COMPUTE: [process(41)]}
         for _ in range(3):

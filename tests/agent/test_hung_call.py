@@ -14,7 +14,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import add_nic
-from support.reading import ORIGIN, readings
+from support.reading import ORIGIN, at_period, readings
 from support.sampling import RunningSampler, run_sampler
 
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
@@ -133,7 +133,7 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
     """A lock of the library: every further call hangs as well."""
     powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
     async with run_sampler(
-        host, [GpuSource.load(), GpuSource.health(1.0), RdmaSource()], SHORT
+        host, [GpuSource.load(), at_period(GpuSource.health(), 1.0), RdmaSource()], SHORT
     ) as run:
         states = run.sampler.statuses
         host.calls |= dict.fromkeys(powers, stuck)

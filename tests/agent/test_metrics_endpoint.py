@@ -13,6 +13,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import add_nic
+from support.reading import at_period
 from support.sampling import run_sampler
 
 from agent.endpoint.http_server import HttpServer
@@ -163,7 +164,7 @@ async def scrape(session: aiohttp.ClientSession) -> dict[Sample, float]:
 async def test_readings_that_are_too_old_are_left_out() -> None:
     """Three periods, but never less than five seconds."""
     host = host_with_nic()
-    async with run_sampler(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
+    async with run_sampler(host, [RdmaSource(), at_period(GpuSource.load(), 4.0)]) as run:
         statuses = run.sampler.statuses.values()
     async with served(statuses, host.clock) as session:
         assert {PACKETS, POWER} <= set(await scrape(session))

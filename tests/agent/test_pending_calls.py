@@ -232,7 +232,7 @@ async def test_it_recovers_once_the_driver_answers(
 ) -> None:
     host, clock = stuck
     clock.advance(11)
-    sampler = Sampler(host, ORIGIN, [GpuSource.load(1.0)], lambda _frame: None, ReadLimits(0, 0.2))
+    sampler = Sampler(host, ORIGIN, [GpuSource.load()], lambda _frame: None, ReadLimits(0, 0.2))
     (status,) = sampler.statuses.values()
     await sampler.once()
     assert list(sampler.hung.by_device) == ["nvml/1"]

@@ -29,8 +29,8 @@ def claims_of(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[
     walk = CaptureWalk(simulate(spec, SECONDS))
     gpus, lists = GpuInventory(), ProcessLists()
     sharing, tenancy = (
-        GpuSharingSource(5.0, gpus, lists),
-        ClaimSource(TenancySettings(), "", 5.0, gpus, lists),
+        GpuSharingSource(gpus, lists),
+        ClaimSource(TenancySettings(), "", gpus, lists),
     )
     events: list[Event] = []
     values: dict[str, list[int]] = {}

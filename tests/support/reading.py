@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from agent.host import Host
 from agent.sampling.source import Source
 from agent.sampling.source_reader import ReadOutcome, SourceReader
@@ -11,6 +13,7 @@ from railscope.reading import Absent, Reading
 
 ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 
+SourceT = TypeVar("SourceT", bound=Source)
 Label = tuple[str, tuple[str, ...]]
 
 
@@ -28,6 +31,12 @@ def numbers(frame: Frame | None) -> dict[Label, float]:
         for metric, entity, reading in found
         if not isinstance(reading, Absent)
     }
+
+
+def at_period(source: SourceT, seconds: float) -> SourceT:
+    """Return a source with a period other than the default."""
+    source.period_seconds = seconds
+    return source
 
 
 def read_once(source: Source, host: Host) -> ReadOutcome:

@@ -109,8 +109,8 @@ class PolledTenancy:
     def __init__(self, host: FakeHost, settings: TenancySettings | None = None) -> None:
         self.host = host
         self.gpus, lists = GpuInventory(), ProcessLists()
-        self.sharing = GpuSharingSource(5.0, self.gpus, lists)
-        self.tenancy = ClaimSource(settings or TenancySettings(), "", 5.0, self.gpus, lists)
+        self.sharing = GpuSharingSource(self.gpus, lists)
+        self.tenancy = ClaimSource(settings or TenancySettings(), "", self.gpus, lists)
         self.columns: list[tuple[str, tuple[str, ...]]] = []
         self.table = RowBuilder(0)
 

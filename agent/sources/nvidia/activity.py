@@ -125,8 +125,7 @@ class GpuActivitySource(source.SourceWithoutResources):
     longest_period_seconds = 20.0
     """Views of a cluster omit values older than 30 s."""
 
-    def __init__(self, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, gpus: GpuInventory | None = None) -> None:
         self._gpus = gpus or GpuInventory()
         self._plans = CallPlans(self._gpus)
 
@@ -167,13 +166,7 @@ class GpuBurstSource(source.SourceWithoutResources):
     longest_period_seconds = 2.0
     """The driver's buffers are bounded, and their span differs among products."""
 
-    def __init__(
-        self,
-        window_seconds: float = 0.1,
-        period_seconds: float = 1.0,
-        gpus: GpuInventory | None = None,
-    ) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, window_seconds: float = 0.1, gpus: GpuInventory | None = None) -> None:
         self._grid = burst_windows.WindowGrid(round(window_seconds * SECOND_NS))
         self._gpus = gpus or GpuInventory()
         self._generation = 0

@@ -67,16 +67,17 @@ class Integrals:
     advance while the GPU works.
     """
 
-    def __init__(self, gauges: Iterable[IntegratedGauge], period_seconds: float) -> None:
-        is_usable = period_seconds * SECOND_NS <= LONGEST_SAMPLE_NS
-        self._definitions = {each.gauge: each for each in gauges} if is_usable else {}
+    def __init__(self, gauges: Iterable[IntegratedGauge]) -> None:
+        self._definitions = {each.gauge: each for each in gauges}
         self._integrals: dict[tuple[str, tuple[str, ...]], Integral] = {}
         self._columns: list[tuple[int, int, IntegratedGauge, Integral]] = []
         """Columns of a gauge and of its integral in the table."""
 
-    def add_columns(self, columns: ColumnBuilder) -> None:
+    def add_columns(self, columns: ColumnBuilder, period_seconds: float) -> None:
         """Add a column for the integral of each gauge that has one."""
         self._columns = []
+        if period_seconds * SECOND_NS > LONGEST_SAMPLE_NS:
+            return
         for position, (metric, entity) in enumerate(list(columns.columns)):
             if definition := self._definitions.get(metric):
                 integral = self._integrals.setdefault(

@@ -42,10 +42,7 @@ class NvmlEventSource(source.SourceWithoutResources):
     longest_period_seconds = 5.0
     """The event queue is bounded, and without the kernel log events are the only source of Xids."""
 
-    def __init__(
-        self, matcher: XidMatcher, period_seconds: float = 1.0, gpus: GpuInventory | None = None
-    ) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, matcher: XidMatcher, gpus: GpuInventory | None = None) -> None:
         self._matcher = matcher
         self._gpus = gpus or GpuInventory()
         self._begun = False

@@ -34,38 +34,36 @@ class GpuSource(source.SourceWithoutResources):
         self,
         name: str,
         table_of: Callable[[Host, int], call_plan.CallTable],
-        period_seconds: float,
         gpus: GpuInventory | None = None,
     ) -> None:
         self.name = name
-        self.period_seconds = period_seconds
         self._gpus = gpus or GpuInventory()
         self._table_of = table_of
         self._plans = call_plan.CallPlans(self._gpus)
-        self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
+        self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS)
         self._totals = [column_history.DeviceTotals(*each) for each in value_tables.TOTALS]
         self._modes = column_history.SettingChanges()
         self._describe: Callable[[Host, GpuDevice], Entity] | None = None
 
     @classmethod
-    def load(cls, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> GpuSource:
+    def load(cls, gpus: GpuInventory | None = None) -> GpuSource:
         """Values that change every second, and events of added and removed GPUs.
 
         A GPU counts as observed while its samples are at most 30 s apart: periods stay well below.
         """
-        gpu = cls("gpu", value_tables.load_table, period_seconds, gpus)
+        gpu = cls("gpu", value_tables.load_table, gpus)
         gpu.longest_period_seconds = 10.0
         return gpu
 
     @classmethod
-    def health(cls, period_seconds: float = 10.0, gpus: GpuInventory | None = None) -> GpuSource:
+    def health(cls, gpus: GpuInventory | None = None) -> GpuSource:
         """Actual and potential faults."""
-        return cls("gpu_health", lambda *_: health.HEALTH_TABLE, period_seconds, gpus)
+        return cls("gpu_health", lambda *_: health.HEALTH_TABLE, gpus)
 
     @classmethod
-    def settings(cls, period_seconds: float = 60.0, gpus: GpuInventory | None = None) -> GpuSource:
+    def settings(cls, gpus: GpuInventory | None = None) -> GpuSource:
         """Values that change rarely."""
-        gpu = cls("gpu_settings", value_tables.settings_table, period_seconds, gpus)
+        gpu = cls("gpu_settings", value_tables.settings_table, gpus)
         gpu._describe = gpu_settings.settings_entity
         return gpu
 
@@ -75,7 +73,7 @@ class GpuSource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.add_columns(host, tables, columns)
-        self._integrals.add_columns(columns)
+        self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
             totals.add_columns(columns, [gpu.entity for gpu in gpus.values()])
         self._modes.add_columns(columns)
@@ -122,12 +120,11 @@ class MigSource(source.SourceWithoutResources):
     longest_period_seconds = 10.0
     """Time between two samples counts up to 30 s: periods stay well below."""
 
-    def __init__(self, period_seconds: float = 5.0, gpus: GpuInventory | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, gpus: GpuInventory | None = None) -> None:
         self._gpus = gpus or GpuInventory()
         self._counted: list[tuple[GpuDevice, int]] = []
         self._plans = call_plan.CallPlans(self._gpus)
-        self._integrals = column_history.Integrals(MIG_INTEGRALS, period_seconds)
+        self._integrals = column_history.Integrals(MIG_INTEGRALS)
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
@@ -137,7 +134,7 @@ class MigSource(source.SourceWithoutResources):
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
         self._plans.add_columns(host, tables, columns)
-        self._integrals.add_columns(columns)
+        self._integrals.add_columns(columns, self.period_seconds)
         detail = f"{len(tables)} on {source.format_count(len(capable), 'GPU')} with MIG support"
         findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
         return columns.result(*findings)
@@ -174,8 +171,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
     name = "gpu_device"
     family = "nvml"
 
-    def __init__(self, period_seconds: float = 10.0, gpus: GpuInventory | None = None) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, gpus: GpuInventory | None = None) -> None:
         self._gpus = gpus or GpuInventory()
         self._addresses: list[str] = []
         self._missing: list[str] = []

@@ -175,11 +175,8 @@ class NvLinkSource(source.SourceWithoutResources):
 
     family = "nvml"
 
-    def __init__(
-        self, name: str, period_seconds: float, gpus: GpuInventory | None = None, *, signal: bool
-    ) -> None:
+    def __init__(self, name: str, gpus: GpuInventory | None = None, *, signal: bool) -> None:
         self.name = name
-        self.period_seconds = period_seconds
         self._signal = signal
         self._gpus = gpus or GpuInventory()
         self._plans = call_plan.CallPlans(self._gpus)
@@ -193,16 +190,14 @@ class NvLinkSource(source.SourceWithoutResources):
         self._errors = column_history.DeviceTotals(n.NVLINK_ERRORS, n.GPU_NVLINK_ERRORS)
 
     @classmethod
-    def traffic(
-        cls, period_seconds: float = 10.0, gpus: GpuInventory | None = None
-    ) -> NvLinkSource:
+    def traffic(cls, gpus: GpuInventory | None = None) -> NvLinkSource:
         """State, speed, bytes and errors."""
-        return cls("nvlink", period_seconds, gpus, signal=False)
+        return cls("nvlink", gpus, signal=False)
 
     @classmethod
-    def signal(cls, period_seconds: float = 60.0, gpus: GpuInventory | None = None) -> NvLinkSource:
+    def signal(cls, gpus: GpuInventory | None = None) -> NvLinkSource:
         """Error ratios and corrected codewords."""
-        return cls("nvlink_signal", period_seconds, gpus, signal=True)
+        return cls("nvlink_signal", gpus, signal=True)
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""

@@ -142,12 +142,8 @@ class GpuPathSource(base.SourceWithFiles):
     family = "nvml"
 
     def __init__(
-        self,
-        period_seconds: float = 10.0,
-        gpus: GpuInventory | None = None,
-        settings: PcieSettings | None = None,
+        self, gpus: GpuInventory | None = None, settings: PcieSettings | None = None
     ) -> None:
-        self.period_seconds = period_seconds
         self._expected = ExpectedLinks(settings or PcieSettings())
         self._generation = -1
         self._gpus = gpus or GpuInventory()

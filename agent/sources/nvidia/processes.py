@@ -28,13 +28,7 @@ class GpuSharingSource(source.SourceWithoutResources):
     name = "gpu_sharing"
     family = "nvml"
 
-    def __init__(
-        self,
-        period_seconds: float = 5.0,
-        gpus: GpuInventory | None = None,
-        lists: ProcessLists | None = None,
-    ) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, gpus: GpuInventory | None = None, lists: ProcessLists | None = None) -> None:
         self._gpus = gpus or GpuInventory()
         self._lists = lists or ProcessLists()
         self._generation = 0
@@ -126,13 +120,7 @@ class GpuProcessSource(source.SourceWithoutResources):
     name = "gpu_process"
     family = "nvml"
 
-    def __init__(
-        self,
-        period_seconds: float = 5.0,
-        gpus: GpuInventory | None = None,
-        max_reported: int = MAX_REPORTED,
-    ) -> None:
-        self.period_seconds = period_seconds
+    def __init__(self, gpus: GpuInventory | None = None, max_reported: int = MAX_REPORTED) -> None:
         self._max_reported = max_reported
         self._gpus = gpus or GpuInventory()
         self._generation = 0
