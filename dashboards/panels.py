@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from grafana_foundation_sdk.builders import (
-    common as look,
+    common,
     dashboard as build,
     prometheus,
     stat,
@@ -75,7 +75,7 @@ DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
 
 def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD) -> stat.Panel:
     """Show the current value of one number, never an old one, coloured by the threshold it has reached."""
-    last = look.ReduceDataOptions().calcs(["lastNotNull"])
+    last = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
     panel = _finish(panel, _instant_query, ident=ident, title=title, about=about, queries=[query])
     return panel.thresholds(_thresholds(steps)).span(3).height(4)
@@ -85,8 +85,8 @@ def lines(
     ident: int, title: str, about: str, *queries: Query, steps: Steps = GOOD, span: int = 8
 ) -> timeseries.Panel:
     """Draw curves over time; gaps stay gaps, and thresholds are lines to compare with."""
-    legend = look.VizLegendOptions().show_legend(show_legend=True)
-    tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    legend = common.VizLegendOptions().show_legend(show_legend=True)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
     panel = panel.max_data_points(MAX_POINTS)
     if span == COLUMNS:  # panels below each other share one time axis
@@ -94,7 +94,7 @@ def lines(
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
         queries = (queries[0].with_name(title),)
     if len(steps) > 1:
-        style = look.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+        style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds(_thresholds(steps)).thresholds_style(style)
     panel = _finish(panel, _curve, ident=ident, title=title, about=about, queries=queries)
     return panel.span(span).height(8)
@@ -102,7 +102,7 @@ def lines(
 
 def layers(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> timeseries.Panel:
     """Stack the parts of a whole over time."""
-    stacked = look.StackingConfig().mode(StackingMode.NORMAL)
+    stacked = common.StackingConfig().mode(StackingMode.NORMAL)
     return lines(ident, title, about, *queries, span=span).stacking(stacked).fill_opacity(30)
 
 
@@ -323,8 +323,8 @@ def _in_order_of(label: str) -> DataTransformerConfig:
     return DataTransformerConfig("sortBy", options={"sort": [{"field": label}]})
 
 
-def _sorted_by(title: str, worst: Worst) -> look.TableSortByFieldState:
-    return look.TableSortByFieldState().display_name(title).desc(worst == "highest")
+def _sorted_by(title: str, worst: Worst) -> common.TableSortByFieldState:
+    return common.TableSortByFieldState().display_name(title).desc(worst == "highest")
 
 
 def _worst_of_row(worst: Worst) -> DataTransformerConfig:

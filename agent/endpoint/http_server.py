@@ -148,7 +148,7 @@ class _HttpConversation:
             try:
                 request = await self._next_request()
             except h11.RemoteProtocolError as error:
-                await self._refuse(error)
+                await self._reject(error)
                 return
             if request is None:
                 return
@@ -201,7 +201,7 @@ class _HttpConversation:
             more["Content-Encoding"] = "gzip"
         await self._send(request.method, response, body, more)
 
-    async def _refuse(self, error: h11.RemoteProtocolError) -> None:
+    async def _reject(self, error: h11.RemoteProtocolError) -> None:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)

@@ -144,7 +144,7 @@ class GuardedHost(HostWrapper):
         self._hung = hung
         self._time = time
         self._rosters = AnswerRosters()
-        self._refused: set[str] = set()
+        self._rejected: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
         """Calls in progress: at most one, of the present thread.
@@ -163,8 +163,8 @@ class GuardedHost(HostWrapper):
 
     def take_returned(self) -> bool:
         """Return True once after a hung device that was requested has returned."""
-        returned = {device for device in self._refused if device not in self._hung.by_device}
-        self._refused -= returned
+        returned = {device for device in self._rejected if device not in self._hung.by_device}
+        self._rejected -= returned
         return bool(returned)
 
     def abandon(self) -> HungCall | None:
@@ -222,7 +222,7 @@ class GuardedHost(HostWrapper):
     ) -> Answer:
         """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
-            self._refuse(device)
+            self._reject(device)
         running = self._running
         running.append((device, name, self._time.seconds()))
         try:
@@ -234,11 +234,11 @@ class GuardedHost(HostWrapper):
                 self._hung.by_device.pop(device, None)
                 raise CallAbandonedError from None
 
-    def _refuse(self, device: str) -> None:
+    def _reject(self, device: str) -> None:
         hung = self._hung.by_device.get(device)
         if hung is None:
             return
-        self._refused.add(device)
+        self._rejected.add(device)
         seconds = (self.clock.now().boot_ns - hung.since_ns) / 1e9
         problem = f"{hung.call} has not returned for {seconds:.0f} s"
         if device.partition("/")[0] == "nvml":

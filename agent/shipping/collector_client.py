@@ -176,7 +176,7 @@ class EnvelopeDecision(Enum):
 
     ACKNOWLEDGED = "acknowledged"
     WANTS_SCHEMAS = "wants_schemas"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     LATER = "later"
 
 
@@ -277,7 +277,7 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
         return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, requested)
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
-            EnvelopeDecision.REFUSED, f"envelope rejected by {url}: status {status}: {detail}"
+            EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
         )
     advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
     problem = (

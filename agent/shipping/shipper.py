@@ -274,7 +274,7 @@ class Shipper:
             if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 await self._remove_shipped(*oldest)
                 pause_seconds = FIRST_RETRY_SECONDS
-            elif answer.verdict is EnvelopeDecision.REFUSED:
+            elif answer.verdict is EnvelopeDecision.REJECTED:
                 await self._remove_rejected(*oldest, answer)
             else:
                 self._record_failure(answer)
@@ -331,7 +331,7 @@ class Shipper:
         schemas = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
         if len(schemas) < len(answer.schemas):
             return DeliveryResult(
-                EnvelopeDecision.REFUSED,
+                EnvelopeDecision.REJECTED,
                 "schema of these frames is missing from the agent's state directory",
             )
         answer = await self._post(client, self._pack([], tuple(schemas)))

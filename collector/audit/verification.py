@@ -47,14 +47,14 @@ def signed_notes(
 ) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
-    for vouched in cosigned.values():
+    for cosigned_checkpoint in cosigned.values():
         try:
-            tree = signed_note.read_checkpoint(vouched.note, key).tree
+            tree = signed_note.read_checkpoint(cosigned_checkpoint.note, key).tree
         except signed_note.NoteError:
             continue  # reported by `find_cosigners`
         if tree not in sizes:
             sizes.add(tree)
-            yield vouched.note
+            yield cosigned_checkpoint.note
 
 
 def read_disputed_notes(directory: Path) -> Iterator[str]:

@@ -109,7 +109,7 @@ def close_command(
     place: command_options.CommandContext, period: units.Period, *, provisional: bool
 ) -> None:
     """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
-    place.refuse_suspect_clock()
+    place.reject_suspect_clock()
     with place.books() as books:
         closed = books.close(period, place.timed_actor, provisional=provisional)
         reviews = books.store.reviews(closed.closing.number)

@@ -99,7 +99,7 @@ class CommandContext:
         installed = None if self.ledger else settings.default_file("collector")
         return settings.load(CollectorSettings, file=self.config or installed, prefix=PREFIX)
 
-    def refuse_suspect_clock(self) -> None:
+    def reject_suspect_clock(self) -> None:
         """Raise ClosingError while the clock of this node's collector is suspect."""
         file = self._state_directory() / clock.FILE
         try:

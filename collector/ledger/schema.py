@@ -220,7 +220,7 @@ FROM ledger_entry e JOIN ledger_revision r
 """
 """The ledger in the form for people and tools: each entry with its revision."""
 
-_REFUSE = """
+_APPEND_ONLY_FUNCTION = """
 CREATE FUNCTION ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
 """
@@ -244,11 +244,11 @@ def make_append_only(table: sa.Table) -> None:
     """Prevent any change or deletion of the table's rows."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
-        refuse = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
-        _run(table, "after_create", f"{trigger} {refuse}", "sqlite")
+        action = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+        _run(table, "after_create", f"{trigger} {action}", "sqlite")
     trigger = f"CREATE TRIGGER {table.name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
-    refuse = "FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
-    _run(table, "after_create", f"{trigger} ON {table.name} {refuse}", "postgresql")
+    action = "FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
+    _run(table, "after_create", f"{trigger} ON {table.name} {action}", "postgresql")
 
 
 class CoveredTable(NamedTuple):
@@ -268,7 +268,7 @@ def cover_table(kind: str, table: sa.Table, *parts: sa.Table) -> None:
 
 
 cover_table("revision", revisions, entries, shares, claims, overlaps)
-_run(metadata, "before_create", _REFUSE, "postgresql")
+_run(metadata, "before_create", _APPEND_ONLY_FUNCTION, "postgresql")
 for _table in (schema_version, revisions, entries, shares, claims, overlaps):
     make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):

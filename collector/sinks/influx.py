@@ -114,11 +114,11 @@ class InfluxSink:
     async def _write_all(self, client: Any) -> None:
         while self._lines:
             batch = [self._lines[i] for i in range(min(LINES_PER_WRITE, len(self._lines)))]
-            refused = problem = ""
+            rejection = problem = ""
             try:
                 problem = await run_in_thread(_write, client, self.settings, batch)
             except RejectedLinesError as error:
-                refused = str(error)
+                rejection = str(error)
             if problem:
                 if problem != self._problem:
                     log.warning("influx_connection_failed", url=self.settings.url, problem=problem)
@@ -126,12 +126,12 @@ class InfluxSink:
                 return
             for _ in batch:
                 self._lines.popleft()
-            if refused:
+            if rejection:
                 self.dropped_lines += len(batch)
                 log.warning(
                     "influx_lines_rejected",
                     url=self.settings.url,
-                    problem=refused,
+                    problem=rejection,
                     lines=len(batch),
                 )
             else:

@@ -259,8 +259,8 @@ class NetlinkConnection:
         except OSError:
             self.close()  # messages still pending on this socket belong to no request
             raise
-        if answer.refused:
-            raise answer.refused
+        if answer.error:
+            raise answer.error
         return answer
 
     def _open(self) -> socket.socket:
@@ -295,7 +295,7 @@ class _NetlinkAnswer:
         self.bodies: list[bytes] = []
         self.changed = False
         self.complete = False
-        self.refused: OSError | None = None
+        self.error: OSError | None = None
 
     def add(self, datagram: bytes) -> None:
         """Add one datagram. Raises OSError for malformed data and for an answer over the size limit."""
@@ -315,7 +315,7 @@ class _NetlinkAnswer:
             raise OSError(errno.ENOBUFS, "the kernel dropped a part of a netlink response")
         if message.kind in (NLMSG_ERROR, NLMSG_DONE):
             self.complete = True
-            self.refused = answer_error(message)
+            self.error = answer_error(message)
         elif message.kind != NLMSG_NOOP:
             self.bodies.append(message.body)
             self.complete = not message.flags & NLM_F_MULTI
