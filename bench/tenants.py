@@ -150,20 +150,20 @@ class _NicPool:
     def __init__(self, units: int) -> None:
         self._units = units
         self._free: list[tuple[int, int]] = []
-        self._held: list[tuple[int, int, int]] = []
+        self._shares_in_use: list[tuple[int, int, int]] = []
         self._nics = 0
 
     def take(self, start_ns: int, end_ns: int) -> tuple[str, CapacityRange]:
         """Return a part that is free in [start, end); starts must arrive in order."""
-        while self._held and self._held[0][0] <= start_ns:
-            _, nic, part = heappop(self._held)
+        while self._shares_in_use and self._shares_in_use[0][0] <= start_ns:
+            _, nic, part = heappop(self._shares_in_use)
             heappush(self._free, (nic, part))
         if not self._free:
             for part in range(GPU_CAPACITY // self._units):
                 heappush(self._free, (self._nics, part))
             self._nics += 1
         nic, part = heappop(self._free)
-        heappush(self._held, (end_ns, nic, part))
+        heappush(self._shares_in_use, (end_ns, nic, part))
         low = part * self._units
         return f"nic-{self._units}-{nic}", CapacityRange(low, low + self._units)
 

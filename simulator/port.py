@@ -201,7 +201,7 @@ class PortOptics:
         self._warmth = spec.DriftNoise(rng, 120.0)
         self._ripples = [spec.DriftNoise(rng, 60.0) for _ in range(device_models.LANES)]
         self._celsius = self._usual_celsius
-        self._lost = [0.0] * device_models.LANES
+        self._lost_margins = [0.0] * device_models.LANES
 
     def advance(self, span: spec.TimeSpan, busy: float, margin_lost: float) -> None:
         """Advance by a span; a busy port is warmer."""
@@ -209,11 +209,13 @@ class PortOptics:
         self._celsius += (aim - self._celsius) * (1.0 - math.exp(-span.seconds / 60.0))
         for lane, ripple in enumerate(self._ripples):
             ripple.advance(span.seconds)
-            self._lost[lane] = margin_lost * (1.0 if lane == self._degraded_lane else _LEAKED)
+            self._lost_margins[lane] = margin_lost * (
+                1.0 if lane == self._degraded_lane else _LEAKED
+            )
 
     def error_ratio(self, lane: int) -> float:
         """Ratio of a lane's bit errors to its usual ones."""
-        return math.pow(10.0, self._lost[lane] * self._decades)
+        return math.pow(10.0, self._lost_margins[lane] * self._decades)
 
     @property
     def millicelsius(self) -> int:
@@ -227,7 +229,7 @@ class PortOptics:
 
     def receive_nanowatts(self, lane: int) -> int:
         """Received optical power."""
-        loss = self._lost[lane] * self._decades
+        loss = self._lost_margins[lane] * self._decades
         return _nanowatts(self._usual_receive_dbm[lane] + 0.05 * self._ripples[lane].value - loss)
 
     def transmit_nanowatts(self, lane: int) -> int:

@@ -160,7 +160,7 @@ class SpooledSchemas:
         self._directory = directory
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         delete_partial_files(self._directory)
-        self._known: dict[bytes, bytes] = {}
+        self._contents: dict[bytes, bytes] = {}
         """Content of the files: a third of the memory of the schemas."""
         self._stored: set[bytes] = set()
 
@@ -168,8 +168,8 @@ class SpooledSchemas:
         """Store a schema unless it is stored already. Raises OSError (a full disk)."""
         if digest in self._stored:
             return
-        content = self._known.get(digest) or msgspec.msgpack.encode(make())
-        self._known[digest] = content
+        content = self._contents.get(digest) or msgspec.msgpack.encode(make())
+        self._contents[digest] = content
         write_durably(self._path(digest), content)
         self._forget_oldest()
         self._stored.add(digest)
@@ -177,7 +177,7 @@ class SpooledSchemas:
     def get(self, digest: bytes) -> WireSchema | None:
         """Return a schema by its hash; None if it was never stored or is damaged."""
         try:
-            content = self._known.get(digest) or self._path(digest).read_bytes()
+            content = self._contents.get(digest) or self._path(digest).read_bytes()
             return msgspec.msgpack.decode(content, type=WireSchema)
         except (OSError, *DECODING_ERRORS):
             return None
@@ -190,6 +190,6 @@ class SpooledSchemas:
             self._directory.glob("*" + _SCHEMA_SUFFIX), key=lambda file: file.stat().st_mtime_ns
         )
         for file in files[:-_MAX_SCHEMAS]:
-            self._known.pop(bytes.fromhex(file.stem), None)
+            self._contents.pop(bytes.fromhex(file.stem), None)
             self._stored.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)

@@ -181,7 +181,7 @@ class KeyedFile:
     path: str
     parse: ParseFile
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
-    _seen: frozenset[Hashable] = frozenset()
+    _probed_keys: frozenset[Hashable] = frozenset()
 
     def add_columns(self, host: Host, columns: base.ColumnBuilder, column_of: ColumnOfKey) -> None:
         """Add the columns of the keys that the file contains; none if it cannot be read."""
@@ -189,7 +189,7 @@ class KeyedFile:
             values = self.parse(host.read(self.path))
         except OSError:
             return
-        self._seen = frozenset(values)
+        self._probed_keys = frozenset(values)
         for key in values:
             if column := column_of(key):
                 self.columns.append((columns.add(*column), key))
@@ -201,7 +201,7 @@ class KeyedFile:
         except OSError as error:
             into.put_each((column for column, _ in self.columns), reason_of(error))
             return
-        if values.keys() - self._seen:
+        if values.keys() - self._probed_keys:
             into.needs_probe = True
         for column, key in self.columns:
             into.put(column, values.get(key, Absent.GONE))

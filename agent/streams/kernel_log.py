@@ -192,7 +192,7 @@ class KernelLogStream(source.PeriodicSource):
         self._counts: Counter[tuple[str, Entity]] = Counter()
         self._node_counts: Counter[declare.Metric] = Counter()
         self._records = 0
-        self._lost = 0
+        self._lost_records = 0
         self._next_sequence: int | None = None
         self._counted_below = 0
         self._events: list[Event] = []
@@ -244,7 +244,7 @@ class KernelLogStream(source.PeriodicSource):
         if not into.reasons:
             return
         of_log = [self._node_counts[metric] for metric in _NODE_METRICS]
-        of_log += [self._records, self._lost, self._suppressed]
+        of_log += [self._records, self._lost_records, self._suppressed]
         readings: list[Reading] = [
             self._node_counts[c.XIDS],
             *(self._problem or reading for reading in of_log),
@@ -327,7 +327,7 @@ class KernelLogStream(source.PeriodicSource):
             return now_boot_ns, record
         sequence = int(match["sequence"])
         if self._next_sequence is not None and sequence > self._next_sequence:
-            self._lost += sequence - self._next_sequence
+            self._lost_records += sequence - self._next_sequence
         self._next_sequence = sequence + 1
         # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0

@@ -91,7 +91,7 @@ class ClaimPlacer:
     _evidence: dict[str, BuiltEvidence] = field(default_factory=dict)
     _by_node: dict[str, tuple[_CommonFacts, BuiltEvidence]] = field(default_factory=dict)
     """Facts and evidence of the last GPU of each node."""
-    _named: set[str] = field(init=False)
+    _named_gpus: set[str] = field(init=False)
     """Names in administrators' files and decisions."""
     _expected: review_rules.ExpectedGpus = field(init=False)
 
@@ -99,9 +99,9 @@ class ClaimPlacer:
         """Collect the names in the files."""
         files = self.files
         self._expected = files.expected
-        self._named = {entry.holds for entry in files.calendar.entries}
-        self._named.update(files.claims.by_target, files.retired.by_gpu)
-        self._named.update(subject.name for subject in files.decisions.by_subject)
+        self._named_gpus = {entry.holds for entry in files.calendar.entries}
+        self._named_gpus.update(files.claims.by_target, files.retired.by_gpu)
+        self._named_gpus.update(subject.name for subject in files.decisions.by_subject)
 
     def evidence(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
@@ -174,7 +174,7 @@ class ClaimPlacer:
     def _common_facts(self, facts: node_claims.GpuFacts) -> _CommonFacts | None:
         """Return all facts on which the evidence of a GPU depends; None if its own name matters."""
         nodes = {presence.node for presence in facts.presences}
-        if len(nodes) != 1 or facts.claims or facts.ended or facts.gpu in self._named:
+        if len(nodes) != 1 or facts.claims or facts.ended or facts.gpu in self._named_gpus:
             return None
         (node,) = nodes
         contact = facts.contacts.get(node, {}).get(facts.gpu)

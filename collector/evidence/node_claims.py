@@ -100,13 +100,13 @@ class ClaimNames:
     """Unique names of claims on one GPU."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
-        self._taken = set(reserved)
+        self._names = set(reserved)
 
     def free(self, name: str, node: str) -> str:
         """Return an unused name: `name`, with the node appended as often as necessary."""
-        while name in self._taken:
+        while name in self._names:
             name = f"{name}@{node}"
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
 

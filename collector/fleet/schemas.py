@@ -221,7 +221,7 @@ class StoredSchemas:
 
     def __init__(self, directory: Path) -> None:
         self._files = SchemaFiles(directory)
-        self._known: dict[bytes, KnownSchema] = {}
+        self._by_digest: dict[bytes, KnownSchema] = {}
         self._shapes: dict[bytes, KnownSchema] = {}
         """A schema of each shape, of which further ones share the parts that are equal."""
         self._names: dict[bytes, Mapping[device_names.DeviceKey, device_names.Names]] = {}
@@ -245,15 +245,15 @@ class StoredSchemas:
     @property
     def file_names(self) -> set[str]:
         """Names of the files of all stored schemas."""
-        return {self._files.name_of(digest) for digest in list(self._known)}
+        return {self._files.name_of(digest) for digest in list(self._by_digest)}
 
     def get(self, digest: bytes) -> KnownSchema | None:
         """Return a schema by its hash; None if it is not stored."""
-        return self._known.get(digest)
+        return self._by_digest.get(digest)
 
     def __len__(self) -> int:
         """Return the number of schemas."""
-        return len(self._known)
+        return len(self._by_digest)
 
     def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
@@ -266,14 +266,14 @@ class StoredSchemas:
             all_known = []
             new: dict[bytes, bytes] = {}
             for wire, content in schemas:
-                schema = self._known.get(schema_digest(content)) or self._derive(wire, content)
-                if schema.digest not in self._known:
+                schema = self._by_digest.get(schema_digest(content)) or self._derive(wire, content)
+                if schema.digest not in self._by_digest:
                     new[schema.digest] = content
                 all_known.append(schema)
             self._files.write(new)
             for schema in all_known:
                 self._used[schema.digest] = self.segment
-                if schema.digest not in self._known:
+                if schema.digest not in self._by_digest:
                     self._add(schema)
             return all_known
 
@@ -287,7 +287,10 @@ class StoredSchemas:
 
     def reason_to_reject(self, node: str, new_bytes: Sequence[int]) -> str:
         """Return the reason to reject new schemas of a node; empty if they are accepted."""
-        used = [self._known[digest] for digest in self._by_node.get(node, ()) & self._known.keys()]
+        used = [
+            self._by_digest[digest]
+            for digest in self._by_node.get(node, ()) & self._by_digest.keys()
+        ]
         count = len(used) + len(new_bytes)
         size_bytes = sum(schema.size_bytes for schema in used) + sum(new_bytes)
         if count > MAX_SCHEMAS_PER_NODE:
@@ -305,17 +308,17 @@ class StoredSchemas:
         """
         unused = [
             digest
-            for digest in set(self._known) - shown_digests
+            for digest in set(self._by_digest) - shown_digests
             if self._used.get(digest, 0) < first_segment - 1
         ]
         for digest in unused:
-            del self._known[digest]
+            del self._by_digest[digest]
             self._used.pop(digest, None)
         for node, digests in list(self._by_node.items()):
             digests.difference_update(unused)
             if not digests:
                 del self._by_node[node]
-        remaining = list(self._known.values())
+        remaining = list(self._by_digest.values())
         self._shapes = {schema.shape: schema for schema in remaining}
         names = {id(schema.names) for schema in remaining}
         self._names = {k: shared for k, shared in list(self._names.items()) if id(shared) in names}
@@ -324,7 +327,7 @@ class StoredSchemas:
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the files of released schemas. Blocking; raises OSError."""
         with self._lock:
-            self._files.delete(digest for digest in digests if digest not in self._known)
+            self._files.delete(digest for digest in digests if digest not in self._by_digest)
 
     def _derive(self, wire: wire_format.WireSchema, content: bytes) -> KnownSchema:
         rails = wire_format.rails_of_entities(wire)
@@ -357,7 +360,7 @@ class StoredSchemas:
 
     def _add(self, schema: KnownSchema) -> None:
         self._shapes.setdefault(schema.shape, schema)
-        self._known[schema.digest] = schema
+        self._by_digest[schema.digest] = schema
 
 
 def _schema_gpus(

@@ -105,10 +105,10 @@ class _PlaceholderPool:
     """Stand-ins of one node and model, and the parts of each that are held."""
 
     def __init__(self) -> None:
-        self._made = 0
+        self._placeholder_count = 0
         self._free: list[int] = []
         self._ends: list[tuple[int, int, job_list.ListedGpuPart]] = []
-        self._held: dict[int, list[job_list.ListedGpuPart]] = {}
+        self._parts_in_use: dict[int, list[job_list.ListedGpuPart]] = {}
 
     def take(
         self, request: job_list.UnnamedGpus, start_ns: int, end_ns: int
@@ -119,32 +119,32 @@ class _PlaceholderPool:
         """
         while self._ends and self._ends[0][0] <= start_ns:
             _, number, part = heappop(self._ends)
-            self._held[number].remove(part)
-            if not self._held[number]:
-                del self._held[number]
+            self._parts_in_use[number].remove(part)
+            if not self._parts_in_use[number]:
+                del self._parts_in_use[number]
                 heappush(self._free, number)
         gaps = self._gaps(request) if request.share != 1 else {}
         while len(gaps) < request.gpus:
             if not self._free:
-                self._made += 1
-                heappush(self._free, self._made)
+                self._placeholder_count += 1
+                heappush(self._free, self._placeholder_count)
             gaps[heappop(self._free)] = Fraction(0)
         taken = [
             (number, job_list.ListedGpuPart(low, low + request.share))
             for number, low in sorted(gaps.items())
         ]
         for number, part in taken:
-            self._held.setdefault(number, []).append(part)
+            self._parts_in_use.setdefault(number, []).append(part)
             heappush(self._ends, (end_ns, number, part))
         return taken
 
     def _gaps(self, request: job_list.UnnamedGpus) -> dict[int, Fraction]:
         """Partly held GPUs with enough free capacity, with the start of the gap."""
         gaps: dict[int, Fraction] = {}
-        for number in sorted(self._held):
+        for number in sorted(self._parts_in_use):
             if len(gaps) == request.gpus:
                 break
-            low = _lowest_gap(self._held[number], request.share)
+            low = _lowest_gap(self._parts_in_use[number], request.share)
             if low is not None:
                 gaps[number] = low
         return gaps

@@ -46,9 +46,9 @@ class NvmlEventSource(source.SourceWithoutResources):
         self._matcher = matcher
         self._gpus = gpus or GpuInventory()
         self._begun = False
-        self._taken = 0
-        self._taken_boot_ns = 0
-        self._lost = 0
+        self._last_number = 0
+        self._last_boot_ns = 0
+        self._lost_reports = 0
         self._waiting: list[Event] = []
         self._counts: Counter[Entity] = Counter()
         self._columns: list[Entity] = []
@@ -79,7 +79,7 @@ class NvmlEventSource(source.SourceWithoutResources):
             return
         into.events = [*self._waiting, *self._take(host)]
         self._waiting.clear()
-        into.put(0, self._lost + self._matcher.dropped_reports)
+        into.put(0, self._lost_reports + self._matcher.dropped_reports)
         into.put_readings(1, [self._counts[entity] for entity in self._columns])
         into.needs_probe = len(self._counts) > len(self._columns)
 
@@ -88,25 +88,25 @@ class NvmlEventSource(source.SourceWithoutResources):
         answer = host.call("nvml", "nvmlEventSetWait")
         numbers = [number for number, *_ in answer]
         first, self._begun = not self._begun, True
-        if max(numbers, default=0) < self._taken:
-            self._taken = 0  # a recording has restarted
+        if max(numbers, default=0) < self._last_number:
+            self._last_number = 0  # a recording has restarted
         elif numbers and not first:
-            self._lost += max(min(numbers) - self._taken - 1, 0)
+            self._lost_reports += max(min(numbers) - self._last_number - 1, 0)
         events = []
         for number, index, kind, data, gpu_instance, compute_instance in answer:
-            if number <= self._taken or first:
+            if number <= self._last_number or first:
                 continue  # from before the start of this agent, or before its settings were reloaded
             gpu = self._gpus.gpus.get(index)
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))
             if kind == XID:
-                timestamps = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
+                timestamps = (now.wall_ns, now.boot_ns, self._last_boot_ns)
                 self._matcher.record_nvml(NvmlXid(address, data, *timestamps, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()
             events.append(self._event(address, kind, data, instances, now))
-        self._taken, self._taken_boot_ns = max(numbers, default=0), now.boot_ns
+        self._last_number, self._last_boot_ns = max(numbers, default=0), now.boot_ns
         return events
 
     def _event(

@@ -125,7 +125,7 @@ class GpuProcessSource(source.SourceWithoutResources):
         self._gpus = gpus or GpuInventory()
         self._generation = 0
         self._uses: list[_GpuUse] = []
-        self._seen: dict[int, set[int]] = {}
+        self._earlier_pids: dict[int, set[int]] = {}
         """Processes of each GPU at the last poll: those still present at the next one get columns."""
         self._planned: dict[int, list[ListedProcess]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
@@ -141,12 +141,12 @@ class GpuProcessSource(source.SourceWithoutResources):
     def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         processes, absent = list_processes(host, gpu)
-        earlier_pids = self._seen.get(gpu.index)
+        earlier_pids = self._earlier_pids.get(gpu.index)
         lasting = [p for p in processes.values() if earlier_pids is None or p.pid in earlier_pids]
         if absent:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
-            self._seen[gpu.index] = set(processes)
+            self._earlier_pids[gpu.index] = set(processes)
         self._planned[gpu.index] = lasting
         for process in sorted(lasting, key=_by_memory)[: self._max_reported]:
             entity = _entity(host, gpu.entity, process)
@@ -168,8 +168,8 @@ class GpuProcessSource(source.SourceWithoutResources):
             into.needs_probe |= self._fill_vgpus(host, use, absent, into)
             if absent:
                 continue
-            lasting = {pid for pid in processes if pid in self._seen.get(use.gpu.index, ())}
-            self._seen[use.gpu.index] = set(processes)
+            lasting = {pid for pid in processes if pid in self._earlier_pids.get(use.gpu.index, ())}
+            self._earlier_pids[use.gpu.index] = set(processes)
             reportable = min(
                 len(lasting | use.reported.keys() & processes.keys()), self._max_reported
             )
