@@ -13,6 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from agent.host import Json, NvmlError
@@ -31,6 +32,8 @@ _MAX_DIGITS = 4000
 _LONG_NUMBER = re.compile(rb"\d{%d}" % _MAX_DIGITS)
 """Maximum number of digits that Python converts: sys.int_info.default_max_str_digits."""
 _MISSING = object()
+_MAX_CACHED_NAMES = 64
+"""Sets of names of answers: one for each call, except RDMA statistics and S.M.A.R.T. of several products."""
 
 Shape = Callable[[Any], Json]
 """Return the well-formed part of an answer, or `_MISSING`: the answer itself where all of it is."""
@@ -190,9 +193,23 @@ def _batch(value: Any) -> Json:
     return value if set(map(type, codes)) <= {int} else _MISSING
 
 
+def _numbers(value: Any) -> Json:
+    """Numbers by names, read often: well-formed ones are checked by functions in C."""
+    if isinstance(value, dict) and set(map(type, value.values())) == {int}:
+        is_in_range = min(value.values()) >= _LOWEST and max(value.values()) <= _HIGHEST
+        if is_in_range and _are_names(tuple(value)):
+            return value
+    return _number_table(value)
+
+
+@lru_cache(_MAX_CACHED_NAMES)
+def _are_names(names: tuple[Any, ...]) -> bool:
+    return all(_text(name) is not _MISSING for name in names)
+
+
 _number = _number_between(_LOWEST, _HIGHEST)
 _natural = _number_between(0, _HIGHEST)
-_numbers = _table(_number)
+_number_table = _table(_number)
 _decimal = _number_between(_LOWEST, _HIGHEST, int | float)
 _decimals = _table(_decimal)
 _PROCESSES = _entries(

@@ -186,6 +186,9 @@ class _PlannedCall:
     column: int = 0
     members: int = 0
     """Member count of the largest structure so far: one with fewer is incomplete."""
+    last_number: int | None = None
+    last_readings: Sequence[Reading] = ()
+    """Readings in the last result that was a number, usually a mask of bits: it rarely changes."""
 
     @classmethod
     def create(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
@@ -195,8 +198,10 @@ class _PlannedCall:
         columns = _columns(call.targets, about)
         return cls(call, list(call.functions), arguments, columns, picks, picks == (whole,))
 
-    def readings(self, result: Json) -> list[Reading]:
+    def readings(self, result: Json) -> Sequence[Reading]:
         """Readings in a result; an unsupported member of an incomplete structure is an error."""
+        if type(result) is int and result == self.last_number:
+            return self.last_readings
         try:
             readings = [pick(result) for pick in self.picks]
         except source.MALFORMED_ERRORS:  # of one of them
@@ -205,6 +210,8 @@ class _PlannedCall:
             self.members = max(self.members, len(result))
             if len(result) < self.members:
                 return [Absent.ERROR if r is Absent.UNSUPPORTED else r for r in readings]
+        elif type(result) is int:
+            self.last_number, self.last_readings = result, readings
         return readings
 
 
