@@ -17,6 +17,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ MAX_EVENTS_OF_AN_ENVELOPE = 4_000
 """Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
 FIRST_RETRY_SECONDS = 0.5
 SHUTDOWN_SECONDS = 3.0
+MAX_FLUSH_DELAY_SECONDS = 0.2
 UNSPOOLED_SECONDS = 1.0
 """Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
 RUN_END_FILE = "run_end.json"
@@ -83,6 +85,9 @@ class Shipper:
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_flush_due: asyncio.Event = field(default_factory=asyncio.Event)
+    _flush_ns: int = 0
+    """Time of the next flush."""
     _sent_body: bytes = b""
     """The envelope in memory that is being sent, or was sent last."""
     _spooled_body: SpooledEnvelope | None = None
@@ -111,6 +116,8 @@ class Shipper:
             self._record_loss(FrameLoss("disk", 0, 1))
             return
         self._pending.append(frame)
+        if frame.timestamp.boot_ns >= self._flush_ns:
+            self._is_flush_due.set()
 
     async def run(self) -> None:
         """Ship until cancelled; then spool the pending frames and try to send them once more."""
@@ -154,8 +161,24 @@ class Shipper:
         period_ns = round(self.link.push_seconds * timestamps.SECOND_NS)
         while True:
             now_ns = self.clock.now().boot_ns
-            await self.clock.sleep_until((now_ns // period_ns + 1) * period_ns)
+            self._flush_ns = (now_ns // period_ns + 1) * period_ns
+            if self.clock.is_running:
+                seconds = (self._flush_ns - now_ns) / timestamps.SECOND_NS
+                await self._wait_for_reads(
+                    seconds + min(self.link.push_seconds, MAX_FLUSH_DELAY_SECONDS)
+                )
+            await self.clock.sleep_until(self._flush_ns)
             await self.flush()
+
+    async def _wait_for_reads(self, seconds: float) -> None:
+        """Wait for the first frame that is read when a flush is due.
+
+        Reads wake the event loop anyway, and packing at the same time would contend with them.
+        """
+        self._is_flush_due.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_flush_due.wait()
 
     async def flush(self) -> None:
         """Pack the pending frames into envelopes, to be sent from memory or spooled."""
@@ -265,7 +288,7 @@ class Shipper:
     async def _send_all(self) -> None:
         pause_seconds = FIRST_RETRY_SECONDS
         while True:
-            oldest = await self._wait_for_oldest()
+            oldest = await self._wait_for_oldest() if self.stats.spool_envelopes else None
             if oldest is None:
                 self._has_envelopes.clear()
                 await self._has_envelopes.wait()
