@@ -32,14 +32,6 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _events(counter: str) -> query.Query:
-    """Return the ten nodes with the highest rate of a counter."""
-    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return query.build_query(
-        f"topk(10, sum by (node) ({rate}))", query.EVENTS_PER_SECOND, "{{node}}"
-    )
-
-
 def _paths(state: str) -> query.Query:
     return query.in_state("railscope_pcie_path_state", NODES, f'state="{state}"')
 
@@ -88,8 +80,8 @@ def _pcie() -> Iterator[panels.Panel]:
         panels.rows(201, "Degraded paths", "With their capacity.", NODE_DEVICE, panels.Column("State", state, panels.NONE_IS_GOOD, states, "highest")),
         panels.rows(202, "Narrowest paths", "The ten worst of the degraded ones.", NODE_DEVICE, panels.Column("Share of capacity", narrowest, worst="lowest")),
         panels.bars(203, "Errors by severity", "Errors that the devices report (AER), by severity.", query.build_query(errors, query.EVENTS_PER_SECOND, "{{severity}}")),
-        panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", _events("gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
-        panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", _events("nic_pcie_receive_signal_errors")),
+        panels.lines(204, "Replays of GPUs", "Packets repeated because of a bad signal, by node.", query.highest_rates(NODES, "gpu_pcie_replays"), steps=panels.ANY_IS_BAD),
+        panels.lines(205, "Signal errors of NICs", "Corrected; they indicate a bad contact.", query.highest_rates(NODES, "nic_pcie_receive_signal_errors")),
         panels.grid(206, "Write stall, node by rail", "Share of time in which a NIC waited for memory, and pauses the switch.", "node", "rail", query.build_query(f"max by (node, rail) ({stall})"), panels.STALL),
         panels.rows(207, "GPU links", "The narrowest link of each node's GPUs, from the driver.", {"node": "Node"},
                     panels.Column("Generation", generation, worst="lowest"), panels.Column("Lanes", lanes, worst="lowest")),
@@ -148,9 +140,9 @@ def _optics() -> Iterator[panels.Panel]:
 
 def _line() -> Iterator[panels.Panel]:
     yield from (
-        panels.lines(401, "Blocks that FEC corrected", "Some are normal; growth is not.", _events("nic_receive_fec_corrected_blocks")),
-        panels.lines(402, "Symbol errors after FEC", "None is normal.", _events("nic_receive_uncorrected_symbol_errors"), steps=panels.ANY_IS_BAD),
-        panels.bars(403, "Links that went down", "Links of NICs that went down, by node.", _events("nic_link_downs")),
+        panels.lines(401, "Blocks that FEC corrected", "Some are normal; growth is not.", query.highest_rates(NODES, "nic_receive_fec_corrected_blocks")),
+        panels.lines(402, "Symbol errors after FEC", "None is normal.", query.highest_rates(NODES, "nic_receive_uncorrected_symbol_errors"), steps=panels.ANY_IS_BAD),
+        panels.bars(403, "Links that went down", "Links of NICs that went down, by node.", query.highest_rates(NODES, "nic_link_downs")),
     )  # fmt: skip
     speed, expected = (
         f"max by (node, interface) (railscope_{name}_speed_bytes_per_second{NODES})"

@@ -77,7 +77,14 @@ def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD
     """Show the current value of one number, never an old one, coloured by the threshold it has reached."""
     last = common.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
-    panel = _finish(panel, _instant_query, ident=ident, title=title, about=about, queries=[query])
+    panel = _finish(
+        panel,
+        lambda *of: _target(*of).instant(),
+        ident=ident,
+        title=title,
+        about=about,
+        queries=[query],
+    )
     return panel.thresholds(_thresholds(steps)).span(3).height(4)
 
 
@@ -278,10 +285,6 @@ def _derived_number(title: str) -> int:
 
 def _curve(letter: str, query: Query) -> prometheus.Dataquery:
     return _target(letter, query).range().legend_format(query.legend or "__auto")
-
-
-def _instant_query(letter: str, query: Query) -> prometheus.Dataquery:
-    return _target(letter, query).instant()
 
 
 def _rows(letter: str, query: Query) -> prometheus.Dataquery:

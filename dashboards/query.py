@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dashboards.promql import expand, metric_named, metrics_in, problems
-from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, rollups
-from railscope.catalog.rollup import derived_name
+from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, derived_metric, rollups
 
 COUNT = "short"
 UNITS: Mapping[MetricUnit, str] = {
@@ -86,10 +85,16 @@ def rollup(scope: str, metric: Metric, rollup_kind: Rollup, *by: str, selector: 
 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
     """
-    derived = rollups()[derived_name(metric, scope, rollup_kind)].metric
+    derived = derived_metric(metric, scope, rollup_kind)
     return now(
         derived, rollup_kind, *(() if scope == "cluster" else (scope,)), *by, selector=selector
     )
+
+
+def highest_rates(selector: str, counter: str) -> Query:
+    """Return the ten nodes with the highest rate of a counter."""
+    rate = f"rate(railscope_{counter}_total{selector}[$__rate_interval])"
+    return build_query(f"topk(10, sum by (node) ({rate}))", EVENTS_PER_SECOND, "{{node}}")
 
 
 def unit_of(metric: Metric) -> str:

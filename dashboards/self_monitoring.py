@@ -54,14 +54,6 @@ def _rate(counter: str, by: str = "") -> query.Query:
     return query.build_query(f"sum{grouping}({rate})", query.EVENTS_PER_SECOND, legend)
 
 
-def _highest_rates(counter: str) -> query.Query:
-    """Return the ten nodes with the highest rate of a counter."""
-    rate = f"rate(railscope_{counter}_total{NODES}[$__rate_interval])"
-    return query.build_query(
-        f"topk(10, sum by (node) ({rate}))", query.EVENTS_PER_SECOND, "{{node}}"
-    )
-
-
 def _summary() -> Iterator[panels.Panel]:
     up, reporting = 'up{job="railscope-agent", node=~"$node"}', f"railscope_node_reporting{NODES}"
     limit = query.in_state("railscope_governor_state", NODES, 'state="at_limit"')
@@ -117,11 +109,11 @@ def _gaps() -> Iterator[panels.Panel]:
         panels.layers(401, "Sources by state", "States of all sources.", query.build_query(sources, legend="{{state}}")),
         panels.rows(402, "Sources with failures", "Their readings are absent, not zero.", NODE_SOURCE, unhealthy, span=8),
         panels.layers(403, "Absent readings", "By reason; `unsupported` does not indicate a fault.", query.build_query(absent, legend="{{reason}}")),
-        panels.lines(404, "Missed ticks", "Reads of any source that took longer than its period, by node.", _highest_rates("agent_missed_ticks")),
+        panels.lines(404, "Missed ticks", "Reads of any source that took longer than its period, by node.", query.highest_rates(NODES, "agent_missed_ticks")),
         panels.lines(405, "Dropped by agents", "Frames, by reason; these are lost.", _rate("agent_dropped_frames", "reason"), steps=panels.ANY_IS_BAD),
         panels.lines(406, "Spools", "Maximum that waits on the disks of agents.", _of_nodes("max", "spool_size_bytes")),
-        panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", _highest_rates("agent_ship_failures")),
-        panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", _highest_rates("kernel_log_lost_records")),
+        panels.lines(407, "Failures to ship", "By node: the collector was unavailable or busy.", query.highest_rates(NODES, "agent_ship_failures")),
+        panels.lines(408, "Kernel messages lost", "Overwritten before the agent could read them.", query.highest_rates(NODES, "kernel_log_lost_records")),
         panels.lines(409, "Missed windows of bursts", "Of NICs and GPUs.",
                      _rate("nic_burst_missed_windows").with_name("NICs"), _rate("gpu_burst_missed_windows").with_name("GPUs")),
     )  # fmt: skip

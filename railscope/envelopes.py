@@ -356,15 +356,12 @@ def _bits(flags: bytes, count: int) -> bytes:
     return number.to_bytes((count + 7) // 8, "little")
 
 
-def _fold(value: int) -> int:
-    return (value + reading.SIGNED_LIMIT) % reading.UNSIGNED_RANGE - reading.SIGNED_LIMIT
-
-
 def _step_bytes(steps: list[int]) -> bytes:
     try:
         return array("q", steps).tobytes()
     except OverflowError:
-        return array("q", [_fold(step) for step in steps]).tobytes()
+        low, size = reading.SIGNED_LIMIT, reading.UNSIGNED_RANGE
+        return array("q", [(step + low) % size - low for step in steps]).tobytes()
 
 
 def _encode_reasons(frames: Sequence[Frame]) -> bytes:

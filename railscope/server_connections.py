@@ -19,7 +19,6 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from ipaddress import IPv6Address, ip_address
 
 import structlog
@@ -57,7 +56,7 @@ class ServerConnection:
     """One connection: its source, the start of its wait for a request, and a function that closes it."""
 
     source: str
-    end: Callable[[], None]
+    end: Callable[[], object]
     waiting_since: float | None
     """None while a request is served."""
     deadline: float
@@ -107,7 +106,7 @@ class ServerConnections:
         """Number of open connections."""
         return self._count
 
-    def open(self, address: str, end: Callable[[], None]) -> ServerConnection | None:
+    def open(self, address: str, end: Callable[[], object]) -> ServerConnection | None:
         """Register a connection; None if the limit is reached and no waiting connection can be closed."""
         source = source_of(address)
         of_source = self._open.get(source, {})
@@ -273,7 +272,7 @@ class ConnectionAcceptor:
 
     async def _serve(self, accepted: socket.socket, address: str) -> None:
         task = asyncio.current_task()
-        connection = self.connections.open(address, partial(_cancel, task)) if task else None
+        connection = self.connections.open(address, task.cancel) if task else None
         if connection is None:
             accepted.close()
             return
@@ -296,10 +295,6 @@ class ConnectionAcceptor:
                 transport.abort()
             else:
                 accepted.close()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 async def listening_sockets(listen: str) -> list[socket.socket]:

@@ -65,7 +65,7 @@ class _ReportingDriver:
 
     @property
     def address(self) -> str:
-        return self.gpu.log_address
+        return self.gpu.pci_address.rpartition(".")[0]
 
     def introduction(self) -> Iterator[DriverReport]:
         """Yield the lines that precede the first Xid of a GPU."""

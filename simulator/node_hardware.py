@@ -49,11 +49,6 @@ class SimulatedPciDevice:
         """Domain, bus, device and function."""
         return self.path.rpartition("/")[2]
 
-    @property
-    def parent_address(self) -> str:
-        """Address of the upstream port; a host bridge has no device address."""
-        return self.path.split("/")[-2]
-
 
 _KINDS = data.read_table("pci_devices", dict[str, SimulatedPciDevice])
 
@@ -221,11 +216,6 @@ class SimulatedGpu:
     uuid: str
     serial: str
     pci_address: str
-
-    @property
-    def log_address(self) -> str:
-        """PCI address as the driver prints it in the kernel log, without the function."""
-        return self.pci_address.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,6 @@ Shape = Callable[[Any], Json]
 """Return the well-formed part of an answer, or `_MISSING`: the answer itself where all of it is."""
 
 
-def find_shape(name: str) -> Shape | None:
-    """Return the declared shape of the answers of a call; None if its readings are picked one by one."""
-    return _SHAPES.get(name)
-
-
 def well_formed(host_interface: str, function: str, shape: Shape, answer: Json) -> Json:
     """Return the part of an answer that has the declared form. Raises OSError or NvmlError."""
     checked = shape(answer)
@@ -244,7 +239,7 @@ _NVML_PROCESSES = tuple(
     for context in ("Compute", "Graphics", "MPSCompute")
     for version in ("", "_v2", "_v3")
 )
-_SHAPES: Mapping[str, Shape] = {
+SHAPES: Mapping[str, Shape] = {
     "ethtool.driver": _record(
         {"driver": _text}, {"version": _text, "firmware": _text, "bus": _bus_name}
     ),

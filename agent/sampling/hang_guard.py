@@ -27,9 +27,9 @@ from typing import Any, TypeVar
 from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
 from agent.sampling.answer_completeness import ROSTERS, AnswerRosters
 from agent.sampling.answer_shapes import (
+    SHAPES,
     Shape,
     checked_path,
-    find_shape,
     well_formed,
     well_formed_file,
 )
@@ -328,7 +328,7 @@ def _describe_call(
     return (
         device_of_call(host_interface, function, arguments),
         name,
-        find_shape(name),
+        SHAPES.get(name),
         name in ROSTERS,
     )
 

@@ -189,11 +189,6 @@ errors of the standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
 """
 
 
-def standard_counters(driver: str) -> Mapping[str, Mapping[str, declare.Metric]]:
-    """Return the metrics of each request's counters for a driver."""
-    return {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}
-
-
 @dataclass(frozen=True, slots=True)
 class _CounterRequest:
     """A request to a NIC, and the column of each counter of the answer."""
@@ -235,7 +230,7 @@ class LinkErrorSource(source.SourceWithoutResources):
         first = len(columns.columns)
         driver = _read_driver(host, interface)
         elsewhere = _metrics_of_statistics(host, interface, driver)
-        for name, counters in standard_counters(driver).items():
+        for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}.items():
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:

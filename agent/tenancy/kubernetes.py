@@ -149,7 +149,9 @@ class KubernetesProvider:
             of_pod = self._pod_claim(*pod)
             listed = [claim for claim in node_claims if _pod_of(claim) == pod]
             for part in request.parts:
-                device = _device_of_part(part, devices)
+                device = (
+                    None if part.place is None else naming.find_device(str(part.place), devices)
+                )
                 if device is not None:
                     limited.append(_limit_to_share(of_pod.claim_on_device(device), part))
                     continue
@@ -279,11 +281,6 @@ class KubernetesProvider:
 def _pod_of(claim: NodeClaim) -> tuple[str, str]:
     namespace, _, name = claim.workload.partition("/")
     return namespace, name
-
-
-def _device_of_part(part: RequestedShare, devices: NodeDevices) -> ClaimableDevice | None:
-    """Return the device that a request names; None without a name, or if no device here has it."""
-    return None if part.place is None else naming.find_device(str(part.place), devices)
 
 
 def _limit_to_share(claim: NodeClaim, part: RequestedShare) -> NodeClaim:

@@ -292,13 +292,11 @@ def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_files.
         "x_ChargeId": charge.charge_id,
         "x_ChargeKind": charge.kind.value,
         "x_ClaimId": charge.claim or None,
-        "x_CorrectsInvoiceId": _corrected_invoice(charge),
+        # A tenant without an invoice: `corrects` names the period instead.
+        "x_CorrectsInvoiceId": None
+        if charge.corrects.startswith("period:")
+        else charge.corrects or None,
     }
-
-
-def _corrected_invoice(charge: charges.Charge) -> str | None:
-    """The corrected invoice; None if the tenant had none and `corrects` names the period instead."""
-    return None if charge.corrects.startswith("period:") else charge.corrects or None
 
 
 def _reservation(charge: charges.Charge) -> str | None:

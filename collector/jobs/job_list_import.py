@@ -206,16 +206,13 @@ def place_jobs(
             job.end_ns,
             gpu.node,
             placed[gpu],
-            _format_part(job.part_on(gpu)),
+            "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}",
             job.claim in unfinished,
         )
         for job in jobs.jobs
         for gpu in job.gpus
+        for part in (job.part_on(gpu),)
     ]
-
-
-def _format_part(part: job_list.ListedGpuPart) -> str:
-    return "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}"
 
 
 def check_same_list(ledger: ledger_store.Ledger, new: imported_lists.NewList) -> None:

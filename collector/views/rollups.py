@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.fleet import schemas, sheets, view_cells
-from railscope.catalog import rollups
+from railscope.catalog import derived_metric
 from railscope.catalog.declare import Metric, Rollup
-from railscope.catalog.rollup import derived_name, scopes_of
+from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT
 
@@ -191,7 +190,7 @@ class Rollups:
             labels = (rail, *part) if rail else part
             for rollup in metric.rollups:
                 yield view_cells.ViewCell(
-                    _derive_rollup(metric, scope, rollup), labels, total.scaled(metric, rollup)
+                    derived_metric(metric, scope, rollup), labels, total.scaled(metric, rollup)
                 )
 
 
@@ -228,8 +227,3 @@ def _rail_amounts(
             if not amounts[cell][1] or (scope == "rail" and rails[cell] == NO_RAIL):
                 continue
             yield str(rails[cell]) if scope == "rail" else scope_name, key, amounts[cell]
-
-
-@cache
-def _derive_rollup(metric: Metric, scope: str, rollup: Rollup) -> Metric:
-    return rollups()[derived_name(metric, scope, rollup)].metric

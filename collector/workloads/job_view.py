@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from collector.fleet import fleet, schema_columns, view_cells
 from collector.workloads import job_readings, job_roster
-from railscope.catalog import account as catalog, declare, rollups
-from railscope.catalog.rollup import derived_name
+from railscope.catalog import account as catalog, declare, derived_metric
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
 
@@ -159,7 +158,7 @@ class RunningJobs:
             for rollup in catalog.BY_JOB.get(metric, ()):
                 value = totals.total(rollup, job.number)
                 if value is not None:
-                    yield _derived_metric(metric, rollup), part, to_base_units(metric, value)
+                    yield derived_metric(metric, "job", rollup), part, to_base_units(metric, value)
 
     def _stragglers(self, job: job_roster.RunningJob) -> Iterator[view_cells.ViewCell]:
         for name, compared in self._comparisons.items():
@@ -258,8 +257,3 @@ def _reading(
 def to_base_units(metric: declare.Metric, value: float) -> float:
     """Return a value in base units."""
     return value * metric.scale.numerator / metric.scale.denominator
-
-
-@cache
-def _derived_metric(metric: declare.Metric, rollup: declare.Rollup) -> declare.Metric:
-    return rollups()[derived_name(metric, "job", rollup)].metric

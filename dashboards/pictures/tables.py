@@ -79,7 +79,11 @@ def merge(frames: list[TableFrame], options: Json | None = None) -> list[TableFr
     order: list[dict[str, TableCell]] = []
     for row in (row for frame in filled for row in frame.rows):
         alike = merged.setdefault(tuple(row.get(name) for name in keys), [])
-        fitting = [existing for existing in alike if _joins(existing, row)]
+        fitting = [
+            existing
+            for existing in alike
+            if all(existing.get(name) in {None, cell} for name, cell in row.items())
+        ]
         for existing in fitting:
             existing.update(row)
         if not fitting:
@@ -189,10 +193,6 @@ _TRANSFORMATIONS: Mapping[str, Any] = {
 def _rank(row: Row, column: str) -> tuple[float, str]:
     cell = row.get(column)
     return (cell, "") if isinstance(cell, float) else (float("-inf"), cell or "")
-
-
-def _joins(existing: Row, row: Row) -> bool:
-    return all(existing.get(name) in {None, cell} for name, cell in row.items())
 
 
 _ROW = 26.0

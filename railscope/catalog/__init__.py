@@ -33,7 +33,7 @@ from railscope.catalog import (
     tenancy,
 )
 from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind, MetricUnit, Rollup
-from railscope.catalog.rollup import DerivedMetric, derive, derive_by_job
+from railscope.catalog.rollup import DerivedMetric, derive, derive_by_job, derived_name
 
 SUBJECTS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
@@ -79,6 +79,12 @@ def rollups() -> dict[str, DerivedMetric]:
     return derive(METRICS.values()) | derive_by_job(account.BY_JOB)
 
 
+@cache
+def derived_metric(metric: Metric, scope: str, rollup: Rollup) -> Metric:
+    """Return a roll-up of a metric."""
+    return rollups()[derived_name(metric, scope, rollup)].metric
+
+
 __all__ = [
     "EVENTS",
     "INFO",
@@ -94,5 +100,6 @@ __all__ = [
     "MetricKind",
     "MetricUnit",
     "Rollup",
+    "derived_metric",
     "rollups",
 ]

@@ -33,7 +33,9 @@ class SimulatedNvml:
         parts = model.machine
         into.calls["nvml.nvmlDeviceGetCount()"] = len(model.gpus)
         into.calls["nvml.nvmlSystemGetDriverVersion()"] = parts.model.driver
-        into.calls["nvml.nvmlSystemGetCudaDriverVersion()"] = settings.cuda_version(parts.model)
+        into.calls["nvml.nvmlSystemGetCudaDriverVersion()"] = settings.CUDA_VERSIONS[
+            parts.model.driver_branch
+        ]
         confidential = settings.confidential_computing(parts.model)
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
         self._refresh_links(model)

@@ -15,7 +15,7 @@ from simulator.gpu import GpuState
 from simulator.nvml.results import NvmlResults, supported_if
 from simulator.spec import NodeSpec
 
-_CUDA = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
+CUDA_VERSIONS = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
 """CUDA version of each driver branch (NVIDIA, CUDA release notes), in NVML's encoding."""
 
 _NO_VIRTUALIZATION, _VGPU_HOST = 0, 3
@@ -27,11 +27,6 @@ _ALL_WELL = 2 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8 | 1 << 12 | 1 << 14
 _FABRIC_V3, _PLATFORM_V2 = 0x0300_0028, 0x0200_002C
 _CHASSIS, _TRAYS = "1821724190042", 18
 _SWITCH_CONNECTED = 0
-
-
-def cuda_version(model: device_models.GpuModel) -> int:
-    """CUDA version of the model's driver, in NVML's encoding."""
-    return _CUDA[model.driver_branch]
 
 
 def add_identity(spec: NodeSpec, gpu: GpuState, into: NvmlResults) -> None:

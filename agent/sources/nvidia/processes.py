@@ -148,7 +148,8 @@ class GpuProcessSource(source.SourceWithoutResources):
         else:
             self._earlier_pids[gpu.index] = set(processes)
         self._planned[gpu.index] = lasting
-        for process in sorted(lasting, key=_by_memory)[: self._max_reported]:
+        by_memory = sorted(lasting, key=lambda process: (-(process.memory_bytes or 0), process.pid))
+        for process in by_memory[: self._max_reported]:
             entity = _entity(host, gpu.entity, process)
             metrics = s.PROCESS_MEMORY, s.PROCESS_SM, s.PROCESS_MEMORY_ACTIVITY
             use.reported[process.pid] = columns.add_each(metrics, entity)
@@ -218,10 +219,6 @@ class GpuProcessSource(source.SourceWithoutResources):
                 into.put(column, source.nvml_reason(error.code))
             into.put(column + 1, busy if isinstance(busy, Absent) else busy.get(instance, 0))
         return set(instances) != use.vgpus.keys()
-
-
-def _by_memory(process: ListedProcess) -> tuple[int, int]:
-    return -(process.memory_bytes or 0), process.pid
 
 
 def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
