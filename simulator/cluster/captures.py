@@ -122,9 +122,12 @@ class ClusterRecord:
         model = self._model.nodes[node]
         gpu = model.gpus[index].identity
         return {
-            "kind": "gpu", "node": model.spec.node, "index": index, "uuid": gpu.uuid,
+            "kind": "gpu",
+            "node": model.spec.node,
+            "index": index,
+            "uuid": gpu.uuid,
             "pci_address": gpu.pci_address,
-        }  # fmt: skip
+        }
 
 
 def write_cluster(scenario: ClusterScenario, directory: Path) -> None:

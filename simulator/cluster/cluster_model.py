@@ -165,9 +165,13 @@ class ClusterModel:
         # The trailing number of a name is the place of the node in the racks, from 1 on (LLDP).
         name = f"gpu-node-{number // size.nodes_per_pod * 32 + number % size.nodes_per_pod + 1}"
         return NodeSpec(
-            name, self.scenario.seed, model.per_node, model.name, nic=size.nic,
+            name,
+            self.scenario.seed,
+            model.per_node,
+            model.name,
+            nic=size.nic,
             scheduler=size.scheduler if number in self._job_of else "none",
-        )  # fmt: skip
+        )
 
     def _occurrences(self, spec: NodeSpec, number: int) -> list[fault_schedule.FaultOccurrence]:
         found = []
@@ -199,9 +203,13 @@ class ClusterModel:
         """Return the conditions of a span: those of the nodes, and the effects of the cluster's faults."""
         shape = (self.topology.nodes, self.topology.rails)
         found = _Conditions(
-            FabricState.healthy(self.topology), np.ones(shape), np.ones(shape), np.zeros(shape),
-            np.zeros(shape), np.zeros(self.topology.nodes),
-        )  # fmt: skip
+            FabricState.healthy(self.topology),
+            np.ones(shape),
+            np.ones(shape),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(self.topology.nodes),
+        )
         for number, faults in enumerate(self._node_faults):
             self._add_node(found, number, faults, span)
         for fault in self.scenario.faults:

@@ -65,9 +65,18 @@ class FabricState:
         uplink = np.full(leaves, topology.uplinks * topology.nodes_per_pod)
         ones, zeros = np.ones, np.zeros
         return cls(
-            ones(nics), ones(nics), ones(nics), zeros(nics), ones(nics), ones(nics),
-            uplink, uplink.copy(), ones(leaves), ones(leaves), zeros(leaves),
-        )  # fmt: skip
+            ones(nics),
+            ones(nics),
+            ones(nics),
+            zeros(nics),
+            ones(nics),
+            ones(nics),
+            uplink,
+            uplink.copy(),
+            ones(leaves),
+            ones(leaves),
+            zeros(leaves),
+        )
 
     def key(self) -> bytes:
         """Return a value that is equal for equal states."""
@@ -172,9 +181,12 @@ class FlowSolver:
         blocked = _Resources.zeros(self._topology)
         for _ in range(_PASSES):
             capacity = _Resources(
-                state.send * (1.0 - blocked.send), state.deliver, drain,
-                state.up * (1.0 - blocked.up), state.down * (1.0 - blocked.down),
-            ).flat()  # fmt: skip
+                state.send * (1.0 - blocked.send),
+                state.deliver,
+                drain,
+                state.up * (1.0 - blocked.up),
+                state.down * (1.0 - blocked.down),
+            ).flat()
             speeds, limits = fair_speeds(usage, capacity)
             # A group requests its full rate of the resources that limit it, and no more than it gets of others.
             offered = speeds @ usage + ((1.0 - speeds)[:, np.newaxis] * usage * limits).sum(axis=0)
@@ -196,10 +208,16 @@ class FlowSolver:
         all_speeds[active] = speeds
         refused = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
         return FabricRates(
-            all_speeds, rates.send, rates.deliver,
-            pausing=np.maximum(refused, state.stuck), paused=blocked.send,
-            marked=marked, lost=lost, slowed=slowed, retried=retried,
-        )  # fmt: skip
+            all_speeds,
+            rates.send,
+            rates.deliver,
+            pausing=np.maximum(refused, state.stuck),
+            paused=blocked.send,
+            marked=marked,
+            lost=lost,
+            slowed=slowed,
+            retried=retried,
+        )
 
     def _of_leaf(self, leaves: FloatArray) -> FloatArray:
         """Return the value of its leaf for each NIC."""
