@@ -184,12 +184,12 @@ def running(name: str, *options: str) -> Iterator[str]:
 
 
 def page(address: str, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 
 
-def until(wanted: str, address: str, seconds: float = 15.0) -> str:
+def until(wanted: str, address: str, seconds: float = 60.0) -> str:
     """The first page that holds a text."""
     end = time.monotonic() + seconds
     while wanted not in (text := page(address)) and time.monotonic() < end:

@@ -52,7 +52,7 @@ class FakeServices:
 
 
 async def supervised(services: FakeServices, script: Callable[[], Awaitable[None]]) -> None:
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         task = group.create_task(supervise(services.load))
         await script()
         os.kill(os.getpid(), signal.SIGTERM)

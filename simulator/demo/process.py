@@ -17,8 +17,8 @@ from typing import Any
 
 from simulator.spec import SimulatorError
 
-START_SECONDS = 30.0
-STOP_SECONDS = 15.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 MAX_LINES = 2000
 _RAILSCOPE = ("-P", "-m", "simulator.demo.child")
 """-P: a directory in the working directory must not be imported as one of our packages."""

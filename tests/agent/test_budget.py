@@ -159,7 +159,7 @@ class SlowCall:
 
     def __call__(self) -> int:
         self.entered += 1
-        assert self.permits.acquire(timeout=30), "the test forgot to let the call return"
+        assert self.permits.acquire(timeout=60), "the test forgot to let the call return"
         return self.answer
 
 

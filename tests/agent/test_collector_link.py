@@ -23,12 +23,12 @@ from agent.shipping.collector_client import (
 from railscope.wire import SentAt, envelope, pack
 
 GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))
-PROMPTLY = 5
+PATIENCE_SECONDS = 60
 
 
 async def greet(link: CollectorLink, boot_id: str = "boot-1") -> DeliveryResult:
     """Post an envelope without frames, as `agent check` does."""
-    async with asyncio.timeout(PROMPTLY), CollectorClient(link) as client:
+    async with asyncio.timeout(PATIENCE_SECONDS), CollectorClient(link) as client:
         return await client.post(GREETING, SentAt.from_timestamp(START, boot_id))
 
 

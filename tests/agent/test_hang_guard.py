@@ -127,7 +127,7 @@ def test_a_call_that_returns_later_ends_its_thread_and_frees_its_device() -> Non
 
     def content() -> str:
         entered.set()
-        assert released.wait(30)
+        assert released.wait(60)
         return "1"
 
     def work() -> None:
@@ -142,7 +142,7 @@ def test_a_call_that_returns_later_ends_its_thread_and_frees_its_device() -> Non
     host.files["/sys/class/net/eth0/speed"] = content
     thread = threading.Thread(target=work)
     thread.start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     call = guard.abandon()
     assert call is not None
     assert (call.device, call.call) == ("net/eth0", "/sys/class/net/eth0/speed")
@@ -150,7 +150,7 @@ def test_a_call_that_returns_later_ends_its_thread_and_frees_its_device() -> Non
     with pytest.raises(TimeoutError):
         guard.read("/sys/class/net/eth0/speed")
     released.set()
-    thread.join(30)
+    thread.join(60)
     assert came == ["CallAbandonedError"]
     assert hung.changes() == [(call, False)]
     assert guard.take_returned()

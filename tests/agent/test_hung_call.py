@@ -51,7 +51,7 @@ class BlockedAnswer:
 
     def __call__(self) -> int:
         self.callers += 1
-        assert self.released.wait(30), "the test forgot to release the call"
+        assert self.released.wait(60), "the test forgot to release the call"
         return self.answer
 
 

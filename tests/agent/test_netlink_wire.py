@@ -320,7 +320,7 @@ def test_each_thread_has_a_socket_of_its_own():
     def answer(request: NetlinkRequest) -> list[bytes]:
         if request.kind == 78:
             asked.set()
-            assert hanging.wait(20)
+            assert hanging.wait(60)
             return [request.message(78, bytes(4))]
         return [request.message(16, link("eth0"), MULTI) + request.done()]
 
@@ -328,10 +328,10 @@ def test_each_thread_has_a_socket_of_its_own():
     with open_netlink(answer) as (netlink, _):
         thread = threading.Thread(target=lambda: answers.append(netlink.call("dcb", "eth0")))
         thread.start()
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert names(netlink) == ["eth0"]
         hanging.set()
-        thread.join(20)
+        thread.join(60)
     assert answers == [{}]
 
 

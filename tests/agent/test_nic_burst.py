@@ -341,7 +341,7 @@ async def test_slow_reads_of_others_delay_burst_sampling_by_a_turn_only() -> Non
     nic = CountingNic()
     async with run_sampler(nic.host, [NicBurstSource(0.1)]) as run:
         others, released = run.sampler._threads, threading.Event()  # noqa: SLF001 - as if others were slow
-        slow = [FamilyThread(others).submit(lambda: released.wait(30) and None) for _ in range(20)]
+        slow = [FamilyThread(others).submit(lambda: released.wait(60) and None) for _ in range(20)]
         for _ in range(10):
             nic.go_on(0, rx_prio3_pause_duration=10_000)
             await run.step(0.1)

@@ -46,7 +46,7 @@ async def port() -> AsyncIterator[int]:
 async def answered(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     await writer.wait_closed()

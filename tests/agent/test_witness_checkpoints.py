@@ -204,7 +204,7 @@ async def test_the_witness_polls_every_period_and_continues_after_errors(tmp_pat
     assert isinstance(clock, ManualClock)
     task = asyncio.create_task(witness.run())
     for size in (1, 2, 3):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while witness.state.records != size:
                 await asyncio.sleep(0.001)
                 if size > 1:

@@ -61,6 +61,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(
 
     await wait_until(all_there, "all that was acknowledged is in the log")
     await collector.stop()
+    assert await collector.wait_for_end() == 0, collector.log_tail()
     checked = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (checked.findings, checked.unsigned) == ((), 0)
     log = read(directory)

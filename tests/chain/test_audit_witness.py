@@ -30,7 +30,7 @@ from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, w
 
 def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
     """Return an agent's witness, as after each start."""
-    link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
+    link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=60)
     made = AuditWitness(
         WitnessSettings(log_key=key),
         node,
@@ -205,7 +205,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
             await witness.check()
             assert witness.state.state == NO_CHECKPOINT
             await witness.client.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
                 await asyncio.sleep(0.01)
     assert not verify_log(audit_directory(tmp_path), key_of(tmp_path)).findings
@@ -214,7 +214,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
 async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
     async with run_collector(waiting_for(tmp_path, agents=3, seconds=0.05)) as running:
         log = running.collector.trail.log
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while log.signed.size == 0:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
         raws = b"".join(log.records(0))
@@ -262,7 +262,7 @@ async def test_a_node_cannot_cosign_for_another(tmp_path: Path) -> None:
         honest = witness_of(tmp_path / "agents", running.url, "n1")
         await honest.check()
         note, key = honest.store.read_checkpoint(), str(witness_key(honest.store.witness("n1")))
-        other = AuditLogClient(CollectorLink(url=running.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
+        other = AuditLogClient(CollectorLink(url=running.url, token="token-n2", timeout_seconds=60))  # noqa: S106 - a test's
         with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
             await other.submit(note, key)
         assert list(running.collector.audit.witness_api.witnesses.nodes) == ["n1"]
@@ -274,7 +274,7 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
     async with run_collector(settings_in(tmp_path)) as running:
         await sign(running)
         note = running.collector.audit.witness_api.audit.publisher.note
-        link = CollectorLink(url=running.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
+        link = CollectorLink(url=running.url, token="token-n1", timeout_seconds=60)  # noqa: S106 - a test's
         clients = [AuditLogClient(link) for _ in range(10)]
         keys = [SecretKey.generate("n1") for _ in clients]
         shown = await asyncio.gather(

@@ -53,7 +53,7 @@ async def filled(directory: Path, **more: Any) -> AsyncIterator[RunningCollector
 
 async def seen(one: RunningCollector, path: str, wanted: Callable[[int, Any], bool]) -> Any:
     """Wait until a page contains the expected content; return it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             status, text = await one.get(path)
             content = msgspec.json.decode(text)

@@ -101,7 +101,7 @@ async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int)
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    await asyncio.wait({task}, timeout=5)
+    await asyncio.wait({task}, timeout=60)
     assert task.cancelled()
     trail.log.close()
     assert (trail.log.size, trail.lost_records) == (2, 2)

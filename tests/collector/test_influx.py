@@ -92,7 +92,7 @@ async def writing(server: InfluxServer, cells: int) -> AsyncIterator[InfluxSink]
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             if true():
                 return

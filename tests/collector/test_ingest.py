@@ -25,7 +25,7 @@ from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RunEnd, pack
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_path: Path):

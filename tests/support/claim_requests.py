@@ -23,7 +23,7 @@ class UnixSocketConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=60)
         self.path = path
 
     def connect(self) -> None:
@@ -71,7 +71,7 @@ def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    loop, stop = started.get(timeout=20)
+    loop, stop = started.get(timeout=60)
     try:
         yield served
     finally:

@@ -58,7 +58,7 @@ class ManualClock:
 
     async def asleep(self, count: int) -> None:
         """Wait until a number of tasks sleep here: the work of this timestamp is done."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.sleepers < count:
                 self._fallen_asleep.clear()
                 await self._fallen_asleep.wait()

@@ -92,7 +92,7 @@ class FakeKernel:
     def join(self) -> None:
         """Wait for the threads, which end when the sockets are closed."""
         for thread in self._threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive(), "a socket was left open"
 
     def _serve(self, protocol: int, answering: socket.socket) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from railscope.server_connections import (
+    HEADER_SECONDS,
     RESERVED_DESCRIPTORS,
     ConnectionAcceptor,
     ServerConnection,
@@ -101,24 +102,40 @@ async def test_a_header_that_comes_byte_by_byte_is_closed_in_time():
 
 
 async def test_a_served_connection_stays_open_and_all_busy_rejects_the_next():
-    connections = ServerConnections(2, 2, header_seconds=0.05)
+    connections = ServerConnections(3, 3)
     async with serving(connections) as port:
-        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        for _, writer in busy:
-            writer.write(b"work\n")
-        while any(one.waiting_since is not None for one in _all(connections)):  # noqa: ASYNC110 - no event for tests
+        busy = [await working(connections, port, count) for count in (1, 2)]
+        reader, idle = await asyncio.open_connection("127.0.0.1", port)
+        while len(connections) < 3:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0)
+        for one in opened(connections):
+            one.deadline = 0.0
+        connections.header_seconds = 0.01  # how often late connections are closed
+        reaping = asyncio.create_task(connections.reap())
+        await ended(reader)
+        idle.transport.abort()
+        reaping.cancel()
+        connections.header_seconds = HEADER_SECONDS
+        busy.append(await working(connections, port, 3))
         reader, one_more = await asyncio.open_connection("127.0.0.1", port)
         await ended(reader)
         one_more.transport.abort()
-        assert connections.closed == {"busy": 1, "evicted": 0, "timeout": 0, "descriptors": 0}
-        for _, writer in busy:
+        assert connections.closed == {"busy": 1, "evicted": 0, "timeout": 1, "descriptors": 0}
+        for writer in busy:
             writer.transport.abort()
 
 
-def _all(connections: ServerConnections) -> list[ServerConnection]:
-    found = [one for mine in connections._open.values() for one in mine]  # noqa: SLF001 - nothing else shows it
-    return found if len(found) == 2 else [ServerConnection("", lambda: None, 0.0, 0.0)]
+async def working(connections: ServerConnections, port: int, count: int) -> asyncio.StreamWriter:
+    """Open a connection with a request, and wait until so many requests are being served."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"work\n")
+    while [one.waiting_since for one in opened(connections)].count(None) < count:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    return writer
+
+
+def opened(connections: ServerConnections) -> list[ServerConnection]:
+    return [one for mine in connections._open.values() for one in mine]  # noqa: SLF001 - nothing else shows it
 
 
 @pytest.mark.parametrize(
@@ -165,7 +182,9 @@ async def test_running_out_of_descriptors_is_a_line_and_not_the_end():
     try:
         port = int(program.stdout.readline())
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-        await asyncio.sleep(0.5)
+        for line in program.stdout:
+            if "reason=descriptors" in line:
+                break
         for one in held:
             one.close()
         assert await asked(port) == b"hello\n"

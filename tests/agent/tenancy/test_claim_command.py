@@ -164,7 +164,7 @@ def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(direc
     headers = {"Authorization": "Bearer secret"}
 
     def start() -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with closing(connection):
             body = json.dumps({**BATCH, "gpus": ["0"]})
             connection.request("POST", "/v1/claims", body, headers)

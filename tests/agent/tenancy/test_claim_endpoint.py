@@ -166,7 +166,7 @@ def test_over_loopback_with_a_token(directory):
     with serving(made):
         (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
         port = tcp.port
-        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         assert ask(plain, "GET", "/v1/claims")[0] == 401
         url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(directory / "token")]
         outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *url])

@@ -181,18 +181,18 @@ async def test_many_requests_of_one_tenant_wait_and_others_do_not() -> None:
     greedy, other = (Credential("x", Role.TENANT, tenant) for tenant in ("speech", "imaging"))
     second = Credential("y", Role.TENANT, "speech")
     waiting = [
-        asyncio.create_task(reading.read(greedy, lambda: held.wait(20)))
+        asyncio.create_task(reading.read(greedy, lambda: held.wait(60)))
         for _ in range(MAX_READS_PER_REQUESTER - 1)
     ]
     await asyncio.sleep(0)
     assert await reading.read(greedy, lambda: 1) == 1, "the last of those that it may ask at once"
-    waiting.append(asyncio.create_task(reading.read(second, lambda: held.wait(20))))
+    waiting.append(asyncio.create_task(reading.read(second, lambda: held.wait(60))))
     await asyncio.sleep(0)
     for one in (greedy, second):
         with pytest.raises(web.HTTPTooManyRequests):
             await reading.read(one, lambda: 1)
-    assert await asyncio.wait_for(reading.read(other, lambda: 2), 20) == 2, "nor do other tenants"
-    assert await asyncio.wait_for(run_in_thread(lambda: 3), 20) == 3, "ingest has its threads"
+    assert await asyncio.wait_for(reading.read(other, lambda: 2), 60) == 2, "nor do other tenants"
+    assert await asyncio.wait_for(run_in_thread(lambda: 3), 60) == 3, "ingest has its threads"
     held.set()
     assert all(await asyncio.gather(*waiting))
     assert await reading.read(greedy, lambda: 4) == 4

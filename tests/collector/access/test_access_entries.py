@@ -206,7 +206,7 @@ async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path)
         entries.select(EntrySelection(0, 100, "vision"))
     assert len(check(entries.select(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
     task = asyncio.create_task(entries.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 page = entries.select(EntrySelection(0, 100, "vision"))

@@ -76,7 +76,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     stop: list[asyncio.Event] = []
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield listening[0]
     loop.call_soon_threadsafe(stop[0].set)
     thread.join()

@@ -182,7 +182,7 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
             ) as r,
         ):
             assert r.status == 200, await r.text()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await found.ask("GET", "/-/ready"))[0] != 200:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.05)
             while running.collector.trail.log.signed.size == 0:  # noqa: ASYNC110 - as above

@@ -160,7 +160,7 @@ async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.02)
 

@@ -102,7 +102,7 @@ def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, n
     wrong = replace(reported, event=msgspec.structs.replace(reported.event, number=number))
 
     async def listened() -> tuple[list[AuditRecord], int]:
-        async with run_observers(tmp_path) as observed, asyncio.timeout(10):
+        async with run_observers(tmp_path) as observed, asyncio.timeout(60):
             return await recorded_events(
                 observed, [wrong, AgentEvents().claimed("b")]
             ), observed.unnumbered

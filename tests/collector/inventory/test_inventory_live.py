@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 async def once(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
     """Wait for the expected response; return it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = await ask()
             if wanted(found):
