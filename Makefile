@@ -75,7 +75,7 @@ thorough: $(VENV)/.ready-to-test servers
 		tests/agent/test_witness_checkpoints.py tests/agent/test_partial_answers.py \
 		tests/agent/test_known_devices.py tests/vocabulary/test_merkle.py \
 		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
-		tests/vocabulary/test_audit_record.py
+		tests/vocabulary/test_audit_record.py tests/simulator
 
 check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check

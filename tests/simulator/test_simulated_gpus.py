@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.capture_index import index_of
+from support.examples import fewer_examples
 from support.simulated import ALL_WAYS, SECONDS, STEP, CapturedNvml, node, pairs
 
 from railscope.capture import Capture
@@ -15,7 +16,7 @@ ALL_LINKS = 0xFFFF_FFFF
 KIBIBYTE, MEBIBYTE = 1024, 1 << 20
 WITH_GPM = ["h100", "h200", "b200", "gb200"]
 LINKED = ["v100", "a100", *WITH_GPM]
-SHORT = settings(max_examples=10, deadline=None)
+SHORT = settings(fewer_examples(25), deadline=None)
 
 
 # Rates and counters ---------------------------------------------------------------------------------

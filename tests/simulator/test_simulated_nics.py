@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.examples import fewer_examples
 
 from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
@@ -18,7 +19,7 @@ from simulator.node_model import NodeModel
 from simulator.port import by_priority, on_the_wire
 from simulator.spec import NS_PER_SECOND
 
-SHORT = settings(max_examples=15, deadline=None)
+SHORT = settings(fewer_examples(40), deadline=None)
 FAULTS = ("training", "incast", "pause_storm", "flapping", "settings_drift", "optics", "speed_down")
 MODELS = st.builds(
     NodeSpec,

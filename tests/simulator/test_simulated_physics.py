@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from support.examples import fewer_examples
 
 from simulator import NICS
 from simulator.conditions import JobConditions, PortConditions
@@ -18,7 +19,7 @@ from simulator.scenarios import SettingsDrift
 from simulator.spec import NS_PER_SECOND, SCENARIOS, NodeSpec, TimeSpan, round_randomly
 from simulator.workload import TrainingJob
 
-SHORT = settings(max_examples=25, deadline=None)
+SHORT = settings(fewer_examples(50), deadline=None)
 STEPS_NS = st.sampled_from((100_000_000, 333_333_333, 1_000_000_000, 5_000_000_000))
 SPECS = st.builds(
     NodeSpec,

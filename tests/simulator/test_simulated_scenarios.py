@@ -15,6 +15,7 @@ from simulator.scenarios import scenario_of
 SECONDS, ONSET = 40, 20
 HEATING_SECONDS, HEATING_ONSET = 60, 30
 """Of the scenario "thermal": a GPU takes half a minute to become hot."""
+GPUS = 4
 STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3
 OTHER_DEVICE, OTHER_INTERFACE, OTHER_GPU = "mlx5_4", "ens3f0np0", 2
 LINE_BYTES_PER_SECOND = 50_000_000_000
@@ -27,7 +28,7 @@ def span(scenario: str) -> tuple[int, int]:
 
 @cache
 def run(scenario: str) -> Capture:
-    return simulate(NodeSpec("gpu-001", scenario=scenario), span(scenario)[1])
+    return simulate(NodeSpec("gpu-001", scenario=scenario, gpus=GPUS), span(scenario)[1])
 
 
 @cache
@@ -187,7 +188,7 @@ def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
 def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
     lost = {"error": ["nvml", 15]}
     assert nvml("xid79", f"UUID({STRUCK_GPU})", ONSET - 1) != lost
-    assert nvml("xid79", "Count()") == 8
+    assert nvml("xid79", "Count()") == GPUS
     start = run("xid79").moments[0]
     own = [call for call in start.calls if re.match(rf"nvml.*\({STRUCK_GPU}[,)]", call)]
     assert len(own) > 30

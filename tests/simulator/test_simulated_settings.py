@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.examples import fewer_examples
 from support.simulated_ports import SECONDS, CaptureAtOffset, run
 
 from simulator import NICS
 
-SHORT = settings(max_examples=10, deadline=None)
+SHORT = settings(fewer_examples(25), deadline=None)
 REFUSED = {"error": ["os", 95]}
 FUNCTIONS = ("dcb", "pause", "fec", "rings", "link_modes", "link_state", "module")
 LINK_STATISTICS = 25

@@ -6,7 +6,7 @@ import unicodedata
 
 from hypothesis import HealthCheck, settings, strategies as st
 
-DEFAULT = 15
+DEFAULT = 10
 """Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
