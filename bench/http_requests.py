@@ -190,17 +190,14 @@ def encode_series_head(labels: bytes, size: int) -> bytes:
 
 def encode_request(path: str, parts: Iterable[bytes]) -> Request:
     """Return a request that writes series, each as its head and its samples."""
-    body = _snappy(b"".join(parts))
+    data = b"".join(parts)
+    body = _varint(len(data)) + _LITERAL + (len(data) - 1).to_bytes(4, "little") + data
     head = (
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Encoding: snappy\r\n"
         "Content-Type: application/x-protobuf\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode(), body
-
-
-def _snappy(data: bytes) -> bytes:
-    return _varint(len(data)) + _LITERAL + (len(data) - 1).to_bytes(4, "little") + data
 
 
 def _field(number: int, size: int) -> bytes:

@@ -31,12 +31,6 @@ _HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
 _SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
 
 
-def _is_narrow(facts: rule.GpuHealthFacts) -> bool:
-    return facts.number(gpu_health.GPU_PCIE_WIDTH) < facts.number(
-        gpu_health.GPU_PCIE_EXPECTED_WIDTH
-    )
-
-
 def _is_slow_under_load(facts: rule.GpuHealthFacts) -> bool:
     if facts.number(gpu_health.GPU_PCIE_GENERATION) >= facts.number(
         gpu_health.GPU_PCIE_EXPECTED_GENERATION
@@ -80,7 +74,8 @@ def _is_thermally_limited(facts: rule.GpuHealthFacts) -> bool:
 
 
 SLOT_RULES = (
-    rule.HealthRule("pcie_width", rule.DEGRADED, _is_narrow,
+    rule.HealthRule("pcie_width", rule.DEGRADED,
+        lambda facts: facts.number(gpu_health.GPU_PCIE_WIDTH) < facts.number(gpu_health.GPU_PCIE_EXPECTED_WIDTH),
         "the PCIe link uses fewer lanes than the slot has, or than the settings specify; unknown in guests",
         "sysfs-bus-pci, max_link_width of both ends: seating or riser",
         sources=(rule.HEALTH, rule.PATHS), metrics=(gpu_health.GPU_PCIE_WIDTH, gpu_health.GPU_PCIE_EXPECTED_WIDTH)),
@@ -127,10 +122,6 @@ _REPLACE = rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",))
 _RESET = rule.RequiredActions(("reset_gpu",), ("RESET_GPU",))
 
 
-def _has_many_remapped_rows(facts: rule.GpuHealthFacts) -> bool:
-    return facts.number(gpu_health.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
-
-
 def _has_many_retired_pages(facts: rule.GpuHealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
@@ -151,7 +142,8 @@ MEMORY_RULES = (
         "a row of memory is pending replacement; running jobs are not affected",
         f"{_POLICY}: takes effect at a GPU reset",
         actions=_RESET, metrics=(gpu_health.GPU_ROW_REMAP_PENDING,)),
-    rule.HealthRule("remapped_rows_exhausted", rule.DEGRADED, _has_many_remapped_rows,
+    rule.HealthRule("remapped_rows_exhausted", rule.DEGRADED,
+        lambda facts: facts.number(gpu_health.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS,
         f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
         f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
         actions=rule.RequiredActions(("rma",), ("CONTACT_SUPPORT",)), metrics=(gpu_health.GPU_REMAPPED_ROWS,)),

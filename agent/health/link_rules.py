@@ -71,10 +71,6 @@ def _has_recovered(facts: rule.GpuHealthFacts) -> bool:
     return rule.any_holds([*_error_increases(facts, *RECOVERING), *recoveries], rule.has_increased)
 
 
-def _has_crc_errors(facts: rule.GpuHealthFacts) -> bool:
-    return rule.any_holds(_error_increases(facts, *CRC), rule.has_increased)
-
-
 def _has_high_crc_rate(facts: rule.GpuHealthFacts) -> bool:
     """Test the sum over all links for each kind separately, as DCGM counts them."""
 
@@ -128,7 +124,8 @@ LINK_RULES = (
         "a replay or a recovery of an NVLink within ten minutes",
         f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
         actions=_RESET, sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES), compares_readings=True),
-    rule.HealthRule("nvlink_crc", rule.DEGRADED, _has_crc_errors,
+    rule.HealthRule("nvlink_crc", rule.DEGRADED,
+        lambda facts: rule.any_holds(_error_increases(facts, *CRC), rule.has_increased),
         "a CRC error of an NVLink within ten minutes",
         f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
         sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS,), compares_readings=True),

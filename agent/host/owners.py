@@ -34,10 +34,10 @@ class OwnerCalls:
         self._files = files
         self._live = live
         self._functions: dict[str, Callable[..., Json]] = {
-            "environ": self._environ,
+            "environ": lambda pid: parse_slurm_variables(files.read(f"/proc/{pid}/environ")),
             "container": self._container,
-            "domain": self._domain,
-            "machine": self._machine,
+            "domain": lambda path: _as_json(parse_domain(files.read(path))),
+            "machine": lambda pid: _as_json(parse_qemu_command(files.read(f"/proc/{pid}/cmdline"))),
             "user": self._user,
         }
 
@@ -86,18 +86,9 @@ class OwnerCalls:
         entries = parse_pod_list(read_pod_list(url, token_file, ca_file, KUBELET_SECONDS))
         return _as_json([pod for pod in entries if pod.concerns_gpus])
 
-    def _environ(self, pid: int) -> Json:
-        return parse_slurm_variables(self._files.read(f"/proc/{pid}/environ"))
-
     def _container(self, name: str, label: str) -> Json:
         content = self._files.read(f"{_CONTAINERS}/{name}/config.v2.json")
         return parse_docker_container(content, label)
-
-    def _domain(self, path: str) -> Json:
-        return _as_json(parse_domain(self._files.read(path)))
-
-    def _machine(self, pid: int) -> Json:
-        return _as_json(parse_qemu_command(self._files.read(f"/proc/{pid}/cmdline")))
 
     def _user(self, number: int) -> Json:
         """Name of a user from passwd(5), which lacks users of a directory service."""

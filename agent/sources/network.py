@@ -94,13 +94,13 @@ class LinkSource(source.SourceWithFiles):
             return
         for first, interface in enumerate(self._with_carrier):
             link = links.get(interface)
-            carrier = source.pick_reading(_carrier, link) if link else Absent.GONE
+            carrier = (
+                source.pick_reading(lambda of: int(of["up"] and of["carrier"]), link)
+                if link
+                else Absent.GONE
+            )
             changes = link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE
             into.put_readings(column + 2 * first, (carrier, changes))
-
-
-def _carrier(link: Json) -> Reading:
-    return int(link["up"] and link["carrier"])
 
 
 def _links(host: Host) -> dict[str, Json]:
