@@ -194,7 +194,7 @@ def _are_valid(entities: Sequence[wire.WireEntity]) -> bool:
     keys = [entity.key for entity in entities]
     facts = [entity.facts for entity in entities if entity.facts]
     names = {entity.kind for entity in entities}.union(*facts)
-    texts = [*chain.from_iterable(keys), *chain.from_iterable(map(dict.values, facts))]
+    texts: set[str] = set().union(*keys, *map(dict.values, facts))  # most are repeated
     return (
         max(map(len, keys), default=0) <= MAX_KEYS
         and max(map(len, facts), default=0) <= MAX_FACTS

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,25 @@ def schema_digest(content: bytes) -> bytes:
 def encode_schema(wire: WireSchema) -> bytes:
     """Return a schema as stored."""
     return msgspec.msgpack.encode(wire)
+
+
+class EncodedSchema(NamedTuple):
+    """A schema, as stored and its hash."""
+
+    wire: WireSchema
+    content: bytes
+    digest: bytes
+
+    @classmethod
+    def from_wire(cls, wire: WireSchema) -> EncodedSchema:
+        """Encode a schema."""
+        content = encode_schema(wire)
+        return cls(wire, content, schema_digest(content))
+
+    @classmethod
+    def from_content(cls, content: bytes) -> EncodedSchema:
+        """Decode a schema from its stored form. Raises msgspec.MsgspecError."""
+        return cls(decode_schema(content), content, schema_digest(content))
 
 
 def decode_schema(content: bytes) -> WireSchema:

@@ -38,7 +38,7 @@ from collector.fleet.schema_columns import (
     is_of_jobs,
     job_columns,
 )
-from collector.fleet.schema_files import SchemaFiles, decode_schema, encode_schema, schema_digest
+from collector.fleet.schema_files import EncodedSchema, SchemaFiles, schema_digest
 from railscope import catalog, device_names, wire as wire_format
 from railscope.catalog.declare import Metric
 
@@ -227,7 +227,7 @@ class StoredSchemas:
         self._names: dict[bytes, Mapping[device_names.DeviceKey, device_names.Names]] = {}
         self._used: dict[bytes, int] = {}
         self._by_node: dict[str, set[bytes]] = {}
-        self._lock = Lock()
+        self._deriving, self._lock = Lock(), Lock()
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
         self.read = lru_cache(maxsize=16)(self._files.read)
@@ -237,7 +237,8 @@ class StoredSchemas:
         damaged = 0
         for content in self._files.open():
             try:
-                self._add(self._derive(decode_schema(content or b""), content or b""))
+                schema = self._derive(EncodedSchema.from_content(content or b""))
+                self._by_digest[schema.digest] = schema
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
         return damaged
@@ -257,24 +258,24 @@ class StoredSchemas:
 
     def put(self, wire: wire_format.WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
-        (schema,) = self.put_all([(wire, encode_schema(wire))])
+        (schema,) = self.put_all([EncodedSchema.from_wire(wire)])
         return schema
 
-    def put_all(self, schemas: Iterable[tuple[wire_format.WireSchema, bytes]]) -> list[KnownSchema]:
-        """Store schemas, each with its encoding, durable on return. Blocking; raises OSError."""
+    def put_all(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
+        """Store schemas, durable on return. Blocking; raises OSError."""
+        with self._deriving:
+            derived = [self._by_digest.get(one.digest) or self._derive(one) for one in schemas]
         with self._lock:
-            all_known = []
-            new: dict[bytes, bytes] = {}
-            for wire, content in schemas:
-                schema = self._by_digest.get(schema_digest(content)) or self._derive(wire, content)
-                if schema.digest not in self._by_digest:
-                    new[schema.digest] = content
-                all_known.append(schema)
-            self._files.write(new)
+            # Another thread may have stored or released some of them meanwhile.
+            all_known = [self._by_digest.get(schema.digest, schema) for schema in derived]
+            contents = {one.digest: one.content for one in schemas}
+            self._files.write(
+                {d: content for d, content in contents.items() if d not in self._by_digest}
+            )
             for schema in all_known:
                 self._used[schema.digest] = self.segment
                 if schema.digest not in self._by_digest:
-                    self._add(schema)
+                    self._by_digest[schema.digest] = schema
             return all_known
 
     def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
@@ -329,14 +330,15 @@ class StoredSchemas:
         with self._lock:
             self._files.delete(digest for digest in digests if digest not in self._by_digest)
 
-    def _derive(self, wire: wire_format.WireSchema, content: bytes) -> KnownSchema:
+    def _derive(self, encoded: EncodedSchema) -> KnownSchema:
+        wire = encoded.wire
         rails = wire_format.rails_of_entities(wire)
         shape = wire_format.layout_hash(wire, rails)
         like = self._shapes.get(shape)
         gpus = _schema_gpus(wire, rails, like.gpus if like else ())
         jobs = like.jobs if like else job_columns(wire)
-        return KnownSchema(
-            schema_digest(content),
+        schema = KnownSchema(
+            encoded.digest,
             shape,
             like.layout if like else make_layout(wire),
             gpus,
@@ -345,22 +347,21 @@ class StoredSchemas:
             self._names_of(wire),
             jobs,
             jobs.gpus(wire) if jobs else (),
-            len(content),
+            len(encoded.content),
             _gpus_by_rail(gpus),
         )
+        self._shapes.setdefault(shape, schema)
+        return schema
 
     def _names_of(
         self, wire: wire_format.WireSchema
     ) -> Mapping[device_names.DeviceKey, device_names.Names]:
         """Return the names of devices; most schemas of a node have the same devices."""
         key = schema_digest(msgspec.msgpack.encode(device_names.devices_in(wire.entities)))
-        if key not in self._names:
-            self._names[key] = device_names.names_in(wire.entities)
-        return self._names[key]
-
-    def _add(self, schema: KnownSchema) -> None:
-        self._shapes.setdefault(schema.shape, schema)
-        self._by_digest[schema.digest] = schema
+        names = self._names.get(key)
+        if names is None:
+            names = self._names.setdefault(key, device_names.names_in(wire.entities))
+        return names
 
 
 def _schema_gpus(

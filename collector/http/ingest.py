@@ -25,7 +25,7 @@ from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
-from collector.fleet.schema_files import encode_schema, schema_digest
+from collector.fleet.schema_files import EncodedSchema
 from collector.fleet.schemas import KnownSchema, check_schema
 from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
@@ -207,8 +207,8 @@ class Ingest:
     async def _process(
         self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
-        envelope, sent = await self._decode(request, credential.name, body)
-        await self._store_schemas(envelope, sender)
+        envelope, schemas, sent = await self._decode(request, credential.name, body)
+        await self._store_schemas(envelope.node, schemas, sender)
         self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
         sender.allowance -= cost.requests - 1
@@ -241,17 +241,20 @@ class Ingest:
 
     async def _decode(
         self, request: web.Request, node: str, body: bytes
-    ) -> tuple[wire.Envelope, wire.SentAt]:
+    ) -> tuple[wire.Envelope, Sequence[EncodedSchema], wire.SentAt]:
+        """Return the envelope of a body, with its schemas apart: they are a large part of its memory."""
         max_bytes = self.limits.decompressed_bytes
         try:
             sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = envelopes.unpacked_bytes(body)
-            envelope = None
+            plain = None
             if size is not None and max(size, len(body)) <= min(MAX_LOOP_BYTES, max_bytes):
-                envelope = envelopes.unpack_plain(body, MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES)
-            if envelope is None:
+                plain = envelopes.unpack_plain(body, MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES)
+            if plain is not None:
+                envelope, schemas = plain, list(map(EncodedSchema.from_wire, plain.schemas))
+            else:
                 async with self._large:
-                    envelope = await run_in_thread(envelopes.unpack, body, max_bytes)
+                    envelope, schemas = await run_in_thread(_unpack, body, max_bytes)
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -259,38 +262,34 @@ class Ingest:
         if envelope.node != node:
             text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
             raise NotAcknowledgedError(text, "node")
-        return envelope, sent
+        return envelope, schemas, sent
 
-    async def _store_schemas(self, envelope: wire.Envelope, sender: NodeSender) -> None:
-        encoded = [(schema, encode_schema(schema)) for schema in envelope.schemas]
-        find_schema = self.core.schemas.get
-        new = [
-            (s, content) for s, content in encoded if find_schema(schema_digest(content)) is None
-        ]
+    async def _store_schemas(
+        self, node: str, schemas: Sequence[EncodedSchema], sender: NodeSender
+    ) -> None:
+        new = [schema for schema in schemas if self.core.schemas.get(schema.digest) is None]
         if not new:
             return
         limit = self.limits.schemas_per_node_hour
         if not sender.schemas.fits(len(new), limit, self.wall_ns()):
             text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
-        sizes = [len(content) for _, content in new]
-        if problem := self.core.schemas.reason_to_reject(envelope.node, sizes):
+        sizes = [len(schema.content) for schema in new]
+        if problem := self.core.schemas.reason_to_reject(node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
             stored = await run_in_thread(self._check_and_store, new)
-            self.core.schemas.record_uses(envelope.node, [schema.digest for schema in stored])
+            self.core.schemas.record_uses(node, [schema.digest for schema in stored])
             sender.schemas.count += len(stored)
         except (ValueError, ArithmeticError, LookupError) as error:
             raise NotAcknowledgedError(error, "schema") from error
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
 
-    def _check_and_store(
-        self, schemas: Sequence[tuple[wire.WireSchema, bytes]]
-    ) -> list[KnownSchema]:
+    def _check_and_store(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
         """Store schemas, durable on return, unless one is rejected. Blocking."""
-        for schema, _ in schemas:
-            check_schema(schema, self.limits.columns_per_schema)
+        for schema in schemas:
+            check_schema(schema.wire, self.limits.columns_per_schema)
         return self.core.schemas.put_all(schemas)
 
     def _count_audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
@@ -393,6 +392,12 @@ class Ingest:
                     " times up to now"
                 )
                 raise NotAcknowledgedError(text, "time")
+
+
+def _unpack(body: bytes, max_bytes: int) -> tuple[wire.Envelope, list[EncodedSchema]]:
+    """Decode a large body; encode its schemas again, as they are stored. Blocking."""
+    envelope = envelopes.unpack(body, max_bytes)
+    return envelope, list(map(EncodedSchema.from_wire, envelope.schemas))
 
 
 async def _make_response_mark(request: web.Request, response: web.Response) -> str:

@@ -11,7 +11,7 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.config import FrameLogSettings, IngestLimits
-from collector.fleet.schema_files import encode_schema, schema_digest
+from collector.fleet.schema_files import EncodedSchema, encode_schema, schema_digest
 from collector.fleet.schemas import (
     MAX_SCHEMA_BYTES_PER_NODE,
     MAX_SCHEMAS_PER_NODE,
@@ -28,7 +28,7 @@ def schema(number: int) -> WireSchema:
 
 def put_all(schemas: StoredSchemas, *numbers: int) -> list[KnownSchema]:
     wires = [schema(number) for number in numbers]
-    return schemas.put_all([(wire, encode_schema(wire)) for wire in wires])
+    return schemas.put_all([EncodedSchema.from_wire(wire) for wire in wires])
 
 
 def reopened(directory: Path) -> StoredSchemas:
@@ -134,7 +134,7 @@ def test_schemas_are_released_while_another_thread_stores_some(tmp_path: Path):
 
     def store() -> None:
         for start in range(0, len(wires), 20):
-            encoded = [(wire, encode_schema(wire)) for wire in wires[start : start + 20]]
+            encoded = [EncodedSchema.from_wire(wire) for wire in wires[start : start + 20]]
             stored.extend(known.digest for known in schemas.put_all(encoded))
 
     storing = Thread(target=store)
