@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 
 from msgspec.structs import replace
 
@@ -200,7 +201,7 @@ class EvidenceBook:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
         presences = self.gpu(uuid).presences
-        key = f"{presence.node}\n{presence.boot}"
+        key = intern(f"{presence.node}\n{presence.boot}")
         existing = presences.get(key)
         new = batch_facts.max_new_spans(existing.spans if existing else (), presence.spans)
         if problem := self.spans.limit_exceeded(presence.node, uuid, new):

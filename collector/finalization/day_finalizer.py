@@ -30,6 +30,7 @@ from collector.evidence import (
 )
 from collector.finalization import ledger_days
 from collector.ledger import database, row_conversion
+from collector.work_limits import return_free_memory
 from railscope.durable_files import write_durably
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
@@ -98,6 +99,7 @@ class DayFinalizer:
         """Run until cancelled."""
         while True:
             await self.attempt()
+            await run_in_thread(return_free_memory)
             await asyncio.sleep(self.settings.period_seconds)
 
     def close(self) -> None:

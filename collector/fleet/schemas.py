@@ -312,6 +312,8 @@ class StoredSchemas:
             for digest in set(self._by_digest) - shown_digests
             if self._used.get(digest, 0) < first_segment - 1
         ]
+        if not unused:
+            return []
         for digest in unused:
             del self._by_digest[digest]
             self._used.pop(digest, None)

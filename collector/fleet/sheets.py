@@ -161,7 +161,7 @@ class SheetBlock:
     """A group of rows of one layout. `rates` holds the rate of each counter of views, NaN for none.
 
     Columns that views read are a matrix. Most of the others are always zero, each node's own: of each
-    row they are one text of the nonzero values, after a bit for each column.
+    row they are packed by `_pack`.
     """
 
     def __init__(self, sheet: LayoutSheet, rows: int) -> None:
@@ -192,9 +192,11 @@ class SheetBlock:
         columns = self.layout.packed_columns
         width = (len(columns) + 7) // 8
         if packed := self._packed_rows[index]:
-            bits = np.frombuffer(packed, np.uint8, width)
-            is_set = np.unpackbits(bits, count=len(columns)).astype(np.bool_)
-            values[columns[is_set]] = np.frombuffer(packed, np.int64, offset=width)
+            size, content = packed[0], np.frombuffer(packed, np.uint8, offset=1)
+            is_set = np.unpackbits(content[:width], count=len(columns)).astype(np.bool_)
+            nonzero = np.zeros((np.count_nonzero(is_set), BYTES_PER_VALUE), np.uint8)
+            nonzero[:, :size] = content[width:].reshape(-1, size)
+            values[columns[is_set]] = nonzero.view("<i8")[:, 0]
         return values
 
     @property
@@ -239,14 +241,20 @@ class SheetBlock:
 
 
 def _pack(values: Integers) -> Iterator[bytes]:
-    """Yield for each row a bit for each value, set unless it is zero, and the values that are not zero."""
+    """Yield for each row a bit for each value, set unless it is zero, and the values that are not zero.
+
+    The first byte is the number of bytes of each of these: their high bytes are zero.
+    """
     is_set = values != 0
     packed = np.packbits(is_set, axis=1)
     bits, width = packed.tobytes(), packed.shape[1]
-    nonzero = values[is_set].tobytes()
-    ends = (np.cumsum(np.count_nonzero(is_set, axis=1)) * BYTES_PER_VALUE).tolist()
+    nonzero = values[is_set]
+    size = max((int(nonzero.view(np.uint64).max(initial=0)).bit_length() + 7) // 8, 1)
+    all_bytes = nonzero.astype("<i8", copy=False).view(np.uint8).reshape(-1, BYTES_PER_VALUE)
+    low_bytes, head = all_bytes[:, :size].tobytes(), bytes((size,))
+    ends = (np.cumsum(np.count_nonzero(is_set, axis=1)) * size).tolist()
     for row, (start, end) in enumerate(pairwise([0, *ends])):
-        yield bits[row * width : (row + 1) * width] + nonzero[start:end]
+        yield head + bits[row * width : (row + 1) * width] + low_bytes[start:end]
 
 
 class PendingBatch(NamedTuple):

@@ -181,7 +181,7 @@ class CollectorState:
             self.received.add(
                 envelope.node,
                 envelope.run,
-                batch.stream,
+                schema.layout.stream,  # shared by all nodes, unlike the equal text of the batch
                 batch.first_sequence,
                 batch.first_sequence + rows - 1,
                 record.received_wall_ns,

@@ -86,6 +86,8 @@ class FleetPositions:
                 continue
             table = self._tables.get(id(row.block))
             if table is None:
+                if not by_gpu:
+                    continue  # most blocks of a fleet without claims have no jobs
                 free = np.full(
                     (len(row.block.nodes), len(schema.jobs.columns)), NO_POSITION, np.int32
                 )
@@ -139,10 +141,11 @@ class GatheredReadings:
     _parts: list[GpuReadings] = field(default_factory=list)
 
     def add(self, table: PositionTable, rows: npt.NDArray[np.intp]) -> None:
-        """Add the fresh rows of a block."""
+        """Add the fresh rows of a block, of the nodes with jobs."""
+        block, columns = table.block, table.columns
+        rows = rows[(table.positions[rows] >= 0).any(axis=1)]
         if not len(rows):
             return
-        block, columns = table.block, table.columns
         positions = table.positions[rows]
         cells = np.ix_(rows, columns.columns)
         values = block.values_at(rows, columns.columns).astype(np.float64)
