@@ -60,7 +60,7 @@ class WireVersionError(WireError):
     """An envelope of a version that this program does not support."""
 
 
-class WireEntity(msgspec.Struct, frozen=True, array_like=True):
+class WireEntity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Wire form of an entity: kind, key, facts."""
 
     kind: str
@@ -68,7 +68,7 @@ class WireEntity(msgspec.Struct, frozen=True, array_like=True):
     facts: dict[str, str] = {}
 
 
-class WireGroup(msgspec.Struct, frozen=True, array_like=True):
+class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run of columns of one metric; `scale` lets a receiver detect a different catalog."""
 
     metric: str

@@ -160,7 +160,7 @@ _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
 _TILINGS = ("compute", "memory")
 
 
-class CounterSubject(msgspec.Struct, frozen=True, array_like=True, order=True):
+class CounterSubject(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Subject of a column: a GPU by its UUID, or the GPU on a rail of the node."""
 
     measure: measures.CountedQuantity

@@ -264,11 +264,13 @@ class StoredSchemas:
     def put_all(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
         """Store schemas, durable on return. Blocking; raises OSError."""
         with self._deriving:
-            derived = [self._by_digest.get(one.digest) or self._derive(one) for one in schemas]
+            derived = [
+                self._by_digest.get(encoded.digest) or self._derive(encoded) for encoded in schemas
+            ]
         with self._lock:
             # Another thread may have stored or released some of them meanwhile.
             all_known = [self._by_digest.get(schema.digest, schema) for schema in derived]
-            contents = {one.digest: one.content for one in schemas}
+            contents = {encoded.digest: encoded.content for encoded in schemas}
             self._files.write(
                 {d: content for d, content in contents.items() if d not in self._by_digest}
             )

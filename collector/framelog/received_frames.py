@@ -33,7 +33,7 @@ MAX_MISSING = 10**9
 Span: TypeAlias = tuple[int, int]
 
 
-class SequenceRanges(msgspec.Struct):
+class SequenceRanges(msgspec.Struct, gc=False):
     """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
 
     starts: list[int] = []
