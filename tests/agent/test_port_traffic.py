@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.clock import ManualClock
 from support.port_traffic import SERVERS, CapturedPort, ports, traffic_capture
-from support.reading import ORIGIN
+from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
 from agent.host.recorded_host import RecordedHost
@@ -36,7 +36,7 @@ def play_capture(capture: Capture) -> list[Frame]:
     clock = ManualClock()
     start_ns = clock.now().boot_ns
     host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - start_ns)
-    sources = [NicSource(STEP_SECONDS), RdmaSource(STEP_SECONDS)]
+    sources = [at_period(source, STEP_SECONDS) for source in (NicSource(), RdmaSource())]
 
     async def run() -> list[Frame]:
         async with run_sampler(host, sources) as running:  # type: ignore[arg-type]  # a host as well

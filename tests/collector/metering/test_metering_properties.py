@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from mutants import MUTANTS
 from properties import MeteringImplementation
 
-SEED = 3
+SEED = 2
 """One with which every defect is found soon; others find them as well, after more cases."""
 PROPERTIES = [*properties.PROPERTIES, *claim_properties.PROPERTIES]
 
