@@ -214,6 +214,10 @@ class ServerProcess:
         )
 
 
+_WITH_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""An installation has bytecode files: a process that compiles its modules takes 2 MiB more."""
+
+
 def start_agent(
     directory: Path, *command: str, environment: Mapping[str, str] | None = None
 ) -> ServerProcess:
@@ -225,7 +229,7 @@ def start_agent(
         port=port,
         log=directory / f"agent-{port}.log",
         ready_path="/-/ready",
-        environment=environment,
+        environment={**_WITH_BYTECODE, **(environment or {})},
     )
 
 
