@@ -23,6 +23,7 @@ SERIES = 3000
 TICKS_PER_SECOND = 10
 
 BURST_SAMPLING = harness.Aim("<=", 1.5, " %")
+WAKE_UPS = {"off": harness.Aim("<=", 4), "10 Hz": harness.Aim("<=", 12)}
 RESIDENT = harness.Aim("<=", 40, " MiB")
 FLAT = harness.Aim("<=", 1.02)
 CALLS_PER_NIC = harness.Aim("<=", 3)
@@ -95,6 +96,9 @@ class FabricBench:
             )
             aim = BURST_SAMPLING if name == "10 Hz" else None
             self.report.ratio(title, more, aim, BURST_SAMPLING.unit)
+        for name, aim in WAKE_UPS.items():
+            wake_ups = costs[name].switches / costs[name].wall_seconds
+            self.report.ratio(f"wake-ups per second, burst sampling {name}", wake_ups, aim)
         for name, spent in costs.items():
             self.report.figure(
                 f"whole agent, burst sampling {name}",
