@@ -101,6 +101,7 @@ class ReadThreads:
         self._submitted: list[ReadJob] = []
         """Jobs of this turn of the event loop: they are planned together."""
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
         """Protects all below, and the state of the threads."""
         self._planned: list[ReadJob] = []
@@ -135,6 +136,7 @@ class ReadThreads:
         Jobs that were not started are dropped. A stuck thread is not waited for: it runs the last function
         of its job if it ever returns.
         """
+        self._is_closed = True
         self._submitted.clear()
         if self._timer:
             self._timer.cancel()
@@ -184,7 +186,7 @@ class ReadThreads:
             turn = min((job.family.turn_seconds for job in jobs), default=TURN_SECONDS)
         if self._timer:
             self._timer.cancel()
-        if dues:
+        if dues and not self._is_closed:
             wait_ns = max(min(dues), from_ns) - self._now_ns()
             self._timer = self._loop.call_later(
                 max(wait_ns / SECOND_NS, 0) + turn, self._check, turn
@@ -199,6 +201,10 @@ class ReadThreads:
                 finished = self._hand_over(leader)
         self._deliver(finished)
         self._watch(self._now_ns())
+
+    def _end_round(self, finished: Sequence[ReadJob]) -> None:
+        self._deliver(finished)
+        self._watch()  # otherwise the check after these reads would be a wake-up without work
 
     def _deliver(self, finished: Sequence[ReadJob]) -> None:
         for job in finished:
@@ -246,7 +252,7 @@ class ReadThreads:
         with self._lock:
             finished, thread.finished = thread.finished, []
         if finished:
-            self._call_loop(self._deliver, finished)
+            self._call_loop(self._end_round, finished)
 
     def seconds_to_wait(self, thread: _ReadThread) -> float | None:
         """Return the duration of the wait of a thread; None if it waits for a signal only."""
