@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from agent.endpoint.http_server import (
+    COMPRESSED_AT_ONCE_BYTES,
     MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     MAX_OF_AN_ADDRESS,
@@ -81,6 +83,17 @@ async def test_gzip_only_for_clients_that_accept_it():
         packed = await exchange(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
         assert b"content-encoding: gzip" in packed.lower()
         assert b"\r\n\r\n\x1f\x8b" in packed
+
+
+@pytest.mark.parametrize("size", [1, COMPRESSED_AT_ONCE_BYTES, COMPRESSED_AT_ONCE_BYTES + 1])
+async def test_a_compressed_body_is_complete_at_every_size(size: int):
+    server = HttpServer(lambda _: AgentResponse(b"x" * size))
+    _, port = await server.start("127.0.0.1:0", None)
+    try:
+        answer = await exchange(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")
+    finally:
+        await server.close()
+    assert gzip.decompress(answer.partition(b"\r\n\r\n")[2]) == b"x" * size
 
 
 async def test_connections_are_bounded():
