@@ -12,7 +12,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 from support.collector import PATIENCE_SECONDS, ScriptedCollector, Step, hang, take, take_and_vanish
 from support.reading import ORIGIN
-from support.shipping import SCHEMA, link_to, run_shipper, waiting
+from support.shipping import SCHEMA, PassingClock, link_to, run_shipper, waiting
 
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
@@ -44,6 +44,28 @@ async def test_an_envelope_is_made_every_period(tmp_path: Path) -> None:
             run.clock.advance(0.1)
             await run.shipped(2)
         assert len(collector.requests) == 3, "one envelope, and its schema"
+
+
+async def test_an_envelope_contains_the_reads_that_are_due_with_it(tmp_path: Path) -> None:
+    seconds = 3 * PATIENCE_SECONDS
+    async with ScriptedCollector().serving() as collector:
+        link = link_to(collector, push_seconds=seconds)
+        async with run_shipper(tmp_path, link, clock=PassingClock()) as run:
+            run.publish()
+            run.clock.advance(seconds)
+            assert collector.requests == []
+            run.publish()
+            await run.shipped(2)
+        assert len(collector.requests) == 3, "one envelope, and its schema"
+
+
+async def test_an_envelope_does_not_wait_for_reads_that_are_late(tmp_path: Path) -> None:
+    async with ScriptedCollector().serving() as collector:
+        link = link_to(collector, push_seconds=0.02)
+        async with run_shipper(tmp_path, link, clock=PassingClock()) as run:
+            run.publish()
+            run.clock.advance(0.02)
+            await run.shipped(1)
 
 
 async def test_a_request_contains_node_time_and_content(tmp_path: Path) -> None:
