@@ -26,6 +26,7 @@ from railscope.timestamps import SECOND_NS
 
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
+_CELLS_PER_TURN = 16
 _ROWS_PER_SLICE = 128
 """Rows of a block after which other tasks get a turn."""
 
@@ -238,8 +239,9 @@ async def _yield_slices(cells: Iterator[view_cells.ViewCell | None]) -> list[vie
     """Collect all cells, yielding to other tasks periodically."""
     turns = TimeSlices()
     found: list[view_cells.ViewCell] = []
-    for cell in cells:
+    for number, cell in enumerate(cells):
         if cell is not None:
             found.append(cell)
-        await turns.yield_if_due()
+        if number % _CELLS_PER_TURN == 0:
+            await turns.yield_if_due()
     return found
