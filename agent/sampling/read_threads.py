@@ -193,12 +193,13 @@ class ReadThreads:
             )
 
     def _check(self, turn_seconds: float) -> None:
-        """Appoint another leading thread if a job takes longer than a turn."""
+        """Deliver what has ended; appoint another leading thread if a job takes longer than a turn."""
         finished = list[ReadJob]()
         with self._lock:
-            leader = self._leader
-            if leader and leader.job and time.monotonic() - leader.started >= turn_seconds:
-                finished = self._hand_over(leader)
+            if leader := self._leader:
+                finished, leader.finished = leader.finished, []
+                if leader.job and time.monotonic() - leader.started >= turn_seconds:
+                    self._hand_over(leader)
         self._deliver(finished)
         self._watch(self._now_ns())
 
