@@ -28,7 +28,7 @@ _SERIES_SELECTOR = re.compile(
 def rule_groups() -> Iterator[Mapping[str, Any]]:
     """Yield every rule group of Prometheus, by file and in evaluation order."""
     for path in sorted(RULES.glob("*.yml")):
-        yield from yaml.safe_load(path.read_text())["groups"]
+        yield from yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]
 
 
 def recording_rules() -> Iterator[Mapping[str, str]]:

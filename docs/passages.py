@@ -224,7 +224,7 @@ def _errors(place: str, nodes: Iterable[ast.AST]) -> Iterator[Passage]:
 
 def alerts(place: str, text: str) -> Iterator[Passage]:
     """Yield summary and description of every alert of a file of rules."""
-    for group in yaml.safe_load(text)["groups"]:
+    for group in yaml.load(text, yaml.CSafeLoader)["groups"]:
         for rule in group["rules"]:
             for annotation in ("summary", "description"):
                 if found := rule.get("annotations", {}).get(annotation):

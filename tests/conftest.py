@@ -60,8 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests out of garbage collection, which otherwise visits them again and again."""
+    """Leave modules and tests out of garbage collection, which otherwise visits them again and again.
+
+    It runs as rarely as in a collector, which sets this for the process of the test as well.
+    """
     gc.freeze()
+    gc.set_threshold(50_000, 50, 1000)
 
 
 @pytest.fixture(autouse=True)

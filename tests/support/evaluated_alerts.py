@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -106,6 +107,7 @@ class InhibitionRule:
         return all(alert.get(label, "") == by.get(label, "") for label in self.equal)
 
 
+@cache
 def inhibitions() -> list[InhibitionRule]:
     """Return the inhibition rules of the example for Alertmanager."""
     return [
@@ -114,7 +116,7 @@ def inhibitions() -> list[InhibitionRule]:
             tuple(rule["target_matchers"]),
             tuple(rule.get("equal", ())),
         )
-        for rule in yaml.safe_load(ALERTMANAGER.read_text())["inhibit_rules"]
+        for rule in yaml.load(ALERTMANAGER.read_text(), yaml.CSafeLoader)["inhibit_rules"]
     ]
 
 

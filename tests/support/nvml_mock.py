@@ -40,7 +40,7 @@ _LOCATIONS = {
 
 def profile(path: Path) -> Profile:
     """Return a profile as written."""
-    loaded: Profile = yaml.safe_load(path.read_text())
+    loaded: Profile = yaml.load(path.read_text(), yaml.CSafeLoader)
     return loaded
 
 
