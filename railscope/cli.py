@@ -19,7 +19,7 @@ _ON_DEMAND = {
     "claim": ("agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
     "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
-    "simulate": ("simulator.cli", "simulate", "Write a capture of a simulated GPU node to a directory."),
+    "simulate": ("simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
     "simulate-agent": ("simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
 }  # fmt: skip
 """Module, name and help of each command."""

@@ -15,6 +15,7 @@ import click
 from agent.cli import config_option, run_agent, settings_flags
 from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
+from agent.sampling.source import format_count
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
 from simulator.cluster.captures import write_cluster
@@ -54,12 +55,20 @@ def cluster(scenario: Path, directory: Path) -> None:
     """
     try:
         plan = read_scenario(scenario)
-    except ScenarioError as error:
-        raise click.ClickException(str(error)) from error
-    write_cluster(plan, directory)
+        write_cluster(plan, directory)
+    except (ScenarioError, OSError) as error:
+        raise click.ClickException(_problem(error)) from error
+    nodes = format_count(plan.topology.nodes, "node")
     click.echo(
-        f"{directory}: {plan.seconds} s of {plan.topology.nodes} nodes, {len(plan.faults)} faults"
+        f"{directory}: {plan.seconds} s of {nodes}, {format_count(len(plan.faults), 'fault')}"
     )
+
+
+def _problem(error: Exception) -> str:
+    """Return the message of an error; that of a file names it."""
+    if isinstance(error, OSError):
+        return f"cannot write {error.filename}: {error.strerror}"
+    return str(error)
 
 
 @simulate.command()
@@ -94,8 +103,8 @@ def node(*, model: str, seconds: int, step_seconds: float, directory: Path, **ch
         device_model = find_model(model)
         spec = NodeSpec(gpus=device_model.per_node, model=device_model.name, **choices)
         write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise click.ClickException(_problem(error)) from error
     click.echo(f"{directory}: {seconds} s of {spec.node}, {SCENARIOS[spec.scenario]}")
 
 

@@ -1,14 +1,15 @@
 """Captures of a simulated cluster, one for each node, and the ground truth of its faults.
 
-`DIRECTORY/NODE` is a capture as `railscope simulate` writes it. `DIRECTORY/truth.jsonl` has one line per
+`DIRECTORY/NODE` is a capture as `railscope simulate node` writes it. `DIRECTORY/truth.jsonl` has one line per
 fault: its class and cause, the jobs and NICs that suffer from it, times in UTC, and the action. A
-victim follows from the model: a job that is slower than without faults, a NIC that is paused. Where faults
+victim is a job that is slower than without faults, or a NIC that is paused. Where faults
 overlap, the speed of jobs is that of the time in which a fault acts alone, if there is any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import random
 from collections.abc import Iterator
@@ -25,14 +26,14 @@ from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.spec import NS_PER_SECOND, seconds
 
-_SLOWED = 0.95
+_MAX_VICTIM_SPEED = 0.95
 """A job with a lower relative speed is a victim."""
 
-_PAUSED = 0.01
+_MIN_VICTIM_PAUSE_SHARE = 0.01
 """A NIC that is paused for a larger share of a fault's time is a victim."""
 
 
-class ClusterRecord:
+class GroundTruthRecorder:
     """Ground truth of a simulation: how much the jobs and the NICs suffer from each fault."""
 
     def __init__(self, model: ClusterModel) -> None:
@@ -47,32 +48,34 @@ class ClusterRecord:
         """Add the last step of the model."""
         now_seconds = self._model.offset_ns / NS_PER_SECOND
         length_seconds = (self._model.offset_ns - start_ns) / NS_PER_SECOND
-        acting = [at for at, fault in enumerate(self._faults) if fault.acts(now_seconds)]
-        for at in acting:
-            self._paused_seconds[at] += self._model.paused * length_seconds
+        acting = [index for index, fault in enumerate(self._faults) if fault.acts(now_seconds)]
+        for index in acting:
+            self._paused_seconds[index] += self._model.paused * length_seconds
             steps, rows = self._model.steps, slice(2 if len(acting) == 1 else 1)
-            self._worked_seconds[rows, at] += [step.works * length_seconds for step in steps]
-            self._iterations[rows, at] += [step.progress.iterations for step in steps]
+            self._worked_seconds[rows, index] += [
+                step.working_share * length_seconds for step in steps
+            ]
+            self._iterations[rows, index] += [step.progress.iterations for step in steps]
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the ground truth of each fault."""
         started_ns = self._model.nodes[0].spec.started_wall_ns
         duration_seconds = self._model.scenario.seconds
-        for at, fault in enumerate(self._faults):
+        for index, fault in enumerate(self._faults):
             kind = FAULT_KINDS[fault.fault]
             is_over = fault.end_seconds <= duration_seconds
             yield {
                 "fault": fault.fault,
                 "strength": fault.strength,
-                "class": kind.cause,
+                "class": kind.incident_class,
                 "cause": self._cause(fault, kind.entity),
                 "onset": format_timestamp(started_ns + seconds(fault.begin_seconds)),
                 "ended": format_timestamp(started_ns + seconds(fault.end_seconds))
                 if is_over
                 else None,
                 "action": kind.action,
-                "jobs": list(self._slowed_jobs(at)),
-                "victims": list(self._paused_nics(at, fault)),
+                "jobs": list(self._slowed_jobs(index)),
+                "victims": list(self._paused_nics(index, fault)),
             }
 
     def _slowed_jobs(self, fault: int) -> Iterator[dict[str, Any]]:
@@ -80,14 +83,14 @@ class ClusterRecord:
         worked, iterations = self._worked_seconds[row, fault], self._iterations[row, fault]
         for job, seconds_of, count in zip(self._model.jobs, worked, iterations, strict=True):
             speed = count * job.iteration_seconds / seconds_of if seconds_of else 1.0
-            if speed < _SLOWED:
+            if speed < _MAX_VICTIM_SPEED:
                 yield {"kind": "job", "job": job.plan.name, "speed": round(float(speed), 3)}
 
-    def _paused_nics(self, at: int, fault: PlannedClusterFault) -> Iterator[dict[str, Any]]:
+    def _paused_nics(self, index: int, fault: PlannedClusterFault) -> Iterator[dict[str, Any]]:
         end_seconds = min(fault.end_seconds, self._model.scenario.seconds)
         length_seconds = max(end_seconds - fault.begin_seconds, 1e-9)
-        shares = self._paused_seconds[at] / length_seconds
-        for node, rail in np.argwhere(shares > _PAUSED).tolist():
+        shares = self._paused_seconds[index] / length_seconds
+        for node, rail in np.argwhere(shares > _MIN_VICTIM_PAUSE_SHARE).tolist():
             if not (node in fault.nodes and rail in (fault.indices or [rail])):
                 yield self._nic(node, rail)
 
@@ -131,14 +134,19 @@ class ClusterRecord:
 
 
 def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
-    """Simulate a cluster, and write its captures and its ground truth into a new or empty directory."""
+    """Simulate a cluster, and write its captures and its ground truth into a new or empty directory.
+
+    Raises OSError.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise FileExistsError(errno.EEXIST, "expected a new or empty directory", str(directory))
     model = ClusterModel(scenario)
-    record = ClusterRecord(model)
+    record = GroundTruthRecorder(model)
     recorders = [simulation.CaptureRecorder(node) for node in model.nodes]
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(CaptureWriter(directory / node.spec.node, _metadata(model, at)))
-            for at, node in enumerate(model.nodes)
+            stack.enter_context(CaptureWriter(directory / node.spec.node, _metadata(model, index)))
+            for index, node in enumerate(model.nodes)
         ]
         rng = model.nodes[0].spec.shared_stream("samples")
         for offset_ns in _offsets(scenario, rng):

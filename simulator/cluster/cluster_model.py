@@ -130,7 +130,7 @@ class JobStep(NamedTuple):
     """Progress of a job during a step, and the share of the step in which it could work."""
 
     progress: JobProgress
-    works: float
+    working_share: float
 
 
 class ClusterModel:
@@ -144,7 +144,9 @@ class ClusterModel:
         self.topology = scenario.topology
         self.offset_ns = 0
         model = device_models.find_model(scenario.cluster.model)
-        self._job_of = {node: at for at, job in enumerate(scenario.jobs) for node in job.nodes}
+        self._job_of = {
+            node: index for index, job in enumerate(scenario.jobs) for node in job.nodes
+        }
         specs = [self._spec(model, number) for number in range(self.topology.nodes)]
         self._node_faults = [
             _NodeFaults(spec, self._occurrences(spec, number), has_job=number in self._job_of)
@@ -175,11 +177,11 @@ class ClusterModel:
 
     def _occurrences(self, spec: NodeSpec, number: int) -> list[fault_schedule.FaultOccurrence]:
         found = []
-        for at, fault in enumerate(self.scenario.faults):
+        for index, fault in enumerate(self.scenario.faults):
             name = FAULT_KINDS[fault.fault].scenario
             if not name or fault.nodes != [number]:
                 continue
-            rng = spec.stream(f"fault {at}")
+            rng = spec.stream(f"fault {index}")
             struck = replace(
                 spec, scenario=name, seed=rng.getrandbits(32), strikes=fault.indices[0]
             )
@@ -196,8 +198,6 @@ class ClusterModel:
     def _incast_flows(self, fault: PlannedClusterFault) -> FlowGroup:
         rails = fault.indices or range(self.topology.rails)
         return incast_flows(fault.senders, fault.nodes[0], fault.effects()["incast"], rails)
-
-    # Conditions --------------------------------------------------------------------------------
 
     def _conditions(self, span: TimeSpan) -> _Conditions:
         """Return the conditions of a span: those of the nodes, and the effects of the cluster's faults."""
@@ -261,20 +261,18 @@ class ClusterModel:
                 values: FloatArray = getattr(found if hasattr(found, name) else found.fabric, name)
                 values[places[kind]] = combine(values[places[kind]], value)
 
-    # Steps -------------------------------------------------------------------------------------
-
     def advance(self, until_ns: int) -> None:
         """Advance to an offset into the simulation."""
         span = TimeSpan(self.offset_ns, until_ns)
         found = self._conditions(span)
         traffic = _Traffic(*(np.zeros_like(self.paused) for _ in range(9)))
         totals = [JobProgress() for _ in self.jobs]
-        works = [job.works(span) for job in self.jobs]
+        working = [job.working_share(span) for job in self.jobs]
         count = max(1, min(round(span.seconds / _SUBSTEP_SECONDS), _MAX_SUBSTEPS))
         edges = np.linspace(span.start_ns, span.end_ns, count + 1).round().astype(int).tolist()
         for start_ns, end_ns in itertools.pairwise(edges):
             self._substep(TimeSpan(start_ns, end_ns), found, traffic, totals, span.length_ns)
-        self.steps = [JobStep(*step) for step in zip(totals, works, strict=True)]
+        self.steps = [JobStep(*step) for step in zip(totals, working, strict=True)]
         self.paused = traffic.paused
         for number, node in enumerate(self.nodes):
             self._advance_node(number, node, found, traffic, until_ns)

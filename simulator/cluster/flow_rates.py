@@ -26,11 +26,12 @@ from simulator.cluster.topology import ClusterTopology, FloatArray, FlowGroup
 _RESIDUAL_PAUSE = 0.03
 """Share of an excess that still causes pause when senders react to marks: bursts before the reaction."""
 
-_MARKED_OF_EXCESS = 0.12
+_MARKED_SHARE_OF_EXCESS = 0.12
+"""Share of packets that a switch marks per excess."""
 _LOST_OF_EXCESS, _LOST_AT_FULL_RATE = 0.002, 0.04
 """Share of packets lost per excess where nothing pauses the senders: if they react to marks, and if not."""
 
-_SATURATED = 1e-9
+_SATURATION_TOLERANCE = 1e-9
 _PASSES = 3
 """Passes in which pause of one pass limits the capacities of the next."""
 
@@ -191,7 +192,9 @@ class FlowSolver:
             # A group requests its full rate of the resources that limit it, and no more than it gets of others.
             offered = speeds @ usage + ((1.0 - speeds)[:, np.newaxis] * usage * limits).sum(axis=0)
             excess = np.where(
-                offered > capacities, 1.0 - capacities / np.maximum(offered, _SATURATED), 0.0
+                offered > capacities,
+                1.0 - capacities / np.maximum(offered, _SATURATION_TOLERANCE),
+                0.0,
             )
             queues = _Resources.from_flat(self._topology, excess)
             queues.deliver = np.maximum(queues.deliver, queues.drain)
@@ -200,18 +203,18 @@ class FlowSolver:
         receives = rates.drain > 0
         unprotected = queues.deliver * (1.0 - self._of_leaf(state.pauses))
         lost = unprotected * np.where(
-            self._limits_senders(state), _LOST_OF_EXCESS, _LOST_AT_FULL_RATE
+            self._notified_share(state), _LOST_OF_EXCESS, _LOST_AT_FULL_RATE
         )
         lost = np.maximum(lost, self._of_leaf(state.drops) * receives)
         marked, slowed, retried = self._feedback(state, queues, lost, active)
         all_speeds = np.zeros(len(self._groups))
         all_speeds[active] = speeds
-        refused = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
+        receiver_stall = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
         return FabricRates(
             all_speeds,
             rates.send,
             rates.deliver,
-            pausing=np.maximum(refused, state.stuck),
+            pausing=np.maximum(receiver_stall, state.stuck),
             paused=blocked.send,
             marked=marked,
             lost=lost,
@@ -223,7 +226,7 @@ class FlowSolver:
         """Return the value of its leaf for each NIC."""
         return np.repeat(leaves, self._topology.nodes_per_pod, axis=0)
 
-    def _limits_senders(self, state: FabricState) -> FloatArray:
+    def _notified_share(self, state: FabricState) -> FloatArray:
         """Return 1 for receivers that notify their senders of a queue in front of them."""
         return self._of_leaf(state.marks) * state.notifies
 
@@ -232,12 +235,12 @@ class FlowSolver:
     ) -> _Resources:
         """Return the share of time in which each port is paused by the queues that it feeds."""
         blocked = _Resources.zeros(self._topology)
-        pauses, limits_senders = self._of_leaf(state.pauses), self._limits_senders(state)
+        pauses, notified_share = self._of_leaf(state.pauses), self._notified_share(state)
         spine_marks = state.marks.max(axis=0)
         up = queues.up * _unlimited(state.marks) * state.pauses
         down = queues.down * _unlimited(spine_marks)
         for path in (self._path(self._groups[index]) for index in active):
-            reaction = limits_senders[path.to_nic] * state.reacts[path.from_nic]
+            reaction = notified_share[path.to_nic] * state.reacts[path.from_nic]
             into = np.maximum(
                 queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
             )
@@ -260,7 +263,7 @@ class FlowSolver:
         for path in (self._path(self._groups[index]) for index in active):
             uplink = np.maximum(up[path.from_leaf], down[path.to_leaf])
             share = np.maximum(deliver[path.to_nic], np.where(path.is_remote, uplink, 0.0))
-            share *= _MARKED_OF_EXCESS
+            share *= _MARKED_SHARE_OF_EXCESS
             np.maximum.at(marked, path.to_nic, share)
             np.maximum.at(slowed, path.from_nic, share * state.notifies[path.to_nic])
             np.maximum.at(retried, path.from_nic, lost[path.to_nic])
@@ -309,7 +312,7 @@ def fair_speeds(usage: FloatArray, capacity: FloatArray) -> tuple[FloatArray, ND
         speeds[growing] = level
         if level >= 1.0:
             break
-        saturated = levels <= level * (1.0 + _SATURATED) + _SATURATED
+        saturated = levels <= level * (1.0 + _SATURATION_TOLERANCE) + _SATURATION_TOLERANCE
         limits[growing] = (usage[growing] > 0) & saturated
         growing &= ~limits.any(axis=1)
     return speeds, limits

@@ -24,7 +24,8 @@ _EXCHANGE_ACTIVITY, _UPDATE_ACTIVITY = 0.55, 0.6
 _SPIN_ACTIVITY = 0.15
 """Activity of a GPU that waits in a collective: a kernel on a few tens of multiprocessors."""
 
-_CHECKPOINT_ACTIVITY, _EXPOSED = 0.3, 1e-9
+_CHECKPOINT_ACTIVITY = 0.3
+_MIN_REMAINING_SECONDS = 1e-9
 _FETCH_PERIOD_SECONDS, _FETCH_SECONDS = 60.0, 3.0
 
 
@@ -47,11 +48,11 @@ class JobProgress:
 
 
 class ClusterJob:
-    """A job and its place in the iteration, which takes `iteration_seconds` if nothing disturbs it."""
+    """A job and its position in the iteration, which takes `iteration_seconds` if nothing disturbs it."""
 
     def __init__(self, plan: JobPlan, rng: random.Random) -> None:
         self.plan = plan
-        self._place = rng.random()
+        self._position = rng.random()
         self.iteration_seconds = plan.iteration_seconds * rng.uniform(0.97, 1.03)
         compute = 1.0 - plan.exchange - min(_UPDATE, 1.0 - plan.exchange)
         self._ends = (compute, compute + plan.exchange, 1.0)
@@ -64,20 +65,20 @@ class ClusterJob:
         offset_ns = seconds(rng.uniform(0.0, _FETCH_PERIOD_SECONDS))
         self._fetch = TimeSpan(offset_ns, offset_ns + seconds(_FETCH_SECONDS))
         self._breaks = [
-            TimeSpan(seconds(begin), seconds(begin + length)) for begin, length in plan.pauses
+            TimeSpan(seconds(begin), seconds(begin + length)) for begin, length in plan.breaks
         ]
 
     def _phase(self) -> int:
-        return next((index for index, end in enumerate(self._ends) if self._place < end), 2)
+        return next((index for index, end in enumerate(self._ends) if self._position < end), 2)
 
-    def works(self, span: TimeSpan) -> float:
+    def working_share(self, span: TimeSpan) -> float:
         """Return the share of a span in which the job neither pauses nor writes a checkpoint."""
-        present = 1.0 - sum(span.share_in(pause) for pause in self._breaks)
+        present = 1.0 - sum(span.share_in(job_break) for job_break in self._breaks)
         return max(present - self._checkpoint_share(span), 0.0)
 
     def exchanges(self, span: TimeSpan) -> bool:
         """True if the job is in its exchange at the start of a span."""
-        return self._phase() == 1 and self.works(span) > 0
+        return self._phase() == 1 and self.working_share(span) > 0
 
     def _checkpoint_share(self, span: TimeSpan) -> float:
         if not self._checkpoint_period_ns:
@@ -93,7 +94,7 @@ class ClusterJob:
         the processes run.
         """
         checkpoint = self._checkpoint_share(span) * present
-        work = self.works(span) * present
+        work = self.working_share(span) * present
         progress = JobProgress(
             present=work + checkpoint,
             checkpoint=checkpoint,
@@ -109,15 +110,17 @@ class ClusterJob:
     ) -> None:
         """Go through the phases for a share of a time in seconds, and add up their demand."""
         remaining = length * share
-        while remaining > _EXPOSED:
+        while remaining > _MIN_REMAINING_SECONDS:
             phase = self._phase()
             speed, end = speeds[phase], self._ends[phase]
-            needed = (end - self._place) * self.iteration_seconds / speed if speed > 0 else math.inf
+            needed = (
+                (end - self._position) * self.iteration_seconds / speed if speed > 0 else math.inf
+            )
             spent = min(remaining, needed)
             remaining -= spent
             moved = spent * speed / self.iteration_seconds
-            self._place = end if spent == needed else self._place + moved
-            self._place %= 1.0
+            self._position = end if spent == needed else self._position + moved
+            self._position %= 1.0
             progress.iterations += moved
             if phase == 1:
                 progress.exchange += spent / length

@@ -18,7 +18,7 @@ from railscope.untrusted_text import TomlError, parse_toml
 from simulator import device_models
 from simulator.cluster.topology import ClusterTopology, Pattern
 from simulator.data import read_table
-from simulator.spec import NICS, SCENARIOS, SCHEDULERS, SimulatorError
+from simulator.spec import NICS, SCHEDULERS, SimulatorError
 
 MAX_NODES = 10_000
 
@@ -58,7 +58,7 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activity: Share = 0.94
     checkpoint_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 300.0
     checkpoint_seconds: PositiveSeconds = 25.0
-    pauses: list[tuple[float, float]] = []
+    breaks: list[tuple[float, float]] = []
     """Times without work, as begin and length in seconds: restarts, maintenance."""
 
 
@@ -99,13 +99,13 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table of faults.
 
-    `cause` and `action` are the ground truth: the class that a diagnosis should conclude, and what to do.
+    `incident_class` and `action` are the ground truth: what a diagnosis should conclude, and what to do.
     `effects` are fields with their values at strength 0 and 1; `scenario` is a fault of a single node.
     """
 
     text: str
     entity: Literal["nic", "gpu", "node", "leaf", "job"]
-    cause: str
+    incident_class: str
     action: str
     effects: dict[str, tuple[float, float]] = {}
     scenario: str = ""
@@ -147,7 +147,7 @@ def read_scenario(path: Path) -> ClusterScenario:
         found = msgspec.convert(parse_toml(path.read_text(encoding="utf-8")), ClusterScenario)
         problem = next(_problems(found), "")
     except (OSError, UnicodeDecodeError, TomlError, msgspec.ValidationError) as error:
-        problem = str(error)
+        problem = str(error).replace("Object contains unknown field", "unknown key")
     if problem:
         message = f"invalid scenario: {path}: {problem}"
         raise ScenarioError(message)
@@ -170,13 +170,18 @@ def _problems(scenario: ClusterScenario) -> Iterator[str]:
         yield f"step_seconds: {scenario.step_seconds:g}: expected at most seconds, {scenario.seconds}"
     yield from _job_problems(scenario)
     for fault in scenario.faults:
-        yield from _fault_problems(scenario, fault)
+        for problem in _fault_problems(scenario, fault):
+            yield f"fault {fault.fault!r}: {problem}"
 
 
 def _job_problems(scenario: ClusterScenario) -> Iterator[str]:
     last = scenario.topology.nodes - 1
     job_of: dict[int, str] = {}
+    names: set[str] = set()
     for job in scenario.jobs:
+        if job.name in names:
+            yield f"job {job.name!r}: duplicate name: expected a name of its own"
+        names.add(job.name)
         if not job.nodes:
             yield f"job {job.name!r}: no nodes: expected at least one"
         for node in job.nodes:
@@ -190,26 +195,32 @@ def _job_problems(scenario: ClusterScenario) -> Iterator[str]:
 def _fault_problems(scenario: ClusterScenario, fault: PlannedClusterFault) -> Iterator[str]:
     kind = FAULT_KINDS.get(fault.fault)
     if kind is None:
-        yield f"fault {fault.fault!r}: expected one of {', '.join(sorted(FAULT_KINDS))}"
+        yield f"unknown fault: expected one of {', '.join(sorted(FAULT_KINDS))}"
         return
-    topology = scenario.topology
-    limits = (
+    if fault.begin_seconds >= scenario.seconds:
+        yield f"begin_seconds: {fault.begin_seconds:g}: expected less than seconds, {scenario.seconds}"
+    yield from _index_problems(scenario.topology, fault)
+    required = {"leaf": "pods", "job": "job"}.get(kind.entity, "nodes")
+    if not getattr(fault, required):
+        yield f"no {required}: expected at least one"
+    if kind.entity == "job" and fault.job not in {job.name for job in scenario.jobs}:
+        yield f"unknown job {fault.job!r}"
+    if "incast" not in kind.effects:
+        if fault.senders:
+            yield "senders: expected none"
+    elif len(fault.nodes) != 1 or not set(fault.senders) - set(fault.nodes):
+        yield "nodes and senders: expected one receiver, and other nodes that send to it"
+    if kind.scenario and (len(fault.nodes) != 1 or len(fault.indices) != 1):
+        yield "nodes and indices: expected one of each"
+
+
+def _index_problems(topology: ClusterTopology, fault: PlannedClusterFault) -> Iterator[str]:
+    """Yield a problem for each list of indices that exceeds the cluster."""
+    for key, indices, count in (
         ("nodes", fault.nodes, topology.nodes),
         ("senders", fault.senders, topology.nodes),
         ("pods", fault.pods, topology.pods),
         ("indices", fault.indices, topology.rails),
-    )
-    for key, values, limit in limits:
-        if values and max(values) >= limit:
-            yield f"fault {fault.fault!r}: {key}: {max(values)}: expected at most {limit - 1}"
-    required = {"leaf": "pods", "job": "job"}.get(kind.entity, "nodes")
-    if not getattr(fault, required):
-        yield f"fault {fault.fault!r}: no {required}: expected at least one"
-    if kind.entity == "job" and fault.job not in {job.name for job in scenario.jobs}:
-        yield f"fault {fault.fault!r}: unknown job {fault.job!r}"
-    if "incast" in kind.effects and not set(fault.senders) - set(fault.nodes):
-        yield f"fault {fault.fault!r}: no senders: expected nodes other than the receiver"
-    if kind.scenario and (
-        kind.scenario not in SCENARIOS or len(fault.nodes) != 1 or len(fault.indices) != 1
     ):
-        yield f"fault {fault.fault!r}: expected one node and one index"
+        if indices and max(indices) >= count:
+            yield f"{key}: {max(indices)}: expected at most {count - 1}"

@@ -68,7 +68,7 @@ def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, nam
     )
     write_cluster(read_scenario(path), tmp_path / "out")
     (truth,) = map(json.loads, (tmp_path / "out" / "truth.jsonl").read_text().splitlines())
-    assert truth["class"] == FAULT_KINDS[name].cause
+    assert truth["class"] == FAULT_KINDS[name].incident_class
     assert truth["cause"]
     assert truth["onset"] < truth["ended"]
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -153,10 +153,22 @@ def test_the_kernel_log_reports_the_fault_of_a_node(tmp_path: Path):
     assert not any("Xid" in line for line in logs["gpu-node-1"])
 
 
+def test_a_directory_with_content_is_left_as_it_is(tmp_path: Path):
+    path, directory = tmp_path / "scenario.toml", tmp_path / "out"
+    path.write_text(CLUSTER)
+    (directory / "earlier").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="expected a new or empty directory"):
+        write_cluster(read_scenario(path), directory)
+    assert [entry.name for entry in directory.iterdir()] == ["earlier"]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[faults]]\nfault = 'gremlin'\nbegin_seconds = 1", "fault 'gremlin': expected one of "),
+        (
+            "[[faults]]\nfault = 'gremlin'\nbegin_seconds = 1",
+            "fault 'gremlin': unknown fault: expected one of ",
+        ),
         (fault("slow_receiver", begin_seconds=1), "no nodes: expected at least one"),
         (fault("slow_receiver", begin_seconds=1, nodes=[9]), "nodes: 9: expected at most 3"),
         (
@@ -166,9 +178,14 @@ def test_the_kernel_log_reports_the_fault_of_a_node(tmp_path: Path):
         (fault("slow_input", begin_seconds=1, job="gpt"), "unknown job 'gpt'"),
         (
             fault("gpu_lost", begin_seconds=1, nodes=[1, 2], indices=[1]),
-            "expected one node and one index",
+            "nodes and indices: expected one of each",
         ),
-        (fault("incast", begin_seconds=1, nodes=[1], senders=[1]), "no senders"),
+        (fault("incast", begin_seconds=1, nodes=[1], senders=[1]), "expected one receiver"),
+        (fault("incast", begin_seconds=1, nodes=[1, 2], senders=[0]), "expected one receiver"),
+        (fault("ecn_off", begin_seconds=1, pods=[0], senders=[1]), "senders: expected none"),
+        (fault("ecn_off", begin_seconds=60, pods=[0]), "begin_seconds: 60: expected less than"),
+        ("[[jobs]]\nname = 'llama'\nnodes = [3]", "job 'llama': duplicate name"),
+        ("[[jobs]]\nname = 'b'\nnode = [3]", "unknown key `node`"),
         ("[[jobs]]\nname = 'b'\nnodes = [2]", "node 2: expected a node without a job, has 'llama'"),
         ("[[jobs]]\nname = 'b'\nnodes = []", "job 'b': no nodes"),
         ("[[jobs]]\nname = 'b'\nnodes = [4]", "node 4: expected at most 3"),
