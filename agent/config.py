@@ -28,6 +28,7 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
             "power": "rapl",
             "sensors": "hwmon",
             "memory_errors": "edac",
+            "nic_burst": "bursts.window_seconds",
         }
     )
 
@@ -169,12 +170,15 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
     """Metrics on the metrics endpoint. Frames to the collector contain every reading in any case."""
 
     detail: Literal["basic", "standard", "full"] = "basic"
-    """basic (what alerts and dashboards need), standard or full."""
+    """basic (what overview dashboards and all alerts except RailscopeBurstPause need), standard (what the
+    analysis of one node needs) or full.
+    """
     groups: dict[str, Literal["off", "basic", "standard", "full"]] = {}
     """Detail by group of metrics, or off, in place of that for all groups."""
     disabled_sources: str = ""
     """Sources that are not sampled at all: space-separated names, those of period_seconds or nic_burst. Their readings are
-    missing in frames too. Sources that metering or the health of GPUs needs cannot be disabled.
+    missing in frames too. Neither agent nor sources that metering or the health of GPUs needs, such as kernel, can
+    be disabled.
     """
 
 

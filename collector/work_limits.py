@@ -17,7 +17,7 @@ SLICE_SECONDS = 0.001
 _PASSES = 3
 """Passes of the event loop: it detects received data, reads it, and runs the tasks that await it."""
 _OTHERS_SHARE = 0.1
-"""Time that other tasks took, as a share of a slice, above which they are given as much again."""
+"""Time that other tasks took, as a share of a slice, above which the work pauses for the length of the slice."""
 EventT = TypeVar("EventT", bound=Hashable)
 
 
@@ -45,13 +45,13 @@ class TimeSlices:
         self._since = self._clock()
 
 
-EVERY_SECONDS = 60.0
+REPORT_PERIOD_SECONDS = 60.0
 _MAX_KEYS = 4096
 
 
 @dataclass(slots=True)
 class LogRateLimit:
-    """Decides for each key if a line is due; `repeated` of that line is the count since the last one."""
+    """Decides for each key if a line is due; `repetitions` of that line is the count since the last one."""
 
     monotonic: Callable[[], float] = time.monotonic
     suppressed: int = 0
@@ -61,8 +61,8 @@ class LogRateLimit:
     def count_repetitions(self, *key: str) -> int | None:
         """Return the number of occurrences since the last line; None if no line is due."""
         now_seconds = self.monotonic()
-        since, count = self._keys.get(key, (now_seconds - EVERY_SECONDS, 0))
-        if now_seconds - since < EVERY_SECONDS:
+        since, count = self._keys.get(key, (now_seconds - REPORT_PERIOD_SECONDS, 0))
+        if now_seconds - since < REPORT_PERIOD_SECONDS:
             self._keys[key] = since, count + 1
             self.suppressed += 1
             return None
@@ -105,7 +105,7 @@ async def write_for_a_minute(
     wake: asyncio.Event, write: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     """Write at each wake-up, until a minute has passed."""
-    deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
+    deadline = asyncio.get_running_loop().time() + REPORT_PERIOD_SECONDS
     with suppress(TimeoutError):
         async with asyncio.timeout_at(deadline):
             while True:

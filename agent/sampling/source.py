@@ -127,7 +127,7 @@ class RowBuilder:
 
 
 class CounterTotal:
-    """Sum of counters that does not fall while the agent runs: they may come, go and start over.
+    """Sum of counters that may appear, disappear and be reset; it never decreases while the agent runs.
 
     It starts with the sum of the first read. A counter that appears later counts from then on, and one
     without a value keeps its part of the sum.

@@ -342,5 +342,5 @@ def _parse_public_key(text: str) -> signed_note.PublicKey:
     try:
         return signed_note.PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
     except (signed_note.NoteError, OSError, UnicodeDecodeError) as error:
-        click.echo(f"key problem: {error}", err=True)
+        click.echo(str(error), err=True)
         sys.exit(directory_check.VerifyOutcome.KEY_PROBLEM)

@@ -58,8 +58,8 @@ _FORCE = click.option(
 def opening_command(place: command_options.CommandContext, day: datetime, reason: str) -> None:
     """Exclude all time before DAY (such as 2026-10-01, UTC) from invoices.
 
-    Without an opening date no period can be closed while earlier days have time that is billable or
-    under review.
+    Without an opening date no period can be closed while earlier days have billable or undecided
+    time.
     """
     with place.books() as books:
         opening_ns = from_datetime(day.replace(tzinfo=UTC))

@@ -185,7 +185,7 @@ def reconcile_command(
 @format_option("text", "json")
 @command_options.ledger_command
 def list_command(place: command_options.CommandContext, form: str) -> None:
-    """List closed periods, invoices, credits, pending corrections and usage under review."""
+    """List closed periods, invoices, credits, pending corrections and undecided usage."""
     with place.books() as books:
         listing = billing_listing.read_listing(books)
     if form == "json":

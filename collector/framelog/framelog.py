@@ -22,7 +22,7 @@ from railscope.durable_files import append_durably, sync_directory
 
 MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20
-SLICE_SECONDS = 0.005
+APPLY_SLICE_SECONDS = 0.005
 """Work on durable records after which requests and other tasks get a turn."""
 AfterWrite: TypeAlias = Callable[[], Iterable[None] | None]
 """Applies a record to the state; in steps if that is long."""
@@ -200,7 +200,7 @@ class FrameLog:
         try:
             for entry in group:
                 for _ in chain(entry.after_write() or (), (None,)):
-                    if time.perf_counter() - since >= SLICE_SECONDS:
+                    if time.perf_counter() - since >= APPLY_SLICE_SECONDS:
                         await asyncio.sleep(0)
                         since = time.perf_counter()
                 entry.succeed()

@@ -270,7 +270,7 @@ class EnvelopeCost(NamedTuple):
 
 
 def envelope_cost(envelope: Envelope, schemas: Iterable[KnownSchema | None]) -> EnvelopeCost:
-    """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
+    """Return the cost of an envelope; `schemas` are those of its batches. Linear in its frames."""
     sample_spans = counter_bytes = frames = events = 0
     for batch, schema in zip(envelope.batches, schemas, strict=True):
         frames += len(batch.wall_ns)

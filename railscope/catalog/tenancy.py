@@ -6,7 +6,8 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
   source          kubernetes, slurm, containerd, cri-o, docker, podman, libvirt, systemd, file,
                   command, process
   level           authority of the source: scheduler, node_plugin, process. A collector lowers any
-                  authority above scheduler: only its own files have that of an administrator
+                  authority above scheduler: only its own files have that of an administrator. The
+                  API has it as `authority`; events keep this key, as in stored events
   workload        holder of the claim, as named by the source
   owner           owner of the workload, as named by the source: a namespace, an account, a user
   tenant          the tenant if the source specifies it; else the collector maps the owner to one

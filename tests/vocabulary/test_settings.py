@@ -132,7 +132,12 @@ def test_a_mistake_in_the_environment_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "present"), [("drives", "nvme"), ("storage", "nfs, lustre and ceph")]
+    ("former", "present"),
+    [
+        ("drives", "nvme"),
+        ("storage", "nfs, lustre and ceph"),
+        ("nic_burst", "bursts.window_seconds"),
+    ],
 )
 def test_a_former_name_is_an_error_that_names_the_present_one(
     tmp_path: Path, former: str, present: str
