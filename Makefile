@@ -1,6 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
-# make quick            tests of less than a minute, for use while editing
+# make quick            a third of the tests in about half a minute, for use while editing
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
@@ -43,7 +43,7 @@ demo: $(VENV)/.ready-to-run
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
-# Something of every package; no real servers, no simulated hours. Half a minute on two cores.
+# Something of every package; no real servers, no simulated hours. About half a minute on two cores.
 QUICK_AGENT := collector_link gpu_failures hang_guard kernel_stream lldp nic_burst nic_settings nvlink \
 	nvme optics metrics_endpoint rdma_drivers spool topology_rules verdict verdict_xids
 QUICK_TENANCY := claims_file kubernetes_claims processes_on_gpus shares slices slurm_claims
