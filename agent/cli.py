@@ -294,7 +294,7 @@ async def _record(
     await host.clock.sleep_until(started.boot_ns + round(seconds * timestamps.SECOND_NS))
     sampling.cancel()
     await asyncio.wait({sampling})
-    hide = redactor.text if redactor else str
+    hide = redactor.redact_text if redactor else str
     about = CaptureMetadata(
         node=hide(node),
         boot_id=hide(host.boot_id),

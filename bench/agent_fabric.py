@@ -157,11 +157,11 @@ class FabricBench:
                     gpus.run()
 
         tick_for(TICKS_PER_SECOND)  # devices and line rates are read once
-        host.of.clear()
+        host.call_counts.clear()
         host.preads = 0
         tick_for(ticks)
         calls = Counter[str]()
-        for (host_interface, _), count in host.of.items():
+        for (host_interface, _), count in host.call_counts.items():
             calls[host_interface] += count
         device_ticks = ticks * host_files.DEVICES
         a_nic = (calls["ethtool"] + host.preads) / device_ticks
@@ -200,12 +200,12 @@ class _CallCountingHost(node.BenchHost):
 
     def __init__(self, fabric: host_files.FabricFiles, clock: ManualClock) -> None:
         super().__init__(fabric.root, fabric.answers, clock)
-        self.of: Counter[tuple[str, int | str]] = Counter()
+        self.call_counts: Counter[tuple[str, int | str]] = Counter()
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Make the call, and count it."""
         if arguments:
-            self.of[host_interface, arguments[0]] += 1
+            self.call_counts[host_interface, arguments[0]] += 1
         return super().call(host_interface, function, *arguments)
 
 

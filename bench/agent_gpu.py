@@ -31,7 +31,7 @@ Call = Callable[[], Any]
 
 # nvml.h, nvmlValueType_t: the member of the union that holds the value.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-_OURS = {"nvmlEventSetWait", "nvmlDeviceGetMigDevices"}
+_LOCAL_CALLS = {"nvmlEventSetWait", "nvmlDeviceGetMigDevices"}
 """Not calls of NVML, or calls for which nothing is due."""
 _FILLED = {
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
@@ -57,7 +57,7 @@ def one_at_a_time(recorded: Sequence[NvmlCall]) -> Callable[[], int]:
     handles: dict[int, Any] = {}
     calls: list[Call] = []
     for function, arguments in recorded:
-        if function in _OURS:
+        if function in _LOCAL_CALLS:
             continue
         if not function.startswith(("nvmlDevice", "nvmlGpm")) or not arguments:
             calls.append(partial(getattr(pynvml, function), *arguments))

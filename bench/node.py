@@ -36,7 +36,7 @@ from railscope.reading import Absent
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
 _STATISTICS = "ethtool.statistics("
-_NOT_ASKED = (3, 0)
+_NOT_RECORDED = (3, 0)
 ANSWERS_BYTES = "answers_bytes"
 """Memory of the recorded answers, beside the call counts."""
 SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / 1e9
@@ -114,7 +114,7 @@ class BenchHost:
         keys = [
             recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
-        pairs = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
+        pairs = [[moment.get(key, _NOT_RECORDED) for key in keys] for moment in self._moments]
         answers = [[[v for _, v in batch], [code for code, _ in batch]] for batch in pairs]
         lists = chain.from_iterable((answer, *answer) for answer in answers)
         self.batch_bytes += sum(map(sys.getsizeof, lists))

@@ -23,7 +23,7 @@ def _sum(name: str) -> query.Query:
 
 
 def _grown(name: str) -> query.Query:
-    return query.grown(f"railscope_audit_{name}_total")
+    return query.count_increase(f"railscope_audit_{name}_total")
 
 
 def _rate(name: str) -> query.Query:
@@ -64,7 +64,7 @@ def _log() -> Iterator[panels.Panel]:
     )  # fmt: skip
 
 
-def _others() -> Iterator[panels.Panel]:
+def _integrity_panels() -> Iterator[panels.Panel]:
     state, records = (
         "railscope_agent_audit_witness_state",
         "railscope_agent_audit_checkpoint_records",
@@ -85,5 +85,5 @@ def _others() -> Iterator[panels.Panel]:
 SECTIONS = (
     ("", _summary),
     ("Does every record reach the log, and is the log signed?", _log),
-    ("Could it be changed undetected?", _others),
+    ("Could it be changed undetected?", _integrity_panels),
 )

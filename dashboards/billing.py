@@ -50,7 +50,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(105, "Invalid files", "Invalid files among claims, tenants, calendar, quotas, retired, inventory and tokens.", query.build_query(f"count({valid}) - sum({valid})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(106, "Frames missing", "Gaps in the sequences of running agents; the frames may still arrive.", _total("collector_missing_frames"), panels.NONE_IS_GOOD),
         panels.number(107, "Not in the audit log", "Changes to the ledger that wait for it.", _total("audit_outbox_waiting_records")),
-        panels.number(108, "Ledger failures", "Failures in the last hour.", query.grown("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
+        panels.number(108, "Ledger failures", "Failures in the last hour.", query.count_increase("railscope_collector_ledger_failures_total"), panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(105, "GPU power", "Total of all GPUs.", query.rollup("cluster", gpu.GPU_POWER, SUM)),
         panels.number(106, "Hottest GPU", "The highest die temperature.", query.rollup("cluster", gpu.GPU_TEMPERATURE, MAX), panels.HOT),
         panels.number(107, "RDMA ports down", "Ports that are not active; unused ports count as well.", _missing(rdma.RDMA_UP, "node", "device", "port"), panels.NONE_IS_GOOD),
-        panels.number(108, "Xids in the last hour", "Driver errors on all nodes; those of an agent that has just started do not count.", query.grown(kernel.XIDS.name), panels.NONE_IS_GOOD),
+        panels.number(108, "Xids in the last hour", "Driver errors on all nodes; those of an agent that has just started do not count.", query.count_increase(kernel.XIDS.name), panels.NONE_IS_GOOD),
     )  # fmt: skip
 
 

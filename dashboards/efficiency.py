@@ -12,7 +12,7 @@ from dashboards.query import COUNT, SHARE, Query, build_query, rollup
 from railscope.catalog import Rollup, gpu
 
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
-HELD = "sum(railscope_tenant_held_gpus)"
+HELD_GPUS = "sum(railscope_tenant_held_gpus)"
 GPUS = "sum(railscope_cluster_gpus)"
 USED = "sum(railscope_cluster_sum_gpu_memory_used_bytes)"
 SIZE = "sum(railscope_cluster_sum_gpu_memory_size_bytes)"
@@ -31,7 +31,7 @@ def _summary() -> Iterator[Panel]:
     unused = build_query(f"count(({CLAIMED}) and ({idle})) or vector(0)", COUNT)
     yield from (
         number(101, "GPUs", "GPUs with fresh readings at the collector.", build_query(GPUS)),
-        number(102, "Held", "GPUs that tenants hold, as a share of all.", build_query(f"{HELD} / {GPUS}", SHARE)),
+        number(102, "Held", "GPUs that tenants hold, as a share of all.", build_query(f"{HELD_GPUS} / {GPUS}", SHARE)),
         number(103, "Busy", "Mean share of time in which any kernel ran.", rollup("cluster", gpu.GPU_UTILIZATION, MEAN)),
         number(104, "SM activity", "Mean share of cycles; a busy GPU may do little.", rollup("cluster", gpu.GPU_SM_ACTIVITY, MEAN)),
         number(105, "Tensor core activity", "Mean share of cycles.", rollup("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
@@ -58,7 +58,7 @@ def _steps() -> Iterator[Panel]:
     )
     yield from (
         lines(201, "From all GPUs to active GPUs", "Each step is a part of the previous one. A wide gap: GPUs are held and unused, or busy and waiting.",
-              build_query(GPUS).with_name("all"), build_query(HELD).with_name("held"),
+              build_query(GPUS).with_name("all"), build_query(HELD_GPUS).with_name("held"),
               _active("utilization").with_name("busy"), _active("sm_activity").with_name("SMs"), _active("tensor_activity").with_name("tensor cores"), span=12),
         in_colours(counted, COUNTED_AS),
         lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", rollup("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),

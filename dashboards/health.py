@@ -60,7 +60,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(104, "Unknown", unknown, _in_state("unknown"), panels.NONE_IS_GOOD),
         panels.number(105, "Stale nodes", "The state of their GPUs is unknown.", stale, panels.NONE_IS_GOOD),
         panels.number(106, "Devices missing", "GPUs that a node had and that left its bus.", _in_state("missing", "gpu_device_state"), panels.NONE_IS_GOOD),
-        panels.number(107, "Xids in the last hour", "Driver errors.", query.grown(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
+        panels.number(107, "Xids in the last hour", "Driver errors.", query.count_increase(f"railscope_kernel_xids_total{NODES}"), panels.NONE_IS_GOOD),
         panels.number(108, "GPUs with a recommended action", "GPUs whose health recommends an action.", action, panels.NONE_IS_GOOD),
     )  # fmt: skip
 

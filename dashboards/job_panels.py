@@ -16,8 +16,8 @@ SELECTED_JOBS = '{tenant=~"$tenant", workload=~"$workload"}'
 JOB_LABELS = "tenant, source, workload"
 JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
 HOLDERS = f"max by (node, gpu, {JOB_LABELS}) (railscope_gpu_holder_info{SELECTED_JOBS})"
-HELD = f"and on (node, gpu) railscope_gpu_holder_info{SELECTED_JOBS}"
-ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
+ON_HELD_GPUS = f"and on (node, gpu) railscope_gpu_holder_info{SELECTED_JOBS}"
+ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {ON_HELD_GPUS})'
 
 
 def job_columns(of_jobs: str, selector: str) -> tuple[panels.Column, ...]:
@@ -61,7 +61,7 @@ def cause_panels() -> Iterator[panels.Panel]:
     """Yield panels of the causes that slow down GPUs and ports of jobs, per device."""
     reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
     throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
-    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01) {HELD}"
+    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01) {ON_HELD_GPUS}"
     time = build_query(f"topk(30, max by (node, gpu, reason) ({held_back}))", SHARE)
     yield panels.rows(
         701,
@@ -80,7 +80,7 @@ def cause_panels() -> Iterator[panels.Panel]:
         steps=panels.PAUSE,
     )
     path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
-    devices = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
+    devices = f"railscope_gpu_info {ON_HELD_GPUS} or railscope_nic_info {ON_ITS_RAILS}"
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
     narrow = build_query(f"bottomk(10, {share} and on (node, pci_address) ({devices}))", SHARE)
     yield panels.rows(
@@ -92,7 +92,7 @@ def cause_panels() -> Iterator[panels.Panel]:
         span=8,
     )
     errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
-    failed = f"max by (node, gpu, error) (sum by (node, gpu, error) ({errors}) {HELD})"
+    failed = f"max by (node, gpu, error) (sum by (node, gpu, error) ({errors}) {ON_HELD_GPUS})"
     memory_errors = build_query(f"topk(30, {failed})", COUNT)
     yield panels.rows(
         704,
@@ -101,7 +101,7 @@ def cause_panels() -> Iterator[panels.Panel]:
         {"node": "Node", "gpu": "GPU", "error": "Error"},
         panels.Column("Errors", memory_errors, worst="highest"),
     )
-    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
+    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {ON_HELD_GPUS}"
     any_node = health("node, gpu", '{node!=""}')
     verdict = build_query(f"topk(30, ({against}) * on (node, gpu) group_left () {any_node})", COUNT)
     yield panels.rows(

@@ -48,7 +48,7 @@ def _summary() -> Iterator[panels.Panel]:
         panels.number(101, "Paths degraded", "Devices with a path to the CPU below its capacity.", _paths("degraded"), panels.NONE_IS_GOOD),
         panels.number(102, "Paths lost", "Devices that left the bus.", _paths("lost"), panels.NONE_IS_GOOD),
         panels.number(103, "Paths saving power", "Slow while idle.", _paths("power_saving")),
-        panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", query.grown(errors), panels.NONE_IS_GOOD),
+        panels.number(104, "PCIe errors, one hour", "Uncorrected errors.", query.count_increase(errors), panels.NONE_IS_GOOD),
         panels.number(105, "Transceivers read", "Transceivers with readings.", _transceivers("sum", "readable")),
         panels.number(106, "Hottest transceiver", "Highest transceiver temperature of all NICs.", _transceivers("max", "temperature_celsius"), hot),
         panels.number(107, "Least light received", "Lowest receive power of any lane of an optical transceiver.", _transceivers("min", "receive_power_watts")),

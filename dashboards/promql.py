@@ -53,14 +53,14 @@ def expand(expression: str) -> str:
     The matchers of a recorded series apply to all of its source series.
     """
 
-    def made(found: re.Match[str]) -> str:
+    def expand_series(found: re.Match[str]) -> str:
         made_of = recorded_expressions().get(found["name"])
         if made_of is None:
             return found[0]
         return f"({_add_matchers(made_of, (found['matchers'] or '{}')[1:-1])})"
 
     while recorded_in(expression) & recorded_expressions().keys():
-        expression = _SERIES_SELECTOR.sub(made, expression)
+        expression = _SERIES_SELECTOR.sub(expand_series, expression)
     return expression
 
 

@@ -169,7 +169,7 @@ def at_end(expression: str) -> str:
     return _VECTOR.sub(r"\g<0> @ end()", expression)
 
 
-def grown(selector: str) -> Query:
+def count_increase(selector: str) -> Query:
     """Count events of the last hour in whole numbers; a counter reset counts as no growth."""
     return build_query(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
 

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards import dashboard_parts, job_panels, panels, query
 
 UID = "railscope-tenant"
-OWN = '{tenant="$tenant"}'
+OF_TENANT = '{tenant="$tenant"}'
 
 
 def build_dashboard() -> Dashboard:
@@ -25,14 +25,14 @@ def build_dashboard() -> Dashboard:
     )
 
 
-def _own(aggregation: str, name: str, unit: str = "") -> query.Query:
+def _tenant_rollup(aggregation: str, name: str, unit: str = "") -> query.Query:
     """Return a roll-up of the tenant; several collectors may each hold a part of it."""
-    return query.build_query(f"{aggregation}(railscope_tenant_{name}{OWN})", unit)
+    return query.build_query(f"{aggregation}(railscope_tenant_{name}{OF_TENANT})", unit)
 
 
 def _own_by(label: str, aggregation: str, name: str, unit: str = "") -> query.Query:
     return query.build_query(
-        f"{aggregation} by ({label}) (railscope_tenant_{name}{OWN})", unit, f"{{{{{label}}}}}"
+        f"{aggregation} by ({label}) (railscope_tenant_{name}{OF_TENANT})", unit, f"{{{{{label}}}}}"
     )
 
 
@@ -42,14 +42,14 @@ def _summary() -> Iterator[panels.Panel]:
         f"max(railscope_tenant_quota_{name}{month})" for name in ("used_gpu_time", "gpu_time")
     )
     yield from (
-        panels.number(101, "GPUs held", "GPUs held now; a share of a GPU counts as that share.", _own("sum", "held_gpus")),
-        panels.number(102, "Busy", "Mean share of time in which any kernel ran.", _own("avg", "mean_gpu_utilization_ratio")),
-        panels.number(103, "Tensor core activity", "Mean share of cycles.", _own("avg", "mean_gpu_tensor_activity_ratio")),
-        panels.number(104, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
-        panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _own("max", "max_gpu_temperature_celsius"), panels.HOT),
-        panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _own("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
+        panels.number(101, "GPUs held", "GPUs held now; a share of a GPU counts as that share.", _tenant_rollup("sum", "held_gpus")),
+        panels.number(102, "Busy", "Mean share of time in which any kernel ran.", _tenant_rollup("avg", "mean_gpu_utilization_ratio")),
+        panels.number(103, "Tensor core activity", "Mean share of cycles.", _tenant_rollup("avg", "mean_gpu_tensor_activity_ratio")),
+        panels.number(104, "Power", "Total power of the GPUs held.", _tenant_rollup("sum", "sum_gpu_power_watts")),
+        panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _tenant_rollup("max", "max_gpu_temperature_celsius"), panels.HOT),
+        panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _tenant_rollup("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
         panels.number(107, "Month's quota used", "GPU time held in this month, relative to the quota.", query.build_query(f"{used} / {bound}", query.SHARE), panels.FULL),
-        panels.number(108, "GPU quota", "Maximum GPUs at once.", _own("max", "quota_gpus")),
+        panels.number(108, "GPU quota", "Maximum GPUs at once.", _tenant_rollup("max", "quota_gpus")),
     )  # fmt: skip
 
 
@@ -59,17 +59,17 @@ def _jobs() -> Iterator[panels.Panel]:
         "Jobs",
         "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
         {"source": "Source", "workload": "Job"},
-        *job_panels.job_columns("source, workload", OWN),
+        *job_panels.job_columns("source, workload", OF_TENANT),
         span=24,
     )
-    busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OWN})"
+    busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OF_TENANT})"
     yield panels.lines(
         502,
         "SM activity of jobs",
         "Means over the GPUs of each job; the ten busiest.",
         query.build_query(f"topk(10, {busy})", legend="{{workload}}"),
     )
-    behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OWN})"
+    behind = f"max by (workload, measure, node, gpu) (railscope_job_straggler_deviation_ratio{OF_TENANT})"
     yield panels.rows(
         503,
         "The GPU of each job that is furthest behind",
@@ -87,43 +87,43 @@ def _jobs() -> Iterator[panels.Panel]:
 
 
 def _work() -> Iterator[panels.Panel]:
-    faults = f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OWN}) > 0"
+    faults = f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OF_TENANT}) > 0"
     yield from (
         panels.lines(201, "Activity", "Means of all GPUs held.",
-                     _own("avg", "mean_gpu_utilization_ratio").with_name("any kernel"),
-                     _own("avg", "mean_gpu_sm_activity_ratio").with_name("SMs"),
-                     _own("avg", "mean_gpu_tensor_activity_ratio").with_name("tensor cores")),
+                     _tenant_rollup("avg", "mean_gpu_utilization_ratio").with_name("any kernel"),
+                     _tenant_rollup("avg", "mean_gpu_sm_activity_ratio").with_name("SMs"),
+                     _tenant_rollup("avg", "mean_gpu_tensor_activity_ratio").with_name("tensor cores")),
         panels.lines(202, "Slowest GPU", "Lowest activity of a held GPU; its job waits for it.",
-                     _own("min", "min_gpu_sm_activity_ratio").with_name("SMs"),
-                     _own("min", "min_gpu_tensor_activity_ratio").with_name("tensor cores")),
+                     _tenant_rollup("min", "min_gpu_sm_activity_ratio").with_name("SMs"),
+                     _tenant_rollup("min", "min_gpu_tensor_activity_ratio").with_name("tensor cores")),
         panels.lines(203, "GPU memory", "Used and total memory of the GPUs held.",
-                     _own("sum", "sum_gpu_memory_used_bytes").with_name("used"),
-                     _own("sum", "sum_gpu_memory_size_bytes").with_name("size")),
-        panels.lines(204, "Power", "Total power of the GPUs held.", _own("sum", "sum_gpu_power_watts")),
+                     _tenant_rollup("sum", "sum_gpu_memory_used_bytes").with_name("used"),
+                     _tenant_rollup("sum", "sum_gpu_memory_size_bytes").with_name("size")),
+        panels.lines(204, "Power", "Total power of the GPUs held.", _tenant_rollup("sum", "sum_gpu_power_watts")),
         panels.layers(205, "Throttled GPUs by reason", "Reasons include low utilization.", _own_by("reason", "sum", "sum_gpu_throttle_ratio", query.COUNT)),
         panels.layers(206, "Faults of the held GPUs", "Active health reasons; none if all GPUs are healthy.", query.build_query(faults, legend="{{reason}}")),
     )  # fmt: skip
 
 
 def _traffic() -> Iterator[panels.Panel]:
-    notified = _own(
+    notified = _tenant_rollup(
         "sum", "sum_rdma_congestion_notifications_sent_per_second", query.EVENTS_PER_SECOND
     )
     yield from (
         panels.lines(301, "RDMA traffic", "Traffic of the ports on the rails of the GPUs held.",
-                     _own("sum", "sum_rdma_transmit_bytes_per_second").with_name("out"),
-                     _own("sum", "sum_rdma_receive_bytes_per_second").with_name("in")),
+                     _tenant_rollup("sum", "sum_rdma_transmit_bytes_per_second").with_name("out"),
+                     _tenant_rollup("sum", "sum_rdma_receive_bytes_per_second").with_name("in")),
         panels.lines(302, "Pause", "The worst port. Received pause: the fabric is congested.",
-                     _own("max", "max_nic_receive_pfc_pause_ratio").with_name("received"),
-                     _own("max", "max_nic_transmit_pfc_pause_ratio").with_name("sent"), steps=panels.PAUSE),
+                     _tenant_rollup("max", "max_nic_receive_pfc_pause_ratio").with_name("received"),
+                     _tenant_rollup("max", "max_nic_transmit_pfc_pause_ratio").with_name("sent"), steps=panels.PAUSE),
         panels.lines(303, "Congestion", "Marks received, and notifications sent for them.",
-                     _own("sum", "sum_rdma_ecn_marked_packets_per_second", query.EVENTS_PER_SECOND).with_name("marks"),
+                     _tenant_rollup("sum", "sum_rdma_ecn_marked_packets_per_second", query.EVENTS_PER_SECOND).with_name("marks"),
                      notified.with_name("notifications")),
     )  # fmt: skip
 
 
 def _account() -> Iterator[panels.Panel]:
-    rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))"
+    rate = f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OF_TENANT}[$__rate_interval]))"
     description = "Total of the GPUs while they were held; some minutes old."
     yield from (
         panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.build_query(rate, query.COUNT, "{{state}}")),
@@ -131,11 +131,11 @@ def _account() -> Iterator[panels.Panel]:
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
                      _own_by("period", "max", "quota_used_gpu_time_seconds").with_name("used"),
                      _own_by("period", "max", "quota_gpu_time_seconds").with_name("agreed")),
-        panels.lines(404, "Energy so far", description, _own("sum", "energy_joules")),
-        panels.lines(405, "Time computing so far", description, _own("sum", "gpu_busy_time_seconds")),
+        panels.lines(404, "Energy so far", description, _tenant_rollup("sum", "energy_joules")),
+        panels.lines(405, "Time computing so far", description, _tenant_rollup("sum", "gpu_busy_time_seconds")),
         panels.lines(406, "Network traffic so far", "Traffic of the GPUs' ports while the GPUs were held.",
-                     _own("sum", "network_transmitted_bytes").with_name("sent"),
-                     _own("sum", "network_received_bytes").with_name("received")),
+                     _tenant_rollup("sum", "network_transmitted_bytes").with_name("sent"),
+                     _tenant_rollup("sum", "network_received_bytes").with_name("received")),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ All output follows from the spec and its seed: no clock is read.
 """
 
 from simulator.device_models import MODELS, SHORT_NAMES, find_model
-from simulator.simulation import about, moments, simulate
+from simulator.simulation import capture_metadata, moments, simulate
 from simulator.spec import MODES, NICS, SCENARIOS, SCHEDULERS, NodeSpec, SimulatorError
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "SHORT_NAMES",
     "NodeSpec",
     "SimulatorError",
-    "about",
+    "capture_metadata",
     "find_model",
     "moments",
     "simulate",

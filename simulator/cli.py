@@ -17,7 +17,7 @@ from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from agent.sampling.source import format_count
 from railscope.capture import Capture, write_capture
-from simulator import SCENARIOS, NodeSpec, about, find_model, moments
+from simulator import SCENARIOS, NodeSpec, capture_metadata, find_model, moments
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import ScenarioError, read_scenario
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
@@ -102,7 +102,9 @@ def node(*, model: str, seconds: int, step_seconds: float, directory: Path, **ch
     try:
         device_model = find_model(model)
         spec = NodeSpec(gpus=device_model.per_node, model=device_model.name, **choices)
-        write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
+        write_capture(
+            directory, capture_metadata(spec, seconds), moments(spec, seconds, step_seconds)
+        )
     except (ValueError, OSError) as error:
         raise click.ClickException(_problem(error)) from error
     click.echo(f"{directory}: {seconds} s of {spec.node}, {SCENARIOS[spec.scenario]}")
@@ -115,7 +117,7 @@ class SimulatedHost(recorded_host.RecordedHost):
         def offset_ns() -> int:
             return max(clock.now().boot_ns - node.started_boot_ns, 0)
 
-        capture = Capture(about(node.spec, 0), ())
+        capture = Capture(capture_metadata(node.spec, 0), ())
         super().__init__(capture, clock, offset_ns, LiveTimeline(node, offset_ns()))
 
     @property

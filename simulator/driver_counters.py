@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+from railscope.timestamps import SECOND_NS
 from simulator import data, device_models, fabric, port, spec
 
 _WRAP = 1 << 32
@@ -118,7 +119,7 @@ def port_values(cable: fabric.Cable) -> dict[str, int]:
         counts[f"lane_{lane}_corrected_bits"] = corrected
     counts["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
     counts["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
-    counts["write_stalled_seconds"] = counters.write_stalled_ns // spec.NS_PER_SECOND
+    counts["write_stalled_seconds"] = counters.write_stalled_ns // SECOND_NS
     return counts
 
 

@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from railscope.timestamps import SECOND_NS
 from simulator import device_models, node_hardware, port as port_model
 from simulator.conditions import PortConditions
-from simulator.spec import NS_PER_SECOND, DriftNoise, NodeSpec, TimeSpan, round_randomly, seconds
+from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly, seconds_to_ns
 
 _GOODPUT = 0.97
 _WRITE_PACKETS = 256
@@ -22,7 +23,7 @@ _SENDERS = 32
 _STALLED_PERCENT = 30
 _MAX_STALL_PERCENT = 95.0
 _RETRIES_PER_SECOND = 4.0
-_LLDP_PERIOD_NS = seconds(30)
+_LLDP_PERIOD_NS = seconds_to_ns(30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class Cable:
     def _add_work_since_boot(self, uptime_ns: int) -> None:
         """Set the counters of a port that has been under normal load since boot."""
         counters = self.counters
-        uptime_seconds = uptime_ns // NS_PER_SECOND
+        uptime_seconds = uptime_ns // SECOND_NS
         usual_rate = 0.34 if self.port.rail is not None else 0.01
         packets = int(usual_rate * self._packets_per_second * uptime_seconds)
         counters.sent.add(packets, port_model.DATA_FRAME_WORDS)

@@ -11,10 +11,11 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from railscope.timestamps import SECOND_NS
 from simulator import device_models, node_hardware, workload
 from simulator.conditions import GpuConditions
 from simulator.silicon import Silicon
-from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
+from simulator.spec import NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
 
 _PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
 """Fractions of an SM's busy time."""
@@ -157,7 +158,7 @@ class GpuBus:
     def __init__(self, *, grace: bool, uptime_ns: int) -> None:
         self.grace = grace
         rate = _REGISTER_BYTES_PER_SECOND if grace else _USUAL_BYTES_PER_SECOND
-        usual = rate * uptime_ns // NS_PER_SECOND
+        usual = rate * uptime_ns // SECOND_NS
         self.pcie_out, self.pcie_in = BusDirection(usual), BusDirection(usual)
         self.c2c_out, self.c2c_in = BusDirection(), BusDirection()
 
@@ -230,12 +231,12 @@ class GpuNvLinks:
     ) -> None:
         self.model = model
         self.up_ns = uptime_ns
-        self.recent_ns = NS_PER_SECOND
+        self.recent_ns = SECOND_NS
         self.transmit_kibibytes_per_second = self.receive_kibibytes_per_second = 0.0
         self._rng = rng
         self._drift = DriftNoise(rng, 20.0)
         self.links = [NvLinkState(10 ** rng.uniform(-9.5, -7.5)) for _ in range(model.links)]
-        usual = self._kibibytes(uptime_ns / NS_PER_SECOND, _USUAL_EXCHANGED)
+        usual = self._kibibytes(uptime_ns / SECOND_NS, _USUAL_EXCHANGED)
         for link in self.links:
             link.transmitted_kibibytes = link.received_kibibytes = int(usual)
 
@@ -274,7 +275,7 @@ class GpuNvLinks:
 
     def bits(self, length_ns: int) -> int:
         """Bits that a link receives during some time: it also transmits while idle."""
-        return self.model.raw_megabytes * _BITS_PER_MEGABYTE * length_ns // NS_PER_SECOND
+        return self.model.raw_megabytes * _BITS_PER_MEGABYTE * length_ns // SECOND_NS
 
     def raw_errors(self, link: NvLinkState) -> int:
         """Wrong bits received, before any correction."""

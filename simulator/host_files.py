@@ -15,7 +15,8 @@ import errno
 from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator import device_models, fabric, node_hardware, node_model, spec
+from railscope.timestamps import SECOND_NS
+from simulator import device_models, fabric, node_hardware, node_model
 from simulator.port import NEIGHBOUR_FRAME_BYTES
 
 DISK = "nvme0n1"
@@ -47,7 +48,7 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     into.calls["psutil.cpu_times()"] = _cpu_times(server)
     into.calls["psutil.cpu_count()"] = node_hardware.LOGICAL_CPUS
     boot_ns = model.spec.started_wall_ns - model.spec.started_boot_ns
-    into.calls["psutil.boot_time()"] = float(boot_ns // spec.NS_PER_SECOND)
+    into.calls["psutil.boot_time()"] = float(boot_ns // SECOND_NS)
     into.calls["psutil.virtual_memory()"] = _memory(server)
     into.calls["psutil.swap_memory()"] = {
         "total": _SWAP_BYTES,

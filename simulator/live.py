@@ -1,6 +1,6 @@
 """Node that is simulated in real time: without end, and with faults that end.
 
-A file describes the node and its faults. They strike in rounds of one length; in each round a fault has a
+A file describes the node and its faults. They occur in rounds of one length; in each round a fault has a
 fresh strength and strikes another device. All state follows from the file and the boot clock, so that a
 restarted agent sees the same node in its expected state.
 """
@@ -16,11 +16,12 @@ from pathlib import Path
 import msgspec
 
 from railscope.capture import SECTIONS, Json
+from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
 from simulator import fault_schedule, node_model, simulation
-from simulator.spec import NS_PER_SECOND, NodeSpec, SimulatorError, seconds
+from simulator.spec import NodeSpec, SimulatorError, seconds_to_ns
 
-STEP_NS = NS_PER_SECOND
+STEP_NS = SECOND_NS
 MAX_STEPS = 60
 """A simulation that has fallen behind by more, for example after a suspend, takes one long step."""
 MAX_RECORDS = 4096
@@ -96,7 +97,7 @@ class FaultRounds(fault_schedule.FaultSchedule):
     def __init__(self, node: LiveNode) -> None:
         super().__init__(node.spec)
         self._node = node
-        self._round_ns = seconds(node.round_seconds)
+        self._round_ns = seconds_to_ns(node.round_seconds)
         self._rounds: dict[int, list[fault_schedule.FaultOccurrence]] = {}
 
     def faults_at(self, timestamp_ns: int) -> list[fault_schedule.FaultOccurrence]:
@@ -123,8 +124,10 @@ def planned_occurrence(
         seed=rng.getrandbits(32),
         strikes=rng.randrange(node.gpus),
     )
-    begin_ns = seconds(number * node.round_seconds + fault.begin_seconds)
-    return fault_schedule.FaultOccurrence.from_spec(spec, begin_ns, seconds(fault.length_seconds))
+    begin_ns = seconds_to_ns(number * node.round_seconds + fault.begin_seconds)
+    return fault_schedule.FaultOccurrence.from_spec(
+        spec, begin_ns, seconds_to_ns(fault.length_seconds)
+    )
 
 
 class LiveTimeline:

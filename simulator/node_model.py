@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from railscope.timestamps import SECOND_NS
 from simulator import conditions, fabric, node_hardware, scenarios, workload
 from simulator.gpu import GpuState
-from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
+from simulator.spec import NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
 
 MEMORY_BYTES = 2_113_660_000_000 // 4096 * 4096
 MODES = (
@@ -174,7 +175,7 @@ class HostState:
                 percent[place] = percent[place] * decay + 100 * share * (1.0 - decay)
 
     def _add_work_since_boot(self, uptime_ns: int) -> None:
-        uptime_seconds = uptime_ns // NS_PER_SECOND
+        uptime_seconds = uptime_ns // SECOND_NS
         self.disk.writes = uptime_seconds * 950
         self.disk.written_bytes = self.disk.writes * _REQUEST_BYTES
         self.disk.reads = uptime_seconds * 3
@@ -219,7 +220,7 @@ class NodeModel:
             scenario = scenarios.scenario_of(spec, scenario)
         self.scenario = scenario
         self.machine = node_hardware.build_node_hardware(spec)
-        start_ns, warm_up_ns = since_ns or 0, _WARM_UP_SECONDS * NS_PER_SECOND
+        start_ns, warm_up_ns = since_ns or 0, _WARM_UP_SECONDS * SECOND_NS
         self.offset_ns = start_ns - warm_up_ns
         self.span = TimeSpan(self.offset_ns, self.offset_ns)
         self.unclaimed_gpu: int | None = None
@@ -231,7 +232,7 @@ class NodeModel:
         self.server = HostState(spec, uptime_ns)
         self._job = workload.TrainingJob(spec)
         while self.offset_ns < start_ns:
-            self.advance(self.offset_ns + NS_PER_SECOND)
+            self.advance(self.offset_ns + SECOND_NS)
         if since_ns is not None:
             self._reload()
 

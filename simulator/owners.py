@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from railscope.capture import CaptureMoment, Json
+from railscope.timestamps import SECOND_NS
 from simulator import node_model, workload
 from simulator.gpu import GpuState
-from simulator.spec import NS_PER_SECOND, NodeSpec
+from simulator.spec import NodeSpec
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _GROUPS = "/sys/fs/cgroup"
@@ -162,7 +163,7 @@ def _show_process(
     model: node_model.NodeModel, into: CaptureMoment, tenant: workload.GpuTenant, group: str
 ) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
-    started = model.spec.started_boot_ns // NS_PER_SECOND - _JOB_AGE_SECONDS
+    started = model.spec.started_boot_ns // SECOND_NS - _JOB_AGE_SECONDS
     ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
     behind = " ".join(["R", *["0"] * 18, str(ticks)])
     into.files[f"/proc/{tenant.pid}/stat"] = f"{tenant.pid} ({tenant.name}) {behind} 0\n"

@@ -271,7 +271,7 @@ def _beyond_repair(errors: float) -> float:
     return min(total, 1.0)
 
 
-SAMPLE_PERIOD_NS = spec.seconds(10)
+SAMPLE_PERIOD_NS = spec.seconds_to_ns(10)
 """Period at which the NIC samples its optics; in between, the counters of an idle port do not change."""
 
 

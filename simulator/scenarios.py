@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from simulator import conditions, device_models, port, workload
-from simulator.spec import NodeSpec, TimeSpan, seconds
+from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns
 
 # Recovery actions (nvml.h, nvmlDeviceGpuRecoveryAction_t).
 GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET = 1, 2, 4
@@ -82,7 +82,7 @@ class NvlinkErrors(conditions.SlowedExchange):
     """A bad cable or a dirty connector: one NVLink retransmits repeatedly."""
 
     slowest, fastest = 0.6, 0.9
-    error_every_ns = seconds(0.025)
+    error_every_ns = seconds_to_ns(0.025)
 
     def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Errors at a steady rate; up to Hopper the driver reports them as fatal and requires a reset."""
@@ -133,7 +133,8 @@ class FlappingLink(LinkOutages):
         super().__init__(spec, duration_ns)
         interval_ns = (duration_ns - self.onset_ns) // (self.times + 1)
         lengths_ns = [
-            min(seconds(self.rng.uniform(0.4, 6.0)), interval_ns // 2) for _ in range(self.times)
+            min(seconds_to_ns(self.rng.uniform(0.4, 6.0)), interval_ns // 2)
+            for _ in range(self.times)
         ]
         starts_ns = [self.onset_ns + interval_ns * number for number in range(self.times)]
         self.outages = tuple(
@@ -151,7 +152,7 @@ class LinkSpeedDown(LinkOutages):
         super().__init__(spec, duration_ns)
         rest_ns = duration_ns - self.onset_ns
         self.broken_ns = self.onset_ns + rest_ns // 2
-        length_ns = min(seconds(self.rng.uniform(3.0, 8.0)), rest_ns // 4)
+        length_ns = min(seconds_to_ns(self.rng.uniform(3.0, 8.0)), rest_ns // 4)
         self.outages = (TimeSpan(self.broken_ns, self.broken_ns + length_ns),)
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
@@ -287,9 +288,9 @@ class PauseStorm(conditions.SlowedExchange):
     """
 
     slowest, fastest = 0.02, 0.1
-    timeout_ns = seconds(2.0)
-    warning_ns = seconds(2.0 * 0.85)
-    cycle_ns = seconds(2.25)
+    timeout_ns = seconds_to_ns(2.0)
+    warning_ns = seconds_to_ns(2.0 * 0.85)
+    cycle_ns = seconds_to_ns(2.25)
 
     def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Stuck except for the short times in which it drops."""
@@ -348,7 +349,7 @@ class LinkFlap(LinkOutages):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        length_ns = min(seconds(self.rng.uniform(3.0, 8.0)), duration_ns // 4)
+        length_ns = min(seconds_to_ns(self.rng.uniform(3.0, 8.0)), duration_ns // 4)
         self.outages = (TimeSpan(self.onset_ns, self.onset_ns + length_ns),)
 
 
@@ -373,7 +374,7 @@ class CounterReset(conditions.Scenario):
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """No job for a while around the reload."""
-        length_ns = min(seconds(10.0), self.duration_ns // 6)
+        length_ns = min(seconds_to_ns(10.0), self.duration_ns // 6)
         gap = TimeSpan(self.onset_ns - length_ns // 5, self.onset_ns + length_ns)
         return conditions.JobConditions(present=1.0 - span.share_in(gap))
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
+from railscope.timestamps import SECOND_NS
 from simulator import (
     device_models,
     host_files,
@@ -25,7 +26,7 @@ from simulator import (
     owners,
     rdma_devices,
 )
-from simulator.spec import NS_PER_SECOND, NodeSpec, seconds as to_ns
+from simulator.spec import NodeSpec, seconds_to_ns
 
 _NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
 _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
@@ -110,10 +111,10 @@ def _keys(port: node_hardware.SimulatedPort, moment: CaptureMoment) -> list[tupl
 
 def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture:
     """Simulate a node and return the complete capture in memory."""
-    return Capture(about(spec, seconds), tuple(moments(spec, seconds, step_seconds)))
+    return Capture(capture_metadata(spec, seconds), tuple(moments(spec, seconds, step_seconds)))
 
 
-def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
+def capture_metadata(spec: NodeSpec, seconds: int) -> CaptureMetadata:
     """Return the capture's metadata. Raises ValueError for an unknown GPU model."""
     mode = "" if spec.mode == "whole" else f"GPUs in mode {spec.mode}, "
     return CaptureMetadata(
@@ -121,7 +122,7 @@ def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
         boot_id=spec.boot_id,
         started_wall_ns=spec.started_wall_ns,
         started_boot_ns=spec.started_boot_ns,
-        duration_ns=seconds * NS_PER_SECOND,
+        duration_ns=seconds * SECOND_NS,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
         hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_nic_names(spec)} per GPU and two for storage",
     )
@@ -138,7 +139,7 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
 
     Raises ValueError immediately for an empty simulation, or an invalid node.
     """
-    step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
+    step_ns, duration_ns = seconds_to_ns(step_seconds), seconds * SECOND_NS
     if step_ns < 1 or duration_ns < step_ns:
         message = f"invalid step: {step_seconds} s: expected more than 0, and at most {seconds} s"
         raise ValueError(message)

@@ -12,6 +12,7 @@ import random
 import uuid
 from dataclasses import dataclass
 
+from railscope.timestamps import SECOND_NS
 from simulator.data import read_table
 
 
@@ -90,12 +91,11 @@ def _stream(name: str) -> random.Random:
 
 
 NS_PER_US = 1_000
-NS_PER_SECOND = 1_000_000_000
 
 
-def seconds(amount: float) -> int:
+def seconds_to_ns(amount: float) -> int:
     """Convert seconds to nanoseconds."""
-    return round(amount * NS_PER_SECOND)
+    return round(amount * SECOND_NS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class TimeSpan:
     @property
     def seconds(self) -> float:
         """Length of the span, in seconds."""
-        return self.length_ns / NS_PER_SECOND
+        return self.length_ns / SECOND_NS
 
     def passes(self, timestamp_ns: int) -> bool:
         """True if a timestamp is within the span."""

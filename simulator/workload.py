@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 
 from simulator import device_models
 from simulator.conditions import JobConditions
-from simulator.spec import NodeSpec, TimeSpan, seconds
+from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns
 
 EXCHANGE_RATE = 0.78
 """Share of the line rate that a rail carries while gradients are exchanged."""
 
-CHECKPOINT = TimeSpan(seconds(150), seconds(175))
-CHECKPOINT_PERIOD_NS = seconds(300)
+CHECKPOINT = TimeSpan(seconds_to_ns(150), seconds_to_ns(175))
+CHECKPOINT_PERIOD_NS = seconds_to_ns(300)
 CHECKPOINT_RATE = 0.30
-FETCH = TimeSpan(seconds(20), seconds(23))
-FETCH_PERIOD_NS = seconds(60)
+FETCH = TimeSpan(seconds_to_ns(20), seconds_to_ns(23))
+FETCH_PERIOD_NS = seconds_to_ns(60)
 FETCH_RATE = 0.15
 
 _HUNG_ACTIVITY = 0.12

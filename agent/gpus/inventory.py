@@ -108,7 +108,7 @@ class GpuInventory:
         self._replace(host, gpus, finding)
         return gpus
 
-    def changed(self) -> None:
+    def record_change(self) -> None:
         """Record that something differs from the last scan."""
         self.generation += 1
 

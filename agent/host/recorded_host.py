@@ -33,7 +33,7 @@ BATCH_FUNCTIONS = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
 
 A capture records an answer to each, so that any batch of them can be answered.
 """
-_NOT_ASKED = [3, 0]
+_NOT_RECORDED = [3, 0]
 
 
 def call_key(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
@@ -53,9 +53,9 @@ def assemble_batch(answer: Callable[[int | str], Json], entries: Sequence[int | 
         try:
             answers.append(answer(entry))
         except FileNotFoundError as error:
-            answers.append(_NOT_ASKED)
+            answers.append(_NOT_RECORDED)
             missing = error
-    if missing and all(pair is _NOT_ASKED for pair in answers):
+    if missing and all(pair is _NOT_RECORDED for pair in answers):
         raise missing
     return [[value for _, value in answers], [code for code, _ in answers]]
 

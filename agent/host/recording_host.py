@@ -85,7 +85,7 @@ class RecordingHost(HostWrapper):
                 self._waited_for(query)
             if self._redactor is None:
                 return list(self._moments)
-            return [self._redactor.moment(moment) for moment in self._moments]
+            return [self._redactor.redact_moment(moment) for moment in self._moments]
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
@@ -122,7 +122,7 @@ class RecordingHost(HostWrapper):
             names_in = _NAMES.get(f"{host_interface}.{function}")
             if names_in and self._redactor:
                 for name in names_in(answer):
-                    self._redactor.name(str(name))
+                    self._redactor.add_name(str(name))
             return answer
 
         return self._recorded_answer("calls", key, call)

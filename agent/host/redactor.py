@@ -22,7 +22,7 @@ _BDF = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 PCI_ADDRESS = (
     rf"(?<![0-9a-z:.]){_BDF}(?![0-9a-z:])|(?<=PCI:)[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}"
 )
-_WHOLE = {
+_DRIVER_ANSWER_KEYS = {
     "files": re.compile(
         rf"/sys/(?:bus/pci/devices/{_BDF}|devices/pci[^\s]*/{_BDF}|class/(?:net|infiniband)/[^/]+/device)"
         r"/(?:class|vendor|device|subsystem_\w+|revision|(?:current|max)_link_\w+|numa_node"
@@ -94,7 +94,7 @@ _ADDRESS = (
     r"|(?<![0-9a-z:.])(?!\d+::?/)(?=[0-9a-f:]*[0-9a-f])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![0-9a-z:.])"
 )
 _IDENTIFIERS = re.compile(rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})", re.IGNORECASE)
-_EVERYTHING = re.compile(
+_IDENTIFIERS_AND_WORDS = re.compile(
     rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})|(?P<token>{PCI_ADDRESS})"
     rf"|(?P<address>{_ADDRESS})|(?P<word>[^\W_]+)",
     re.IGNORECASE,
@@ -127,26 +127,26 @@ class Redactor:
             self._secrets.add(secret)
             self._names.append(re.compile(re.escape(secret)))
 
-    def name(self, name: str) -> None:
+    def add_name(self, name: str) -> None:
         """Replace this from now on as a whole word: for example, the name of a user."""
         if name and name not in self._secrets and name not in _COMMON_NAMES:
             self._secrets.add(name)
             self._names.append(_name_pattern(name))
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """The text with every registered name and every identifier replaced by one of the same form."""
         return _IDENTIFIERS.sub(_replace_match, self._without_names(text))
 
     def scrub(self, text: str) -> str:
-        """Like `text`, with every word that is not known to be harmless replaced as well."""
-        return _EVERYTHING.sub(_replace_match, self._without_names(text))
+        """Like `redact_text`, with every word that is not known to be harmless replaced as well."""
+        return _IDENTIFIERS_AND_WORDS.sub(_replace_match, self._without_names(text))
 
     def _without_names(self, text: str) -> str:
         for pattern in self._names:
             text = pattern.sub(lambda match: _generated_name(match[0]), text)
         return text
 
-    def moment(self, moment: CaptureMoment) -> CaptureMoment:
+    def redact_moment(self, moment: CaptureMoment) -> CaptureMoment:
         """A moment without secrets in its answers and its keys."""
         sections = {
             section: {
@@ -178,7 +178,9 @@ class Redactor:
             return "".join(
                 self._route(line, *_ROUTES[name]) for line in value.splitlines(keepends=True)
             )
-        return self.json(value, whole=_WHOLE[section].fullmatch(key) is not None)
+        return self.redact_json(
+            value, whole=_DRIVER_ANSWER_KEYS[section].fullmatch(key) is not None
+        )
 
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
         """A line of the kernel's routing table; a default route stays a default route."""
@@ -190,15 +192,15 @@ class Redactor:
                 parts[position] = _same_form(parts[position])
         return "".join(parts)
 
-    def json(self, value: Json, *, whole: bool = False) -> Json:
+    def redact_json(self, value: Json, *, whole: bool = False) -> Json:
         """A JSON value with every string redacted, including keys; `whole`: identifiers and names only."""
         if isinstance(value, str):
-            return self.text(value) if whole else self.scrub(value)
+            return self.redact_text(value) if whole else self.scrub(value)
         if isinstance(value, list):
-            return [self.json(item, whole=whole) for item in value]
+            return [self.redact_json(item, whole=whole) for item in value]
         if isinstance(value, dict):
             return {
-                self.json(key, whole=whole): self.json(item, whole=whole)
+                self.redact_json(key, whole=whole): self.redact_json(item, whole=whole)
                 for key, item in value.items()
             }
         return value

@@ -62,7 +62,7 @@ class ProbeFinding:
         """
         head = f"{query}: " if query else ""
         if not isinstance(error, OSError):
-            detail = f"{head}malformed response: {type(error).__name__}: {error}"
+            detail = f"{head}malformed answer: {type(error).__name__}: {error}"
             return cls(subject, ProbeVerdict.BROKEN, detail, "report this as a bug")
         detail = f"{head}{error.strerror or error}"
         if reason_of(error) is Absent.DENIED:
@@ -220,7 +220,7 @@ def is_in_memory(source: Source) -> bool:
 MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
 """Errors raised when a reading is extracted from an answer of an unexpected form."""
 Answer = TypeVar("Answer")
-Place = TypeVar("Place", str, int)
+FileKey = TypeVar("FileKey", str, int)
 
 
 def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
@@ -232,7 +232,9 @@ def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
 
 
 def parsed_reading(
-    read: Callable[[Place], bytes], place: Place, parse: Callable[[bytes], Reading] = parse_integer
+    read: Callable[[FileKey], bytes],
+    place: FileKey,
+    parse: Callable[[bytes], Reading] = parse_integer,
 ) -> Reading:
     """Return the reading in the content of a file, or the reason why it cannot be read.
 

@@ -13,7 +13,7 @@ no tokens:
     billing = { common_name = "billing.example.com" }
     [auditors]
     [tenants.vision]
-    board = "sha256:..."
+    dashboard = "sha256:..."
     [revoked]
     certificates = ["sha256:..."]
 
@@ -25,7 +25,7 @@ described below.
 TLS has verified the chain up to `tls.client_ca_file` before this module is called. A certificate
 may name its holder by exactly one URI among its subject's alternative names:
 
-    railscope:node/gpu-001    railscope:operator/grafana    railscope:tenant/vision/board
+    railscope:node/gpu-001    railscope:operator/grafana    railscope:tenant/vision/dashboard
 
 Names are percent-encoded. Entries of the tokens file take precedence over the content of a
 certificate. Sources: RFC 5280, 4.2.1.6 (uniformResourceIdentifier); RFC 3986, 2.1.
@@ -119,7 +119,7 @@ _TENANTS, _REVOKED = "tenants", "revoked"
 _MAX_AUTHORITY = "max_authority"
 _OLD_MAX_AUTHORITY = "max_rank"
 """Name of `max_authority` in the tokens files of 0.2.0."""
-_KNOWN = (*_SECTIONS, _TENANTS, _REVOKED)
+_SECTION_NAMES = (*_SECTIONS, _TENANTS, _REVOKED)
 
 
 def digest_token(token: str) -> str:
@@ -184,7 +184,7 @@ class Credentials:
 
     entries: Mapping[CredentialKey, CredentialEntry] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
-    """Digests of certificates that are still valid and stand for no credential any more."""
+    """Digests of certificates that are revoked before they expire."""
 
 
 class TokensFileError(ValueError):
@@ -215,9 +215,9 @@ def parse_credentials(text: str) -> Credentials:
     except TomlError as error:
         message = f"invalid TOML: {error}"
         raise TokensFileError(message) from error
-    unknown = set(content) - set(_KNOWN)
+    unknown = set(content) - set(_SECTION_NAMES)
     if unknown:
-        message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_KNOWN)}"
+        message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_SECTION_NAMES)}"
         raise TokensFileError(message)
     entries: dict[CredentialKey, CredentialEntry] = {}
     for key, entry in _parse_entries(content):

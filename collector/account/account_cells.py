@@ -83,7 +83,7 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
     the capacity.
     """
     states = gpu_nanoseconds(account.states())
-    held_ns = sum(states[state] for state in tiling.HELD)
+    held_ns = sum(states[state] for state in tiling.HELD_STATES)
     return {
         "until_ns": str(account.until_ns),
         "gpus": account.gpus,

@@ -166,7 +166,7 @@ class GpuTimeAccount:
         """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
         times: dict[str, Units] = {}
         for key, quantity in self.sums.items():
-            if key.state in tiling.HELD and first_day <= key.day < end_day:
+            if key.state in tiling.HELD_STATES and first_day <= key.day < end_day:
                 times[key.tenant] = exact(times.get(key.tenant, 0) + quantity)
         return times
 

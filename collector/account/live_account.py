@@ -170,7 +170,7 @@ class GpuAccount:
     @property
     def holders(self) -> set[str]:
         """Tenants that hold a part of it now."""
-        return {rate.tenant for rate in self.rates[1] if rate.state in tiling.HELD}
+        return {rate.tenant for rate in self.rates[1] if rate.state in tiling.HELD_STATES}
 
 
 def _rates(entries: Iterable[tiling.TilingEntry]) -> tuple[account_sums.StateUnits, ...]:
@@ -330,7 +330,7 @@ class LiveAccount:
 
     def _count_held(self, account: GpuAccount, sign: int) -> None:
         for rate in account.rates[1]:
-            if rate.state in tiling.HELD:
+            if rate.state in tiling.HELD_STATES:
                 before = self._held_units.get(rate.tenant, 0)
                 self._held_units[rate.tenant] = exact(before + sign * rate.units)
 

@@ -295,7 +295,7 @@ def _expected_version(price: Price, book: PriceBook) -> str:
 
 _MAX = (1 << 63) - 1
 """Maximum of a database integer."""
-_Whole = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
+_StoredInteger = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
@@ -310,10 +310,10 @@ class _PriceTable(msgspec.Struct, forbid_unknown_fields=True):
     to: _Moment | None = None
     tenant: str = ""
     mig_profile: str = ""
-    nano_per_gpu_hour: _Whole | None = None
-    nano_per_instance_hour: _Whole | None = None
-    nano_per_kilowatt_hour: _Whole | None = None
-    minimum_seconds: _Whole = 0
+    nano_per_gpu_hour: _StoredInteger | None = None
+    nano_per_instance_hour: _StoredInteger | None = None
+    nano_per_kilowatt_hour: _StoredInteger | None = None
+    minimum_seconds: _StoredInteger = 0
     granularity_seconds: _Positive | None = None
     at_claim_start: bool = False
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from collector.billing import BillingError, price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.usage import HELD, WITH_TENANT, Usage, gap_lengths, reject_double_usage
+from collector.billing.usage import WITH_TENANT, Usage, gap_lengths, reject_double_usage
 from collector.metering import evidence, tiling, units
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent
@@ -284,7 +284,7 @@ class Rater:
         elif usage.state is tiling.SlotState.RESERVED:
             for interval, price in self._priced_intervals(usage, price_book.PriceGroup.RESERVATION):
                 yield _charge(usage, interval, price)
-        elif usage.state in HELD:
+        elif usage.state in tiling.HELD_STATES:
             yield from self._time(usage, gap_ns)
             yield from self._energy(usage)
 

@@ -29,8 +29,7 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent, Reading
 from railscope.timestamps import FOREVER_NS, format_timestamp
 
-HELD = frozenset({tiling.SlotState.OBSERVED, tiling.SlotState.INFERRED})
-WITH_TENANT = HELD | {tiling.SlotState.RESERVED}
+WITH_TENANT = frozenset((*tiling.HELD_STATES, tiling.SlotState.RESERVED))
 UNSEEN = frozenset({tiling.SlotState.INFERRED, tiling.SlotState.UNKNOWN})
 
 
@@ -89,7 +88,8 @@ class Usage:
             < units
             <= GPU_CAPACITY,
             "energy: expected 0 or more": isinstance(energy, int) and energy < 0,
-            f"{self.state} time: expected a claim that starts by then": self.state in HELD
+            f"{self.state} time: expected a claim that starts by then": self.state
+            in tiling.HELD_STATES
             and not claimed,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")
@@ -318,7 +318,7 @@ def _energies(
         return {}
     intervals_by_claim: dict[str, list[_CapacityInterval]] = defaultdict(list)
     for interval in intervals:
-        if interval.key.state in HELD:
+        if interval.key.state in tiling.HELD_STATES:
             intervals_by_claim[interval.key.claim].append(interval)
     energies = {
         interval: 0

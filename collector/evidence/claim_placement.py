@@ -110,7 +110,7 @@ class ClaimPlacer:
             self._placements.clear()
             self._evidence.clear()
             self._by_node.clear()
-        built, history = self._own(gpu)
+        built, history = self._evidence_and_history(gpu)
         nodes = {stay.node for stay in built.stays}
         extra = [
             claim
@@ -155,7 +155,7 @@ class ClaimPlacer:
         """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
-    def _own(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
+    def _evidence_and_history(self, gpu: str) -> tuple[Evidence, gpu_node_history.GpuNodeHistory]:
         if gpu not in self._evidence:
             self._evidence[gpu] = self._build(self.source.facts(gpu))
         return self._evidence[gpu]
@@ -193,7 +193,7 @@ class ClaimPlacer:
         cached = self._placements.get(node)
         if cached is None:
             gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
-            node_gpus = [self._own(gpu) for gpu in gpus]
+            node_gpus = [self._evidence_and_history(gpu) for gpu in gpus]
             presences = [
                 p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
             ]

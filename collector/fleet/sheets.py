@@ -337,7 +337,7 @@ class LayoutSheet:
     def _rates(
         self,
         pending: Sequence[PendingBatch],
-        places: Sequence[_Places],
+        places: Sequence[_BlockPositions],
         first: Integers,
         last: Integers,
     ) -> Rates:
@@ -361,7 +361,7 @@ class LayoutSheet:
         return rates
 
     def _write_bases(
-        self, pending: Sequence[PendingBatch], places: Sequence[_Places], before: Integers
+        self, pending: Sequence[PendingBatch], places: Sequence[_BlockPositions], before: Integers
     ) -> list[tuple[Positions, Codes]]:
         """Write the content of rows into `before`, from which their counters continue.
 
@@ -381,11 +381,11 @@ class LayoutSheet:
         return found
 
 
-_Places: TypeAlias = tuple[SheetBlock, Positions, Positions]
+_BlockPositions: TypeAlias = tuple[SheetBlock, Positions, Positions]
 """A block, the numbers of the pending batches for it, and their rows."""
 
 
-def _places(pending: Sequence[PendingBatch]) -> list[_Places]:
+def _places(pending: Sequence[PendingBatch]) -> list[_BlockPositions]:
     """Group pending batches by block."""
     found: dict[int, list[int]] = {}
     for number, entry in enumerate(pending):

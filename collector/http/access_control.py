@@ -127,7 +127,7 @@ class TenantScope(StrEnum):
     NOTHING = "nothing"
     SAME = "same as other roles"
     """Content that belongs to no tenant."""
-    OWN = "own data only"
+    OWN_DATA = "own data only"
     """The handler omits the content of other tenants."""
     NAMED = "own path only"
     """The path names a tenant; access to any other is denied, even if that tenant does not exist."""
@@ -177,22 +177,22 @@ ROUTES: Collection[Route] = (
     _open("healthy", "/-/healthy"),
     _open("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
-    Route("metrics", "/metrics", _RUNNING, TenantScope.OWN),
+    Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
     Route("cluster", "/api/v1/cluster", _RUNNING),
     Route("rails", "/api/v1/rails", _RUNNING),
     Route("nodes", "/api/v1/nodes", _RUNNING),
     Route("node", "/api/v1/nodes/{node}", _RUNNING),
     Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),
-    Route("jobs", "/api/v1/jobs", _RUNNING, TenantScope.OWN),
+    Route("jobs", "/api/v1/jobs", _RUNNING, TenantScope.OWN_DATA),
     Route("job", "/api/v1/jobs/{tenant}/{source}/{workload}", _RUNNING, TenantScope.NAMED),
-    Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, TenantScope.OWN),
-    Route("account", "/api/v1/account", _RUNNING | _BILLING, TenantScope.OWN),
-    Route("statements", "/api/v1/statements", _BILLING, TenantScope.OWN),
+    Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, TenantScope.OWN_DATA),
+    Route("account", "/api/v1/account", _RUNNING | _BILLING, TenantScope.OWN_DATA),
+    Route("statements", "/api/v1/statements", _BILLING, TenantScope.OWN_DATA),
     Route("statement", "/api/v1/statements/{tenant}/{period}", _BILLING, TenantScope.NAMED),
-    Route("export", "/api/v1/exports/{period}", _BILLING, TenantScope.OWN),
-    Route("audit", "/api/v1/audit", _AUDIT, TenantScope.OWN),
-    Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, TenantScope.OWN),
+    Route("export", "/api/v1/exports/{period}", _BILLING, TenantScope.OWN_DATA),
+    Route("audit", "/api/v1/audit", _AUDIT, TenantScope.OWN_DATA),
+    Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, TenantScope.OWN_DATA),
     Route("audit_checkpoint", "/api/v1/audit/checkpoint", _NOT_A_TENANT, TenantScope.SAME),
     Route("audit_consistency", "/api/v1/audit/consistency", _NOT_A_TENANT, TenantScope.SAME),
     Route("witness_checkpoint", "/v1/checkpoint", _NODE),
@@ -293,7 +293,7 @@ class RequestAuthorizer:
                 return self._unauthorized(request, route, AuthenticationResult(None, NO_CREDENTIAL))
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, result, (WRONG_ROLE, text))
-        if credential.role is access.Role.TENANT and not _own(request, credential.tenant):
+        if credential.role is access.Role.TENANT and not _is_own_data(request, credential.tenant):
             self.trail.record_cross_tenant_request(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
             return self._forbidden(request, route, result, (CROSS_TENANT, text))
@@ -407,7 +407,7 @@ def selected_tenant(request: web.Request, credential: access.Credential) -> str 
     return credential.tenant if is_tenant else request.query.get("tenant")
 
 
-def _own(request: web.Request, tenant: str) -> bool:
+def _is_own_data(request: web.Request, tenant: str) -> bool:
     """True if neither the path nor the query names another tenant."""
     named = [request.match_info["tenant"]] if "tenant" in request.match_info else []
     return all(name == tenant for name in (*named, *request.query.getall("tenant", [])))

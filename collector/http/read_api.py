@@ -78,7 +78,7 @@ class JobsApi:
 
     def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
         document = {"timestamp_ns": view.timestamp_ns, **view.to_json(job, self.names_of)}
-        return document | {"places": view.places(job, self.names_of)}
+        return document | {"places": view.gpu_rows(job, self.names_of)}
 
 
 @dataclass(slots=True)

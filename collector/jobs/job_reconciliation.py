@@ -187,7 +187,7 @@ class DifferenceKind(StrEnum):
     TENANT = "another tenant"
     GPUS = "other GPUs"
     TIMES = "another start or end"
-    HELD = "held for another time between start and end, or in part"
+    HELD_TIME = "held for another time between start and end, or in part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
     if max(map(abs, off)) > tolerance_ns:
         kinds.append(DifferenceKind.TIMES)
     if not run.is_in_parts and _is_held_otherwise(run, spans, tolerance_ns, may_move=may_move):
-        kinds.append(DifferenceKind.HELD)
+        kinds.append(DifferenceKind.HELD_TIME)
     return kinds, off
 
 

@@ -102,7 +102,7 @@ def read_revisions(
 ) -> Iterator[RevisionRows]:
     """Yield the rows of the revisions with these numbers; missing ones are omitted."""
 
-    def wanted(table: Table, *order: Any) -> list[Row[Any]]:
+    def select_rows(table: Table, *order: Any) -> list[Row[Any]]:
         query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
         rows = connection.execute(query.order_by(table.c.gpu_uuid, *order)).all()
         return [
@@ -113,9 +113,9 @@ def read_revisions(
         gpu: {name: [] for name in PARTS} for gpu in gpus
     }
     for name, table in PARTS.items():
-        for row in wanted(table, _ORDER[name]):
+        for row in select_rows(table, _ORDER[name]):
             parts[row.gpu_uuid][name].append(row)
-    for head in wanted(revisions):
+    for head in select_rows(revisions):
         yield RevisionRows(head, parts[head.gpu_uuid])
 
 

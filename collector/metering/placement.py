@@ -223,7 +223,7 @@ def _split_spans(
         yield piece, [(start, end) for start, end in cut if start < end]
 
 
-_Begun = tuple[int, "_PlacedHolder | UnplacedClaim | None"]
+_HoldStart = tuple[int, "_PlacedHolder | UnplacedClaim | None"]
 """Subject of a start or end: a stay (None) or a placed claim of a GPU by its index, or a count (-1)."""
 
 
@@ -235,12 +235,12 @@ def _divide_time(
     Nothing changes if the subject that begins is equal to the one that ends, such as the next part
     of a claim.
     """
-    edges: dict[int, Counter[_Begun]] = {}
+    edges: dict[int, Counter[_HoldStart]] = {}
     for item, start_ns, end_ns in _spans(gpus, counts):
         if start_ns < end_ns:
             edges.setdefault(start_ns, Counter())[item] += 1
             edges.setdefault(end_ns, Counter())[item] -= 1
-    now: Counter[_Begun] = Counter()
+    now: Counter[_HoldStart] = Counter()
     times = sorted(time_ns for time_ns, changes in edges.items() if any(changes.values()))
     for time_ns, until_ns in pairwise(times):
         for begun, change in edges[time_ns].items():
@@ -267,7 +267,7 @@ def _divide_time(
 
 def _spans(
     gpus: Sequence[PlacementGpu], counts: Sequence[UnplacedClaim]
-) -> Iterator[tuple[_Begun, int, int]]:
+) -> Iterator[tuple[_HoldStart, int, int]]:
     """Yield all stays, placed claims and counts with their start and end."""
     for place, gpu in enumerate(gpus):
         yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)

@@ -37,7 +37,7 @@ class SlotState(StrEnum):
     UNKNOWN = "unknown"
 
 
-HELD = (SlotState.OBSERVED, SlotState.INFERRED)
+HELD_STATES = (SlotState.OBSERVED, SlotState.INFERRED)
 """States in which a slot is held by a tenant."""
 
 
@@ -112,7 +112,7 @@ class _TilingDivision(NamedTuple):
     stranded: dict[evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
 
 
-_Parts = list[tuple[units.CapacityRange, "EntryContent"]]
+_SlotEntries = list[tuple[units.CapacityRange, "EntryContent"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _divide_slots(
 
 def _contents(
     divided: _TilingDivision, scenes: list[timeline.TimePiece[_GpuConditions]]
-) -> Iterator[timeline.TimePiece[_Parts]]:
+) -> Iterator[timeline.TimePiece[_SlotEntries]]:
     """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
@@ -208,7 +208,7 @@ def _contents(
             (slots, hold) for slots, hold in zip(divided.reserved, values[2:], strict=True) if hold
         ]
         useless = divided.stranded.get(scene.layout, ()) if scene.layout else ()
-        parts: _Parts = []
+        parts: _SlotEntries = []
         for slots, claim in holders.fill_free_slots(values[1] or ()):
             if claim:
                 _append(parts, slots, _held_content(claim, scene))
@@ -225,7 +225,7 @@ def _contents(
         yield timeline.TimePiece(start, end, parts)
 
 
-def _append(parts: _Parts, slots: units.CapacityRange, content: EntryContent) -> None:
+def _append(parts: _SlotEntries, slots: units.CapacityRange, content: EntryContent) -> None:
     """Append slots in order; join them with the last ones if the content is equal."""
     if parts and parts[-1][1] == content:
         slots = units.CapacityRange(parts.pop()[0].low, slots.high)
@@ -300,7 +300,7 @@ def _outage(outage: evidence.GpuOutage) -> SlotState:
 
 
 def _entries(
-    gpu: str, tiling: units.Tiling, pieces: Iterable[timeline.TimePiece[_Parts]]
+    gpu: str, tiling: units.Tiling, pieces: Iterable[timeline.TimePiece[_SlotEntries]]
 ) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
     rows: list[tuple[units.CapacityRange, timeline.TimePiece[EntryContent]]] = []

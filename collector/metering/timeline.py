@@ -17,7 +17,7 @@ class SupportsOrdering(Protocol):
 
 
 T = TypeVar("T")
-Ranked = TypeVar("Ranked", bound=SupportsOrdering)
+PrecedenceT = TypeVar("PrecedenceT", bound=SupportsOrdering)
 
 
 class TimePiece(NamedTuple, Generic[T]):
@@ -32,12 +32,12 @@ _END = attrgetter("end_ns")
 _VALUE = attrgetter("value")
 
 
-def resolve_overlaps(candidates: Iterable[TimePiece[Ranked]]) -> list[TimePiece[Ranked]]:
+def resolve_overlaps(candidates: Iterable[TimePiece[PrecedenceT]]) -> list[TimePiece[PrecedenceT]]:
     """Return the greatest of the values in force at every time; candidates may overlap."""
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
-    resolved: list[TimePiece[Ranked]] = []
+    resolved: list[TimePiece[PrecedenceT]] = []
     now = 0
     while waiting or in_force:
         if not in_force:

@@ -72,7 +72,11 @@ def find_holdings(
     holdings_by_job: dict[JobKey, JobHolding] = {}
     for entry in entries:
         claim = by_id.get(entry.claim)
-        if entry.tiling is not Tiling.COMPUTE or entry.state not in tiling.HELD or claim is None:
+        if (
+            entry.tiling is not Tiling.COMPUTE
+            or entry.state not in tiling.HELD_STATES
+            or claim is None
+        ):
             continue
         for low, high, naming in _find_named_claims(entry, claim, named):
             start_ns = max(starts[naming.id], starts[claim.id])

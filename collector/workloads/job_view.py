@@ -215,7 +215,7 @@ class RunningJobs:
             "deviation_ratio": straggler.deviation,
         }
 
-    def places(
+    def gpu_rows(
         self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu
     ) -> list[dict[str, Any]]:
         """Return the GPUs of a job, each with its readings or the reasons for their absence."""

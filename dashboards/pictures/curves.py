@@ -23,7 +23,7 @@ _TICK_ROOM = 40.0
 """Minimum distance between two ticks of the axis, in pixels."""
 _BAR_SHARE = 0.6
 """Share of the distance between timestamps."""
-_KNOWN = {
+_SUPPORTED_OPTIONS = {
     "drawStyle": {"line", "bars"},
     "stacking": {"none", "normal"},
     "thresholdsStyle": {"off", "dashed"},
@@ -226,7 +226,7 @@ def _style(form: FieldFormat) -> _CurveStyle:
             message = f"unsupported setting: custom.{name}: expected one of {', '.join(settings)}"
             raise UnsupportedFeatureError(message)
         settings[name] = value["mode"] if isinstance(value, dict) else value
-    for name, supported in _KNOWN.items():
+    for name, supported in _SUPPORTED_OPTIONS.items():
         if settings[name] not in supported:
             message = f"unsupported {name}: {settings[name]}: expected one of {', '.join(map(str, supported))}"
             raise UnsupportedFeatureError(message)

@@ -149,7 +149,7 @@ ELLIPSIS = "…"
 _DPI = 100
 _FONT = "DejaVu Sans"
 """A font included in matplotlib, so that pictures are the same everywhere."""
-Side = Literal["left", "center", "right"]
+TextAlignment = Literal["left", "center", "right"]
 Weight = Literal["normal", "bold"]
 Points = Sequence[tuple[float, float]]
 
@@ -292,7 +292,7 @@ class Canvas:
         *,
         size: float = NORMAL,
         colour: str = TEXT,
-        side: Side = "left",
+        side: TextAlignment = "left",
         max_width: float = float("inf"),
         weight: Weight = "normal",
     ) -> None:

@@ -30,7 +30,7 @@ from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
 from railscope.capture import write_capture
 from railscope.service import run_in_thread
-from simulator import NodeSpec, about, moments
+from simulator import NodeSpec, capture_metadata, moments
 from simulator.demo.process import Program, ProgramError
 
 SCRAPE_SECONDS = 2
@@ -144,7 +144,9 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     for node in SITE_NODES:
         length = round(2 * node.struck_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
         write_capture(
-            directory / node.spec.node, about(node.spec, length), moments(node.spec, length)
+            directory / node.spec.node,
+            capture_metadata(node.spec, length),
+            moments(node.spec, length),
         )
     digests = "".join(
         f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from dashboards.pictures import drawing, plot
-from dashboards.pictures.drawing import NORMAL, SMALL, Box, Canvas, Side, width_of
+from dashboards.pictures.drawing import NORMAL, SMALL, Box, Canvas, TextAlignment, width_of
 from dashboards.pictures.fields import FieldFormat, Json, UnsupportedFeatureError, format_of
 from dashboards.prometheus_api import QueryResult
 
@@ -263,7 +263,7 @@ def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, form: FieldFormat, siz
     canvas.text(place, cell_text(cell, form), size=size, colour=ink, side=side, max_width=max_width)
 
 
-def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
+def _side(place: Box, *, numeric: bool) -> tuple[TextAlignment, float]:
     """Return the alignment: numbers on the right, texts on the left."""
     return ("right", place.right - _EDGE) if numeric else ("left", place.left + _EDGE)
 

@@ -36,9 +36,9 @@ TYPES = frozenset(
     f"{family}.{name}" for family, names in FAMILIES.items() for name in names.split()
 )
 
-Whole = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+StoredInteger = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
-Scalar = bool | Whole | str | None
+Scalar = bool | StoredInteger | str | None
 RecordData = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 
 

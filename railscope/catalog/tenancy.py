@@ -41,16 +41,16 @@ SOURCES = (
 GPU_CLAIMS = _GPU.gauge("railscope_gpu_claims", "Claims on the GPU or parts of it that are in force.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", rollups=(Rollup.SUM,), detail=BASIC)
 GPU_CLAIMED = _GPU.gauge("railscope_gpu_claimed_ratio", "Share of the GPU's compute that claims in force hold.", "railscope_gpu_claims, in 840ths", scale=per(840), rollups=(Rollup.MEAN,))
 GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Processes on the GPU that no claim covers.", "processes by NVML, /proc/PID/cgroup", rollups=(Rollup.SUM,), detail=BASIC)
-_HELD = (
+_CLAIM_FACTS = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
     "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
     "device", "profile", "pids",
 )
-_ENDED = (
+_CLAIM_END_FACTS = (
     "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",
     "why",
 )
-CLAIM_START_EVENT = EventClass("claim_start", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU started.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", _HELD, audited=True)
-CLAIM_END_EVENT = EventClass("claim_end", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU ended.", "as of the start of the claim", _ENDED, audited=True)
-UNCLAIMED_START_EVENT = EventClass("unclaimed_use_start", CLAIM, "warning", "Processes use a GPU without a claim that covers them.", "processes by NVML, /proc/PID/cgroup", _HELD, audited=True)
-UNCLAIMED_END_EVENT = EventClass("unclaimed_use_end", CLAIM, "info", "Use of a GPU without a claim has ended, or a claim covers it now.", "processes by NVML, /proc/PID/cgroup", _ENDED, audited=True)
+CLAIM_START_EVENT = EventClass("claim_start", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU started.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", _CLAIM_FACTS, audited=True)
+CLAIM_END_EVENT = EventClass("claim_end", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU ended.", "as of the start of the claim", _CLAIM_END_FACTS, audited=True)
+UNCLAIMED_START_EVENT = EventClass("unclaimed_use_start", CLAIM, "warning", "Processes use a GPU without a claim that covers them.", "processes by NVML, /proc/PID/cgroup", _CLAIM_FACTS, audited=True)
+UNCLAIMED_END_EVENT = EventClass("unclaimed_use_end", CLAIM, "info", "Use of a GPU without a claim has ended, or a claim covers it now.", "processes by NVML, /proc/PID/cgroup", _CLAIM_END_FACTS, audited=True)

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from railscope.capture import CaptureMetadata, CaptureWriter
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS as NS_PER_SECOND, format_timestamp
 from simulator import simulation
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
-from simulator.spec import NS_PER_SECOND, seconds
+from simulator.spec import seconds_to_ns as seconds
 
 _MAX_VICTIM_SPEED = 0.95
 """A job with a lower relative speed is a victim."""
@@ -170,6 +170,6 @@ def _offsets(scenario: ClusterScenario, rng: random.Random) -> Iterator[int]:
 
 
 def _metadata(model: ClusterModel, number: int) -> CaptureMetadata:
-    about = simulation.about(model.nodes[number].spec, model.scenario.seconds)
+    about = simulation.capture_metadata(model.nodes[number].spec, model.scenario.seconds)
     faults = ", ".join(fault.fault for fault in model.scenario.faults) or "no faults"
     return replace(about, origin=f"simulated cluster: {faults}, seed {model.scenario.seed}")

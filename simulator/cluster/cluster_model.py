@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope.timestamps import SECOND_NS as NS_PER_SECOND
 from simulator import conditions, device_models, fault_schedule, node_model
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
 from simulator.fabric import TrafficDemand
-from simulator.spec import NS_PER_SECOND, NodeSpec, TimeSpan, seconds
+from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns as seconds
 from simulator.workload import JobDemand
 
 _SUBSTEP_SECONDS = 0.25

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.scenario import JobPlan
-from simulator.spec import TimeSpan, seconds
+from simulator.spec import TimeSpan, seconds_to_ns as seconds
 from simulator.workload import JobDemand
 
 _UPDATE = 0.08

@@ -16,7 +16,7 @@ import click
 
 from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
-from simulator import spec
+from railscope.timestamps import SECOND_NS
 from simulator.demo import child
 from simulator.demo.cluster import DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
@@ -165,7 +165,7 @@ class DemoRun:
     def _elapsed(self) -> float:
         """Return seconds since the simulated nodes began, by the clock that they follow."""
         started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
-        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / spec.NS_PER_SECOND
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / SECOND_NS
 
     async def _follow_faults(self, record: FaultRecord) -> None:
         """Announce and record each fault when it begins and when it ends."""

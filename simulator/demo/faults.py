@@ -1,6 +1,6 @@
 """Faults of the demo: start and end of each, the alerts that it raises, and the fault record.
 
-They strike one after the other in rounds of 19 minutes; strengths and devices differ in each round. Every
+They occur one after the other in rounds of 19 minutes; strengths and devices differ in each round. Every
 fault lasts long enough for its alerts and leaves time for them to resolve: the last two minutes of a
 round are quiet, and so are its first 105 seconds, in which a Prometheus can be started: `increase` needs a
 sample from before the fault.
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import data, live, node_hardware
-from simulator.spec import NS_PER_SECOND
 
 ROUND_SECONDS = 1140.0
 
@@ -140,9 +139,7 @@ class FaultRecord:
 
     def time_of(self, seconds: float) -> str:
         """Format a time since the demo began as RFC 3339."""
-        return format_timestamp(
-            self._started_wall_ns + round(seconds * NS_PER_SECOND), "milliseconds"
-        )
+        return format_timestamp(self._started_wall_ns + round(seconds * SECOND_NS), "milliseconds")
 
     def _write(self, change: FaultChange, struck: FaultTarget, end: str | None) -> None:
         fault = change.fault

@@ -14,7 +14,7 @@ from simulator import node_model, spec
 from simulator.gpu import GpuState
 from simulator.nvml import health, load, results, settings, sharing
 
-LINKS_PERIOD_NS = spec.seconds(10.0)
+LINKS_PERIOD_NS = spec.seconds_to_ns(10.0)
 """Period of per-link values, equal to the agents' period: there are many of them."""
 
 _DENIED = (results.GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")

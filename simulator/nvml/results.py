@@ -60,7 +60,7 @@ def supported_if(condition: object, answer: Json) -> Json:
     return answer if condition else NOT_SUPPORTED
 
 
-_KEPT = 256
+_MAX_EVENTS = 256
 """More than one fault causes, and more than the agent leaves unread."""
 
 
@@ -68,7 +68,7 @@ class NvmlEventLog:
     """Events of a simulation, emitted as time passes."""
 
     def __init__(self) -> None:
-        self._events: deque[Json] = deque(maxlen=_KEPT)
+        self._events: deque[Json] = deque(maxlen=_MAX_EVENTS)
         self._number = 0
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:

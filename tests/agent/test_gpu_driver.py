@@ -170,6 +170,6 @@ async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
         assert run.of("nvlink") == []
         host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, 1]
         host.calls["nvml.nvmlDeviceGetFieldValues(0,164:0)"] = [0, 26_562]
-        shared.changed()
+        shared.record_change()
         await run.step(60)
         assert len(run.of("nvlink")) == 1

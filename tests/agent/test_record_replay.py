@@ -247,7 +247,9 @@ def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
 
 def test_different_things_keep_different_names() -> None:
     redactor = Redactor()
-    names = {redactor.text(f"GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1{n:02x}") for n in range(100)}
+    names = {
+        redactor.redact_text(f"GPU-0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1{n:02x}") for n in range(100)
+    }
     assert len(names) == 100
 
 
@@ -303,16 +305,16 @@ def test_calls_are_redacted_like_answers() -> None:
 
 def test_only_a_complete_name_is_redacted() -> None:
     redactor = Redactor(["node1"])
-    hidden = redactor.text("node1")
+    hidden = redactor.redact_text("node1")
     assert hidden != "node1"
-    output = redactor.text("node1: NODE1.local node1_a node12 anode1 node-1")
+    output = redactor.redact_text("node1: NODE1.local node1_a node12 anode1 node-1")
     assert output == f"{hidden}: {hidden}.local {hidden}_a node12 anode1 node-1"
 
 
 def test_a_serial_number_of_nothing_hides_nothing() -> None:
     redactor = Redactor()
     redactor.add_secret("0")
-    assert redactor.text("100 200") == "100 200"
+    assert redactor.redact_text("100 200") == "100 200"
 
 
 @pytest.mark.parametrize("record", ["6,7,8,-;hello", "hello"])

@@ -68,7 +68,7 @@ LOG = [
 
 
 def redacted(moment: CaptureMoment) -> CaptureMoment:
-    return Redactor(["node7"]).moment(moment)
+    return Redactor(["node7"]).redact_moment(moment)
 
 
 def test_planted_secrets_are_gone():
@@ -140,7 +140,7 @@ def readings(capture: Capture) -> dict[str, list[str]]:
 def test_a_redacted_case_reads_like_the_original(case: str):
     capture = capture_of(case)
     redactor = Redactor([capture.about.node])
-    hidden = Capture(capture.about, tuple(map(redactor.moment, capture.moments)))
+    hidden = Capture(capture.about, tuple(map(redactor.redact_moment, capture.moments)))
     before, after = readings(capture), readings(hidden)
     assert before.keys() == after.keys()
     different = {name for name in before if before[name] != after[name]}

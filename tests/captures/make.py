@@ -27,7 +27,7 @@ from support.cases import (
 )
 
 from railscope.capture import SECTIONS, Capture, CaptureMoment
-from simulator import about, moments
+from simulator import capture_metadata, moments
 
 _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
@@ -56,7 +56,7 @@ def simulated(name: str, simulation: CaseSimulation) -> Capture:
     fine = moments(spec, simulation.seconds, simulation.step_seconds)
     only = _network_only if simulation.sources is CaseSources.NETWORK else _gpus_only
     kept = tuple(only(_thinned(fine, every_ns)))
-    return Capture(about(spec, simulation.seconds), kept)
+    return Capture(capture_metadata(spec, simulation.seconds), kept)
 
 
 def _thinned(fine: Iterator[CaptureMoment], every_ns: int) -> Iterator[CaptureMoment]:

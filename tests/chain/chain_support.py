@@ -18,7 +18,7 @@ from support.forked_program import ForkedProgram
 
 from collector.access.credentials import digest_token
 from railscope.capture import write_capture
-from simulator import NodeSpec, about, moments
+from simulator import NodeSpec, capture_metadata, moments
 from simulator.demo.process import Program
 
 PATIENCE_SECONDS = 120.0
@@ -84,7 +84,9 @@ class ProgramDirectory:
         """Write captures of simulated nodes, and a token for each."""
         lines = []
         for spec in specs:
-            write_capture(self.directory / spec.node, about(spec, seconds), moments(spec, seconds))
+            write_capture(
+                self.directory / spec.node, capture_metadata(spec, seconds), moments(spec, seconds)
+            )
             lines.append(f'"{spec.node}" = "{digest_token("token-" + spec.node)}"\n')
         (self.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
 

@@ -11,7 +11,7 @@ from chain_support import ProgramDirectory
 
 from collector.access.credentials import digest_token
 from railscope.capture import SECTIONS, CaptureMoment, write_capture
-from simulator import NodeSpec, about, moments
+from simulator import NodeSpec, capture_metadata, moments
 
 SECONDS = 300
 INCAST = NodeSpec("n1", seed=1, gpus=2, scenario="incast")
@@ -63,7 +63,7 @@ def prepare(site: ProgramDirectory) -> None:
     """
     site.prepare_all([], SECONDS)
     for spec, first in ((INCAST, SECONDS // 2), (STUCK, SECONDS // 2 - 10)):
-        whole = about(spec, SECONDS)
+        whole = capture_metadata(spec, SECONDS)
         later = replace(
             whole,
             started_wall_ns=whole.started_wall_ns + first * 10**9,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from railscope.capture import CaptureTimeline, read_capture
+from railscope.timestamps import SECOND_NS
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
-from simulator.spec import NS_PER_SECOND
 
 CLUSTER = """
 seconds = 60
@@ -43,7 +43,7 @@ def model_of(directory: Path, text: str) -> ClusterModel:
     path.write_text(CLUSTER + text)
     model = ClusterModel(read_scenario(path))
     for second in range(5, 61, 5):
-        model.advance(second * NS_PER_SECOND)
+        model.advance(second * SECOND_NS)
     return model
 
 
@@ -104,7 +104,7 @@ def test_a_slow_receiver_shows_at_its_port_and_at_its_job_only(tmp_path: Path):
     assert max((ns, at, rail) for at, row in enumerate(pausing) for rail, ns in enumerate(row))[
         1:
     ] == (1, 3)
-    assert ports[1][3].write_stalled_ns > 30 * NS_PER_SECOND
+    assert ports[1][3].write_stalled_ns > 30 * SECOND_NS
     healthy = model_of(tmp_path, "")
     handled = [
         ports[0][rail].notifications_handled
@@ -145,7 +145,7 @@ def test_the_kernel_log_reports_the_fault_of_a_node(tmp_path: Path):
     write_cluster(read_scenario(path), tmp_path / "out")
     logs = {
         node: CaptureTimeline(read_capture(tmp_path / "out" / node).moments).log_between(
-            0, 60 * NS_PER_SECOND
+            0, 60 * SECOND_NS
         )
         for node in ("gpu-node-1", "gpu-node-33")
     }

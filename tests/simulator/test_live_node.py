@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from railscope.timestamps import SECOND_NS
 from simulator.live import (
     MAX_STEPS,
     LiveNode,
@@ -17,9 +18,8 @@ from simulator.live import (
     read_live_node,
 )
 from simulator.node_hardware import build_node_hardware
-from simulator.spec import NS_PER_SECOND
 
-DAY_NS = 86_400 * NS_PER_SECOND
+DAY_NS = 86_400 * SECOND_NS
 ROUND = 60
 FAULTS = (
     PlannedFault("link_down", 10, 10),
@@ -45,7 +45,7 @@ def struck(fault: PlannedFault, number: int = 0) -> int:
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
     """Changes of a fault at a second."""
-    ns = round(second * NS_PER_SECOND)
+    ns = round(second * SECOND_NS)
     number = int(second // ROUND)
     port = build_node_hardware(NODE.spec).ports[struck(FAULTS[0], number)]
     path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/state"
@@ -83,8 +83,8 @@ def test_faults_begin_and_end_in_every_round(round_start: int):
 
 
 def test_a_node_that_is_observed_later_is_where_it_would_have_been():
-    assert at(LiveTimeline(NODE, 12 * NS_PER_SECOND), 15)["link"] == "DOWN"
-    assert at(LiveTimeline(NODE, 80 * NS_PER_SECOND), 90)["pending"] is True
+    assert at(LiveTimeline(NODE, 12 * SECOND_NS), 15)["link"] == "DOWN"
+    assert at(LiveTimeline(NODE, 80 * SECOND_NS), 90)["pending"] is True
 
 
 def test_counters_never_fall_while_nothing_is_reset():
@@ -93,7 +93,7 @@ def test_counters_never_fall_while_nothing_is_reset():
     port = build_node_hardware(node.spec).ports[0]
     before: dict[str, int] = {}
     for second in range(0, 3 * ROUND, 5):
-        ns = second * NS_PER_SECOND
+        ns = second * SECOND_NS
         answer = timeline.result_at("calls", f"ethtool.statistics({port.interface})", ns)
         now = dict(zip(answer["names"], answer["values"], strict=True))
         now["energy"] = timeline.result_at(
@@ -121,9 +121,9 @@ def test_what_has_gone_is_not_kept():
     timeline = LiveTimeline(NODE, 0)
     (process,) = processes(timeline, 0, 0)
     path = f"/proc/{process['pid']}/stat"
-    assert timeline.result_at("files", path, 20 * NS_PER_SECOND)
+    assert timeline.result_at("files", path, 20 * SECOND_NS)
     with pytest.raises(KeyError):
-        timeline.result_at("files", path, 30 * NS_PER_SECOND)
+        timeline.result_at("files", path, 30 * SECOND_NS)
 
 
 def test_a_long_time_without_a_question_is_one_step():
@@ -139,8 +139,8 @@ def test_the_kernel_log_has_each_fault_once():
     timeline = LiveTimeline(NODE, 0)
     seen: list[str] = []
     for second in range(0, 2 * ROUND, 3):
-        until_ns = second * NS_PER_SECOND
-        seen += timeline.log_between(until_ns - 3 * NS_PER_SECOND, until_ns)
+        until_ns = second * SECOND_NS
+        seen += timeline.log_between(until_ns - 3 * SECOND_NS, until_ns)
     assert sum(": 48, " in record for record in seen) == 2
     assert sum("Link down" in record for record in seen) == 2
     numbers = [int(record.split(",")[1]) for record in seen]

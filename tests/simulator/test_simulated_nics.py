@@ -11,13 +11,13 @@ from support.examples import fewer_examples
 from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
 from railscope.catalog import nic as catalog, rdma as rdma_catalog
+from railscope.timestamps import SECOND_NS
 from simulator import NICS, NodeSpec, simulate
 from simulator.device_models import CONNECTX7, E810, THOR2
 from simulator.driver_counters import counters, ethtool_statistics, hw_counters, optional_counters
 from simulator.fabric import Cable
 from simulator.node_model import NodeModel
 from simulator.port import by_priority, on_the_wire
-from simulator.spec import NS_PER_SECOND
 
 SHORT = settings(fewer_examples(40), deadline=None)
 FAULTS = ("training", "incast", "pause_storm", "flapping", "settings_drift", "optics", "speed_down")
@@ -76,9 +76,9 @@ def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
 
 def worked(spec: NodeSpec) -> NodeModel:
     """A model after its fault."""
-    model = NodeModel(spec, 40 * NS_PER_SECOND)
+    model = NodeModel(spec, 40 * SECOND_NS)
     for second in range(1, 41):
-        model.advance(second * NS_PER_SECOND)
+        model.advance(second * SECOND_NS)
     return model
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from support.examples import fewer_examples
 
+from railscope.timestamps import SECOND_NS
 from simulator import NICS
 from simulator.conditions import JobConditions, PortConditions
 from simulator.device_models import LANES
@@ -16,7 +17,7 @@ from simulator.fabric import TrafficDemand
 from simulator.node_model import MODES, NodeModel
 from simulator.port import USUAL, PortCounters, TrafficFlow
 from simulator.scenarios import SettingsDrift
-from simulator.spec import NS_PER_SECOND, SCENARIOS, NodeSpec, TimeSpan, round_randomly
+from simulator.spec import SCENARIOS, NodeSpec, TimeSpan, round_randomly
 from simulator.workload import TrainingJob
 
 SHORT = settings(fewer_examples(50), deadline=None)
@@ -35,8 +36,8 @@ SHARES = st.floats(0.0, 1.0)
 
 def at_onset(spec: NodeSpec) -> NodeModel:
     """A model just before the onset of its fault."""
-    model = NodeModel(spec, 40 * NS_PER_SECOND)
-    model.advance(19 * NS_PER_SECOND)
+    model = NodeModel(spec, 40 * SECOND_NS)
+    model.advance(19 * SECOND_NS)
     return model
 
 
@@ -70,10 +71,10 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
 
 
 @SHORT
-@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(paused=0.5), NS_PER_SECOND, 0)
-@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(pausing=0.5), NS_PER_SECOND, 0)
+@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(paused=0.5), SECOND_NS, 0)
+@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(pausing=0.5), SECOND_NS, 0)
 @example(
-    TrafficDemand(0.0, 0.0, 0.0), PortConditions(foreign_receive=1.0, marked=1.0), NS_PER_SECOND, -1
+    TrafficDemand(0.0, 0.0, 0.0), PortConditions(foreign_receive=1.0, marked=1.0), SECOND_NS, -1
 )
 @given(
     st.builds(TrafficDemand, busy=SHARES, send=SHARES, receive=SHARES),
@@ -98,7 +99,7 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
 def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
     wish: TrafficDemand, conditions: PortConditions, step_ns: int, place: int
 ) -> None:
-    cable = NodeModel(NodeSpec("gpu-001", gpus=1), NS_PER_SECOND).cables[place]
+    cable = NodeModel(NodeSpec("gpu-001", gpus=1), SECOND_NS).cables[place]
     before = amounts(cable.counters)
     for number in range(5):
         span = TimeSpan(number * step_ns, (number + 1) * step_ns)
@@ -113,8 +114,8 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
         assert stopped_ns <= passed_ns
         assert stopped_ns <= frames * 65535 * 512 / cable.gigabits
         line_bytes_per_second = cable.gigabits * 125_000_000
-        max_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
-        slack_bytes = 0.01 * line_bytes_per_second * passed_ns / NS_PER_SECOND
+        max_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / SECOND_NS
+        slack_bytes = 0.01 * line_bytes_per_second * passed_ns / SECOND_NS
         assert terms * 4 <= max_bytes + slack_bytes
     for way in ("sent", "received", "dropped"):
         assert grown[f"misprioritized_{way}_words"] in {0, grown[f"{way}_words"]}
@@ -156,7 +157,7 @@ def test_the_job_requests_the_same_in_small_steps_and_in_large_ones(
     spec = NodeSpec("gpu-001", seed=seed)
     conditions = JobConditions(exchange_speed=exchange_speed)
     fine, coarse = TrainingJob(spec), TrainingJob(spec)
-    edges = [number * NS_PER_SECOND // 4 for number in range(401)]
+    edges = [number * SECOND_NS // 4 for number in range(401)]
     small = [fine.advance(TimeSpan(*pair), conditions, gpu_pace) for pair in pairwise(edges)]
     large = coarse.advance(TimeSpan(0, edges[-1]), conditions, gpu_pace)
     for part in ("occupied", "activity", "memory_activity", "exchange", "exchanged", "fetch"):
@@ -169,9 +170,7 @@ def test_a_job_at_a_standstill_requests_no_exchange() -> None:
     job = TrainingJob(NodeSpec("gpu-001"))
     still = JobConditions(exchange_speed=0.0)
     for second in range(30):
-        demand = job.advance(
-            TimeSpan(second * NS_PER_SECOND, (second + 1) * NS_PER_SECOND), still, 1.0
-        )
+        demand = job.advance(TimeSpan(second * SECOND_NS, (second + 1) * SECOND_NS), still, 1.0)
         assert demand.exchanged == 0
     assert demand.activity < 0.5
 
@@ -207,10 +206,10 @@ def test_whole_numbers_keep_the_mean_and_make_nothing_of_nothing() -> None:
 
 
 def test_heat_stays_while_the_load_does_and_goes_with_it() -> None:
-    model = NodeModel(NodeSpec("gpu-001", scenario="counter_reset"), 600 * NS_PER_SECOND)
+    model = NodeModel(NodeSpec("gpu-001", scenario="counter_reset"), 600 * SECOND_NS)
     loaded = [gpu.silicon.core_celsius for gpu in model.gpus]
-    model.advance(301 * NS_PER_SECOND)
-    model.advance(308 * NS_PER_SECOND)
+    model.advance(301 * SECOND_NS)
+    model.advance(308 * SECOND_NS)
     assert all(
         gpu.silicon.core_celsius < before for gpu, before in zip(model.gpus, loaded, strict=True)
     )

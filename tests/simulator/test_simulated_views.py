@@ -16,7 +16,7 @@ from support.examples import few_examples
 
 from railscope.capture import PENDING, Capture, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
-from simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
+from simulator import NICS, SCENARIOS, NodeSpec, capture_metadata, moments, simulate
 
 SHORT = settings(few_examples(20), deadline=None)
 SPECS = st.builds(
@@ -229,7 +229,7 @@ def test_a_capture_survives_being_written(tmp_path: Path) -> None:
     capture = simulate(NodeSpec("gpu-001", scenario="xid79"), 6)
     capture.write(tmp_path)
     assert read_capture(tmp_path) == capture
-    assert about(NodeSpec("gpu-001", scenario="xid79"), 6) == capture.about
+    assert capture_metadata(NodeSpec("gpu-001", scenario="xid79"), 6) == capture.about
 
 
 def test_ten_minutes_stay_below_42_megabytes() -> None:

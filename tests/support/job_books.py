@@ -177,7 +177,7 @@ SEEDS = {
     "a later start": (changed(start_ns=lambda job: job.start_ns + 6 * S), DifferenceKind.TIMES),
     "an earlier end": (changed(end_ns=lambda job: job.end_ns - 6 * S), DifferenceKind.TIMES),
     "a later end": (changed(end_ns=lambda job: job.end_ns + 6 * S), DifferenceKind.TIMES),
-    "a hole": (with_a_hole, DifferenceKind.HELD),
-    "in half": (in_half, DifferenceKind.HELD),
+    "a hole": (with_a_hole, DifferenceKind.HELD_TIME),
+    "in half": (in_half, DifferenceKind.HELD_TIME),
 }
 TOLERANCE = 2 * S

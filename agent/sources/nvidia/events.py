@@ -104,7 +104,7 @@ class NvmlEventSource(source.SourceWithoutResources):
                 self._matcher.record_nvml(NvmlXid(address, data, *timestamps, *instances))
                 continue
             if kind == MIG_CHANGE:
-                self._gpus.changed()
+                self._gpus.record_change()
             events.append(self._event(address, kind, data, instances, now))
         self._last_number, self._last_boot_ns = max(numbers, default=0), now.boot_ns
         return events

@@ -154,7 +154,7 @@ class MigSource(source.SourceWithoutResources):
         except NvmlError as error:
             return source.nvml_reason(error.code)
         if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
-            self._gpus.changed()
+            self._gpus.record_change()
         return len(devices)
 
 

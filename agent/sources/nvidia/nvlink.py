@@ -243,7 +243,7 @@ class NvLinkSource(source.SourceWithoutResources):
             if not unknown and self._has_changed(
                 total, [into.values[position] for position in states]
             ):
-                self._gpus.changed()
+                self._gpus.record_change()
                 into.needs_probe = True
 
     def _has_changed(self, total: int, states: list[int]) -> bool:

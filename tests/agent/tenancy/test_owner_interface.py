@@ -68,15 +68,15 @@ def test_missing_or_malformed_owner_files(tree, tmp_path):
 def test_names_are_hidden_with_their_directories():
     redactor = Redactor()
     for name in ("research", "train-0"):
-        redactor.name(name)
+        redactor.add_name(name)
     uid = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
-    directory = redactor.text(f"research_train-0_{uid}")
+    directory = redactor.redact_text(f"research_train-0_{uid}")
     namespace, pod, hidden = directory.split("_")
-    assert (redactor.text("research"), redactor.text("train-0")) == (namespace, pod)
-    slice_ = redactor.text(f"kubepods-pod{uid.replace('-', '_')}.slice")
+    assert (redactor.redact_text("research"), redactor.redact_text("train-0")) == (namespace, pod)
+    slice_ = redactor.redact_text(f"kubepods-pod{uid.replace('-', '_')}.slice")
     assert slice_ == f"kubepods-pod{hidden.replace('-', '_')}.slice", "a pod is found by both"
     assert "2fc932ce" not in directory + slice_
-    assert redactor.text("researcher") == "researcher"
+    assert redactor.redact_text("researcher") == "researcher"
 
 
 @given(st.binary(max_size=200))

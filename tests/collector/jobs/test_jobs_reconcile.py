@@ -137,7 +137,7 @@ def test_a_job_that_lost_its_gpu_to_another_is_named():
     assert [
         (difference.job, difference.kinds, difference.difference)
         for difference in found.differences
-    ] == [("1", (DifferenceKind.HELD,), -50 * S)]
+    ] == [("1", (DifferenceKind.HELD_TIME,), -50 * S)]
 
 
 def test_a_source_may_name_the_job_of_a_workload_and_states_of_the_node_are_not_in_the_books():
@@ -188,7 +188,7 @@ def test_another_fraction_is_a_difference(books_of, seconds, shares):
     (other,) = in_fractions([whole], [shares[0] / 2, *shares[1:]])
     (difference,) = compare_jobs(ledger([job]), books_of([other]), TOLERANCE).differences
     assert (difference.kinds, difference.difference) == (
-        (DifferenceKind.HELD,),
+        (DifferenceKind.HELD_TIME,),
         shares[0] / 2 * seconds * S,
     )
 
@@ -207,7 +207,9 @@ def test_fractions_of_two_gpus_that_are_exchanged_are_a_difference():
         ),
     )
     other = msgspec.structs.replace(job, parts=job.parts[::-1])
-    assert compare_jobs(ledger([job]), [other], S).differences[0].kinds == (DifferenceKind.HELD,)
+    assert compare_jobs(ledger([job]), [other], S).differences[0].kinds == (
+        DifferenceKind.HELD_TIME,
+    )
     assert compare_jobs(ledger([job]), counted_fractions([other]), S).agrees, (
         "no GPU is named there"
     )
@@ -228,7 +230,7 @@ def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
     found = compare_jobs(entries, [books], S)
     assert found.agrees
     assert found.tenants[0].difference == 0
-    assert compare_jobs(entries[:2], [books], S).differences[0].kinds == (DifferenceKind.HELD,)
+    assert compare_jobs(entries[:2], [books], S).differences[0].kinds == (DifferenceKind.HELD_TIME,)
     late = cut(books, start_ns=10 * S)
     assert compare_jobs(entries, [late], S).differences[0].kinds == (DifferenceKind.TIMES,)
 
@@ -241,9 +243,9 @@ def test_a_number_of_whole_gpus_that_moves_from_gpu_to_gpu_is_one_job():
     assert compare_jobs(ledger(parts), [job], 0).agrees
 
     (shorter,) = compare_jobs(ledger([parts[0], parts[1], parts[3]]), [job], S).differences
-    assert shorter.kinds == (DifferenceKind.HELD,), "30 s of it nobody had"
+    assert shorter.kinds == (DifferenceKind.HELD_TIME,), "30 s of it nobody had"
     (later,) = compare_jobs(ledger([*parts[:3]]), [job], S).differences
-    assert later.kinds == (DifferenceKind.HELD,)
+    assert later.kinds == (DifferenceKind.HELD_TIME,)
     (fewer,) = compare_jobs(ledger([parts[0]]), [job], S).differences
     assert fewer.kinds == (DifferenceKind.GPUS,), "one GPU instead of two"
     longer = [msgspec.structs.replace(part, start_ns=0, end_ns=100 * S) for part in parts]

@@ -12,7 +12,7 @@ from support.billing import book, price
 
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import HELD, usages_of_days
+from collector.billing.usage import usages_of_days
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling
 from collector.metering.measures import (
@@ -22,14 +22,14 @@ from collector.metering.measures import (
     CounterReadings,
     compute_increments,
 )
-from collector.metering.tiling import SlotState
+from collector.metering.tiling import HELD_STATES, SlotState
 from collector.metering.units import Period, Tiling
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))
-RESERVED_TOO = HELD | {SlotState.RESERVED}
+RESERVED_TOO = {*HELD_STATES, SlotState.RESERVED}
 
 
 def moved(facts: object, by_ns: int) -> object:
@@ -104,7 +104,7 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(
     case: MeteringCase, by_ns: int
 ) -> None:
     days = days_of(case, by_ns)
-    held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD}
+    held = {(day.day, e.claim) for day in days for e in day.entries if e.state in HELD_STATES}
     attributed: Counter[tuple[int, str]] = Counter()
     for day in days:
         for share in day.shares:
@@ -125,7 +125,7 @@ def test_the_start_of_a_claim_is_that_of_the_evidence(case: MeteringCase, by_ns:
     days = days_of(case, by_ns)
     began = {(claim.id, claim.start_ns) for day in days for claim in day.claims}
     for usage in usages_of_days(days[1:]):
-        if usage.claim and usage.state in HELD:
+        if usage.claim and usage.state in HELD_STATES:
             assert (usage.claim, usage.claim_start_ns) in began
 
 

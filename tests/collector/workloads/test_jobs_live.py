@@ -115,7 +115,7 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     assert found["deviation_ratio"] == pytest.approx(-0.5)
     assert (found["value"], found["median"]) == (pytest.approx(0.45), pytest.approx(0.9))
     assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "stale"}
-    places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.core.names_of_gpu)
+    places = (jobs := site.refresher.views.jobs).gpu_rows(jobs.jobs[0], site.core.names_of_gpu)
     assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
         ("n1", "0", 1),
         ("n1", "1", 1),
@@ -154,7 +154,7 @@ async def test_a_stale_node_is_counted_and_not_compared(tmp_path: Path):
     assert (job["gpus"], job["stale_gpus"]) == (4, 2)
     assert straggler(job)["gpu"] == "n1-1"
     readings = {
-        p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.core.names_of_gpu)
+        p["gpu"]: p["readings"][0] for p in jobs.gpu_rows(jobs.jobs[0], site.core.names_of_gpu)
     }
     assert readings["n2-0"] == {"measure": "sm_activity", "absent": "stale"}
     (job,) = reported(await site.jobs(200))

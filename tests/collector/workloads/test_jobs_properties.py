@@ -16,7 +16,7 @@ from support.batches import batch_of
 
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
-from collector.metering.tiling import HELD, GpuTimeline
+from collector.metering.tiling import HELD_STATES, GpuTimeline
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import (
@@ -59,7 +59,7 @@ def test_what_jobs_hold_is_what_their_tenants_hold(case, second: int):
     entries = GpuTimeline.compute(case.evidence).entries(now_ns, now_ns + 1)
     held: dict[str, int] = defaultdict(int)
     for entry in entries:
-        if entry.tiling is Tiling.COMPUTE and entry.state in HELD:
+        if entry.tiling is Tiling.COMPUTE and entry.state in HELD_STATES:
             held[entry.tenant] += entry.slot_hi - entry.slot_lo
     found = find_holdings(case.evidence, entries, now_ns)
     by_tenant: dict[str, int] = defaultdict(int)
