@@ -28,6 +28,7 @@ class Kind(StrEnum):
     ERROR = "error message"
     NAME = "name"
     CLASS = "class name"
+    TYPE = "type name"
     FUNCTION = "function"
     MODULE = "module name"
     EVENT = "log event"
@@ -82,6 +83,8 @@ _EXEMPT = (
 """Code blocks, code spans, quotations, targets of links, comments, quoted paragraphs."""
 
 
+_TYPE_NAME = re.compile(r"_?(?=\w*[a-z])[A-Z][A-Za-z0-9]*")
+"""Name of a type alias or a type variable, as pep8-naming requires it."""
 _DIRECTIVE = re.compile(
     r"# *(?:noqa(?:: [A-Z0-9, ]*\d)?|type: ignore(?:\[[^]]*\])?|fmt: \w+|pragma: [\w ]+)"
 )
@@ -110,6 +113,8 @@ def source(place: str, text: str) -> Iterator[Passage]:
                 yield Passage(Kind.FUNCTION, place, node.lineno, node.name)
             case ast.ClassDef():
                 yield Passage(Kind.CLASS, place, node.lineno, node.name)
+            case ast.Name(ctx=ast.Store()) if _TYPE_NAME.fullmatch(node.id):
+                yield Passage(Kind.TYPE, place, node.lineno, node.id)
             case ast.Call():
                 yield from _event(place, node)
 

@@ -86,6 +86,8 @@ _NOUNLESS = (
     "one|known|own|where|what|which|kept|held|seen|others|mine|ours|theirs|given|told|said|those"
 )
 """Words that as a whole name state no kind of value."""
+_GENERIC = "Place|Look|Word|Door|Office|Part|Trouble|Side|Whole"
+"""Nouns that as a whole name of a type state no kind, singular or plural."""
 _UNITS = "[num]?s|seconds?|minutes?|hours?|bytes?|[kKMG]?i?B|%|m?W|[kMG]?Hz"
 
 _PROPER_NOUNS = "Kubernetes|Linux|Prometheus|Slurm"
@@ -144,7 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
          "{found!r}: write directory"),
     Rule(NAME, re.compile(r"^_?(?:\w*instants?_ns|instants?)\Z"), "{found!r}: write timestamp_ns"),
-    Rule(NAME, re.compile(rf"^(?:{_NOUNLESS})\Z"), "{found!r} states no kind: name kind and domain"),
+    Rule(NAME, re.compile(rf"^_?(?:{_NOUNLESS})\Z", re.IGNORECASE), "{found!r} states no kind: name kind and domain"),
     Rule(NAME, re.compile(r"^_?believed(?:_ns)?\Z|^_?silence_ns\Z"), "{found!r}: write trusted_ns, gap_ns"),
     _form(
         Kind.MODULE,
@@ -152,8 +154,8 @@ RULES: tuple[Rule, ...] = (
         "ends in the participle {found!r}: name the thing that the module contains",
     ),
     _form(
-        Kind.CLASS,
-        rf"\A_?(?:Place|Look|Word|Door|Office|Part|Trouble|(?=[A-Z][a-z]+\Z)(?i:{_PARTICIPLE}))\Z",
+        (Kind.CLASS, Kind.TYPE),
+        rf"\A_?(?:(?:{_GENERIC})s?|(?=[A-Z][a-z]+\Z)(?i:{_PARTICIPLE}))\Z",
         "{found!r} states no kind: name kind and domain",
     ),
     _form(
