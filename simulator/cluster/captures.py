@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from railscope.capture import CaptureMetadata, CaptureWriter
-from railscope.timestamps import SECOND_NS as NS_PER_SECOND, format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import simulation
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
-from simulator.spec import seconds_to_ns as seconds
+from simulator.spec import seconds_to_ns
 
 _MAX_VICTIM_SPEED = 0.95
 """A job with a lower relative speed is a victim."""
@@ -46,8 +46,8 @@ class GroundTruthRecorder:
 
     def add(self, start_ns: int) -> None:
         """Add the last step of the model."""
-        now_seconds = self._model.offset_ns / NS_PER_SECOND
-        length_seconds = (self._model.offset_ns - start_ns) / NS_PER_SECOND
+        now_seconds = self._model.offset_ns / SECOND_NS
+        length_seconds = (self._model.offset_ns - start_ns) / SECOND_NS
         acting = [index for index, fault in enumerate(self._faults) if fault.acts(now_seconds)]
         for index in acting:
             self._paused_seconds[index] += self._model.paused * length_seconds
@@ -69,8 +69,8 @@ class GroundTruthRecorder:
                 "strength": fault.strength,
                 "class": kind.incident_class,
                 "cause": self._cause(fault, kind.entity),
-                "onset": format_timestamp(started_ns + seconds(fault.begin_seconds)),
-                "ended": format_timestamp(started_ns + seconds(fault.end_seconds))
+                "onset": format_timestamp(started_ns + seconds_to_ns(fault.begin_seconds)),
+                "ended": format_timestamp(started_ns + seconds_to_ns(fault.end_seconds))
                 if is_over
                 else None,
                 "action": kind.action,
@@ -166,7 +166,7 @@ def _offsets(scenario: ClusterScenario, rng: random.Random) -> Iterator[int]:
     count = int(scenario.seconds / scenario.step_seconds)
     for number in range(count + 1):
         deviation = scenario.jitter * rng.uniform(-0.5, 0.5) if 0 < number < count else 0.0
-        yield seconds((number + deviation) * scenario.step_seconds)
+        yield seconds_to_ns((number + deviation) * scenario.step_seconds)
 
 
 def _metadata(model: ClusterModel, number: int) -> CaptureMetadata:

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.timestamps import SECOND_NS as NS_PER_SECOND
+from railscope.timestamps import SECOND_NS
 from simulator import conditions, device_models, fault_schedule, node_model
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
 from simulator.fabric import TrafficDemand
-from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns as seconds
+from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns
 from simulator.workload import JobDemand
 
 _SUBSTEP_SECONDS = 0.25
@@ -187,8 +187,8 @@ class ClusterModel:
                 spec, scenario=name, seed=rng.getrandbits(32), strikes=fault.indices[0]
             )
             end_seconds = min(fault.end_seconds, self.scenario.seconds + 1)
-            begin_ns = seconds(fault.begin_seconds)
-            length_ns = seconds(end_seconds) - begin_ns
+            begin_ns = seconds_to_ns(fault.begin_seconds)
+            length_ns = seconds_to_ns(end_seconds) - begin_ns
             found.append(fault_schedule.FaultOccurrence.from_spec(struck, begin_ns, length_ns))
         return found
 
@@ -214,7 +214,7 @@ class ClusterModel:
         for number, faults in enumerate(self._node_faults):
             self._add_node(found, number, faults, span)
         for fault in self.scenario.faults:
-            if fault.acts(span.end_ns / NS_PER_SECOND):
+            if fault.acts(span.end_ns / SECOND_NS):
                 self._add_fault(found, fault)
         return found
 
@@ -291,7 +291,7 @@ class ClusterModel:
         incasts = [
             index
             for index, fault in enumerate(self._incasts)
-            if fault.acts(span.end_ns / NS_PER_SECOND)
+            if fault.acts(span.end_ns / SECOND_NS)
         ]
         groups = [*active, *(len(self.jobs) + index for index in incasts)]
         rates = self._solver.solve(found.fabric, groups) if self._solver and groups else None

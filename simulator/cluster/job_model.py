@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.scenario import JobPlan
-from simulator.spec import TimeSpan, seconds_to_ns as seconds
+from simulator.spec import TimeSpan, seconds_to_ns
 from simulator.workload import JobDemand
 
 _UPDATE = 0.08
@@ -56,16 +56,17 @@ class ClusterJob:
         self.iteration_seconds = plan.iteration_seconds * rng.uniform(0.97, 1.03)
         compute = 1.0 - plan.exchange - min(_UPDATE, 1.0 - plan.exchange)
         self._ends = (compute, compute + plan.exchange, 1.0)
-        period_ns = seconds(plan.checkpoint_period_seconds)
+        period_ns = seconds_to_ns(plan.checkpoint_period_seconds)
         first_ns = rng.randrange(period_ns // 3, period_ns) if period_ns else 0
         self._checkpoint_period_ns = period_ns
         self._checkpoint = TimeSpan(
-            first_ns, first_ns + min(seconds(plan.checkpoint_seconds), period_ns)
+            first_ns, first_ns + min(seconds_to_ns(plan.checkpoint_seconds), period_ns)
         )
-        offset_ns = seconds(rng.uniform(0.0, _FETCH_PERIOD_SECONDS))
-        self._fetch = TimeSpan(offset_ns, offset_ns + seconds(_FETCH_SECONDS))
+        offset_ns = seconds_to_ns(rng.uniform(0.0, _FETCH_PERIOD_SECONDS))
+        self._fetch = TimeSpan(offset_ns, offset_ns + seconds_to_ns(_FETCH_SECONDS))
         self._breaks = [
-            TimeSpan(seconds(begin), seconds(begin + length)) for begin, length in plan.breaks
+            TimeSpan(seconds_to_ns(begin), seconds_to_ns(begin + length))
+            for begin, length in plan.breaks
         ]
 
     def _phase(self) -> int:
@@ -98,7 +99,7 @@ class ClusterJob:
         progress = JobProgress(
             present=work + checkpoint,
             checkpoint=checkpoint,
-            fetch=span.share_recurring(self._fetch, seconds(_FETCH_PERIOD_SECONDS)) * work,
+            fetch=span.share_recurring(self._fetch, seconds_to_ns(_FETCH_PERIOD_SECONDS)) * work,
         )
         self._work(span.seconds, work, (pace * supply, speed, pace), progress)
         progress.starving = progress.computing * (1.0 - supply)
