@@ -302,6 +302,7 @@ def fair_speeds(usage: FloatArray, capacity: FloatArray) -> tuple[FloatArray, ND
 
     `usage` (groups, resources) is at full speed; the limits have the same shape.
     """
+    usage = np.where(usage > _SATURATION_TOLERANCE, usage, 0.0)
     speeds, limits = np.zeros(len(usage)), np.zeros(usage.shape, dtype=bool)
     growing = np.ones(len(usage), dtype=bool)
     while growing.any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver, fair_speeds
 from simulator.cluster.topology import (
@@ -116,6 +116,8 @@ def test_a_lost_uplink_slows_jobs_that_leave_the_pod():
     st.lists(st.lists(st.floats(0, 2), min_size=4, max_size=4), min_size=1, max_size=5),
     st.lists(st.floats(0.01, 3), min_size=4, max_size=4),
 )
+@example([[0.0, 0.0, 0.0, 5e-324]], [1.0, 1.0, 1.0, 1.0])
+@example([[1e-12, 0.0, 0.0, 0.0], [2.0, 0.0, 0.0, 0.0]], [0.01, 1.0, 1.0, 1.0])
 def test_fair_speeds_fit_the_capacities_and_none_can_grow_alone(
     usage: list[list[float]], capacity: list[float]
 ) -> None:
@@ -128,5 +130,5 @@ def test_fair_speeds_fit_the_capacities_and_none_can_grow_alone(
         if speed < 1:
             assert limits[group].any()
             assert np.allclose(used[limits[group]], limit[limits[group]], atol=1e-6)
-            slower = [other for other in range(len(need)) if need[other][limits[group]].any()]
-            assert speed >= max(speeds[slower]) - 1e-6, "no one else has more of what limits it"
+            sharing = (need[:, limits[group]] > 1e-9).any(axis=1)
+            assert speed >= speeds[sharing].max() - 1e-6, "no group has more of what limits it"
