@@ -127,7 +127,7 @@ class AuditService:
             (c.AUDIT_OVERFLOWED, self.observed.overflowed),
             (c.AUDIT_UNNUMBERED, self.observed.unnumbered),
             (c.OUTBOX_WAITING, self.drain.waiting_rows),
-            (c.AUDIT_DISPUTED, int(bool(self.guard.stop_reason))),
+            (c.AUDIT_CONFLICT, int(bool(self.guard.stop_reason))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
             (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),

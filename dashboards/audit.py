@@ -34,14 +34,14 @@ def _rate(name: str) -> query.Query:
 
 def _summary() -> Iterator[panels.Panel]:
     broken = (
-        "max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"
+        "max(railscope_audit_checkpoint_conflict) + max(railscope_ledger_replaced)"
         " + max(railscope_collector_lost_files)"
     )
     cosigned: panels.Steps = ((None, "red"), (1, "orange"), (3, "green"))
     yield from (
         panels.number(101, "Records", "In the log.", _sum("records")),
         panels.number(102, "Unsigned records", "Durable, without a signed checkpoint.", _sum("unsigned_records")),
-        panels.number(103, "Disputed, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", query.build_query(broken), panels.NONE_IS_GOOD),
+        panels.number(103, "Conflicts, replaced, lost", "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.", query.build_query(broken), panels.NONE_IS_GOOD),
         panels.number(104, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"), cosigned),
         panels.number(105, "Lost records", "In the last hour: could not be written.", _grown("lost_records"), panels.NONE_IS_GOOD),
         panels.number(106, "Requests denied", "In the last hour.", _grown("denials")),
@@ -70,14 +70,14 @@ def _integrity_panels() -> Iterator[panels.Panel]:
         "railscope_agent_audit_checkpoint_records",
     )
     by_state = query.build_query(f"sum by (state) ({state})", legend="{{state}}")
-    disputed = query.build_query(f'max by (node) ({state}{{state="disputed"}}) == 1', query.COUNT)
-    column = panels.Column("State", disputed, panels.ANY_IS_BAD, {1: "disputed"}, "highest")
+    conflicts = query.build_query(f'max by (node) ({state}{{state="conflict"}}) == 1', query.COUNT)
+    column = panels.Column("State", conflicts, panels.ANY_IS_BAD, {1: "conflict"}, "highest")
     yield from (
         panels.lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses")),
-        panels.layers(302, "Agents by state of their checkpoint", "Disputed: the log lacks their checkpoint.", by_state),
+        panels.layers(302, "Agents by state of their checkpoint", "Conflict: the log lacks their checkpoint.", by_state),
         panels.lines(303, "Records covered by the checkpoints of agents", "The oldest and the newest checkpoint, and the log itself.",
                      query.build_query(f"min({records})").with_name("oldest"), query.build_query(f"max({records})").with_name("newest"), _sum("records").with_name("log")),
-        panels.rows(304, "Agents that dispute the log", "Nothing is signed while there is one.", {"node": "Node"}, column),
+        panels.rows(304, "Agents with a checkpoint conflict", "Nothing is signed while there is one.", {"node": "Node"}, column),
         panels.bars(305, "Requests denied", "Requests without a sufficient credential.", _rate("denials"), span=12),
     )  # fmt: skip
 

@@ -90,8 +90,8 @@ def _tenants() -> Iterator[panels.Panel]:
 def _trust() -> Iterator[panels.Panel]:
     sources = "sum by (state) (railscope:node_source_state:sum)"
     unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).with_name("records not signed yet")
-    disputed = query.in_state(agent.WITNESS_STATE.name, "", 'state="disputed"').with_name(
-        "disputed"
+    conflicts = query.in_state(agent.WITNESS_STATE.name, "", 'state="conflict"').with_name(
+        "conflicts"
     )
     node_source = {"node": "Node", "source": "Source"}
     failed = panels.Column("State", _failed_sources(), panels.NONE_IS_GOOD, {1: "failed"})
@@ -107,7 +107,7 @@ def _trust() -> Iterator[panels.Panel]:
         panels.rows(506, "Age of stale nodes", "Age of the newest frame of each stale node.", {"node": "Node"}, last_frame, span=6),
         panels.lines(507, "Collector: frames", "Accepted frames, counted once each; duplicates are discarded.",
                      query.per_second(collector.FRAMES).with_name("accepted"), query.per_second(collector.DUPLICATES).with_name("repeated"), span=6),
-        panels.lines(510, "Audit log", "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, disputed, span=6),
+        panels.lines(510, "Audit log", "Conflicts: agents with a checkpoint that the log lacks; nothing is signed then.", unsigned, conflicts, span=6),
     )  # fmt: skip
     yield panels.lines(
         508,

@@ -121,7 +121,10 @@ def test_alertmanager_accepts_its_example():
         ({"alertname": "RailscopeLinkSpeed", "severity": "warning"}, ["tickets"]),
         ({"alertname": "RailscopeNodeRebooted", "severity": "info"}, ["nobody"]),
         ({"alertname": "RailscopeTenantOverQuota", "severity": "warning"}, ["billing"]),
-        ({"alertname": "RailscopeAuditLogDisputed", "severity": "critical"}, ["pager", "billing"]),
+        (
+            {"alertname": "RailscopeAuditCheckpointConflict", "severity": "critical"},
+            ["pager", "billing"],
+        ),
         ({"alertname": ALWAYS_FIRES, "severity": "info"}, ["watch"]),
     ],
 )

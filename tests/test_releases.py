@@ -69,5 +69,5 @@ def test_the_changelog_names_log_events_by_their_present_names():
         assert set(now) <= logged
         renamed = {name for name in before if not name.endswith("_write_failed")}
         assert renamed & logged <= {"audit_log_disputed"}, (
-            "it is the name of an event in frames, too"
+            "agents of 0.2.0 send events of that name"
         )

@@ -229,7 +229,7 @@ def _without_columns(outcome: ReadOutcome) -> tuple[int, str]:
     return UNSUPPORTED, ""
 
 
-NO_CHECKPOINT, CONSISTENT, DISPUTED = 0, 1, 2
+NO_CHECKPOINT, CONSISTENT, CONFLICT = 0, 1, 2
 
 
 @dataclass(slots=True)

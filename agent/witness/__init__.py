@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class WitnessError(Exception):
-    """Base of the errors of the witness: no usable response of the collector, a disputed checkpoint."""
+    """Base of the errors of the witness: no usable response of the collector, a checkpoint conflict."""

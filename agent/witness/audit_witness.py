@@ -23,11 +23,11 @@ import structlog
 from agent.config import CollectorLink, WitnessSettings
 from agent.host import Clock
 from agent.sampling.hang_guard import DeviceThread
-from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
+from agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
 from agent.shipping.collector_client import HttpClient, HttpResponse, create_tls_context, read_token
 from agent.witness import WitnessError
 from railscope.audit import merkle, signed_note
-from railscope.catalog.agent import DISPUTE_EVENT
+from railscope.catalog.agent import CONFLICT_EVENT
 from railscope.catalog.entities import NODE
 from railscope.durable_files import delete_partial_files, sync_directory, write_durably
 from railscope.frame import Entity, Event
@@ -41,7 +41,7 @@ class AuditLogUnavailableError(WitnessError):
     """The collector does not respond, or with an unexpected response; the message has details."""
 
 
-class CheckpointDisputedError(WitnessError):
+class ReportedConflictError(WitnessError):
     """The collector reports that its log never had the checkpoint sent to it."""
 
 
@@ -96,7 +96,7 @@ class AuditLogClient:
             return []
 
     async def submit(self, note: str, key: str) -> None:
-        """Send the stored, cosigned checkpoint, or that there is none. Raises AuditLogUnavailableError, CheckpointDisputedError."""
+        """Send the stored, cosigned checkpoint, or that there is none. Raises AuditLogUnavailableError, ReportedConflictError."""
         body = msgspec.json.encode({"note": note, "key": key})
         try:
             target = f"{self._path}/cosignature"
@@ -104,7 +104,7 @@ class AuditLogClient:
         except OSError as error:
             raise self._unavailable(error) from error
         if answer.status == HTTPStatus.CONFLICT:
-            raise CheckpointDisputedError(answer.body[:500].decode(errors="replace"))
+            raise ReportedConflictError(answer.body[:500].decode(errors="replace"))
         self._text(answer)
 
     async def _get(self, suffix: str) -> HttpResponse:
@@ -212,7 +212,7 @@ class WitnessStore:
 
 NEW_LOG_SECONDS = 5.0
 ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
-_LOG_KEYS = dict.fromkeys(DISPUTE_EVENT.facts, "")
+_LOG_KEYS = dict.fromkeys(CONFLICT_EVENT.facts, "")
 
 log = structlog.get_logger(__name__)
 
@@ -354,14 +354,14 @@ class AuditWitness:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
             await self.client.submit(self._note, str(signed_note.witness_key(self._witness)))
-        except CheckpointDisputedError as error:
+        except ReportedConflictError as error:
             if str(error) != self._disagreed:
-                log.error("audit_checkpoint_disputed", problem=str(error))
+                log.error("checkpoint_conflict_received", problem=str(error))
             self._disagreed = str(error)
 
     async def _report_conflict(self, kind: str, offered: str) -> None:
         """Report once a state that no honest log can have, and store the evidence."""
-        self._set_state(DISPUTED)
+        self._set_state(CONFLICT)
         if (kind, self._note, offered) in self._reported or len(self._reported) >= MAX_EVIDENCE:
             return
         stored = self._note
@@ -375,7 +375,7 @@ class AuditWitness:
             **_checkpoint_facts("offered", offered),
         }
         now = self.clock.now()
-        self.events.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        self.events.append(Event(CONFLICT_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         log.error(
             "checkpoint_conflict_detected",
             **_LOG_KEYS | facts,
@@ -385,7 +385,7 @@ class AuditWitness:
         )
 
     def _set_state(self, state: int) -> None:
-        self.state.state = state if self._checkpoint or state == DISPUTED else NO_CHECKPOINT
+        self.state.state = state if self._checkpoint or state == CONFLICT else NO_CHECKPOINT
         self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
 
     def _log_failure(self, problem: str) -> None:

@@ -206,7 +206,7 @@ def _raise(error: OSError) -> None:
 def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
         return "symbolic link or special file" if path.exists() or path.is_symlink() else ""
-    if name in _TOP_FILES or name.startswith(f"{signing_guard.DISPUTED_DIRECTORY}/"):
+    if name in _TOP_FILES or name.startswith(f"{signing_guard.CONFLICT_DIRECTORY}/"):
         return ""
     if name.startswith("journal/"):
         return _find_journal_problem(path)

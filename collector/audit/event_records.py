@@ -49,7 +49,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
             data.get("exclusive") == "true",
         )
 
-    def disputes(self, other: ClaimInForce) -> bool:
+    def conflicts_with(self, other: ClaimInForce) -> bool:
         """True if two exclusive claims of equal authority overlap in their slots."""
         same_authority = self.exclusive and other.exclusive and self.level == other.level
         return same_authority and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
@@ -75,8 +75,8 @@ class ClaimsInForce(msgspec.Struct):
     conflicts: dict[str, dict[str, set[str]]] = {}
     """Recorded conflicts, by GPU and the later claim: the earlier claims."""
 
-    def find_disputed(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
-        """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
+    def find_conflicts(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
+        """Return the other claims of a GPU that conflict with this one in slots and are not recorded yet.
 
         The number is bounded: otherwise a provider that reports thousands of claims fills the log with
         pairs.
@@ -85,12 +85,12 @@ class ClaimsInForce(msgspec.Struct):
             self.gpus.get(gpu, {}).items(),
             self.conflicts.get(gpu, {}).get(claim, ()),
         )
-        undisputed = (
+        found = (
             name
             for name, other in claims
-            if name != claim and name not in conflicting and other.disputes(new_claim)
+            if name != claim and name not in conflicting and other.conflicts_with(new_claim)
         )
-        return list(islice(undisputed, max(0, MAX_CONFLICTS - len(conflicting))))
+        return list(islice(found, max(0, MAX_CONFLICTS - len(conflicting))))
 
     def copy_of_gpus(self, gpus: Iterable[str]) -> ClaimsInForce:
         """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
@@ -172,12 +172,14 @@ _CLAIMS = {
     tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, OBSERVED),
     tenancy.UNCLAIMED_END_EVENT.name: (UNCLAIMED, DONE),
 }
+_CONFLICT_EVENTS = {agent.CONFLICT_EVENT.name, "audit_log_disputed"}
+"""The checkpoint conflict of an agent, with its name in 0.2.0."""
 
 
 def is_audited(event: WireEvent) -> bool:
     """True if an event becomes a record."""
     event_class = EVENTS.get(event.name)
-    return event_class is not None and event_class.audited
+    return event.name in _CONFLICT_EVENTS or (event_class is not None and event_class.audited)
 
 
 def is_numbered(event: WireEvent) -> bool:
@@ -213,7 +215,7 @@ def make_drafts(
         holdings.gpus.get(gpu, {}).get(claim),
     )
     if present is None:
-        for other in holdings.find_disputed(gpu, claim, wanted):
+        for other in holdings.find_conflicts(gpu, claim, wanted):
             yield _conflict(draft, other)
         yield draft
     elif present.holder == wanted.holder:
@@ -270,7 +272,7 @@ def _subject_data(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, re
         return _gpu_change(facts), OBSERVED, {"address": "/".join(key)}
     if event.name == nic_settings.SETTING_EVENT.name:
         return _setting(facts.get("setting", "")), OBSERVED, {"interface": "/".join(key)}
-    if event.name == agent.DISPUTE_EVENT.name:
+    if event.name in _CONFLICT_EVENTS:
         return "log.witness", "failed", {}
     if event.name in {agent.GAP_EVENT.name, nic_settings.SUPPRESSED_EVENT.name}:
         return GAP, OBSERVED, {"about": "/".join(key)}
@@ -299,7 +301,7 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
 
 
 def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
-    """Return the record of two claims that dispute the same slots, as an observation of the collector."""
+    """Return the record of two claims with a conflict in slots, as an observation of the collector."""
     node, _, before = other.partition("\n")
     data: record.RecordData = {"claim_before": before, "node_before": node}
     data |= {name: draft.data.get(name, "") for name in ("claim", "level")}

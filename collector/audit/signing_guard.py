@@ -24,15 +24,18 @@ from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import sync_directory, write_durably
 from railscope.service import run_in_thread
 
-DISPUTED_DIRECTORY = "disputed"
-"""Below the log's directory: checkpoints held by agents that this log cannot be continued from."""
+CONFLICT_DIRECTORY = "disputed"
+"""Below the log's directory: checkpoints held by agents that contradict this log.
+
+The name is that of 0.2.0, whose `railscope audit verify` reports any other as an unexpected file.
+"""
 
 log = structlog.get_logger(__name__)
 
 _ADVICE = "see docs/audit.md"
 
 
-class DisputeError(AuditLogError, RuntimeError):
+class CheckpointConflictError(AuditLogError, RuntimeError):
     """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
 
 
@@ -55,12 +58,12 @@ class SigningGuard:
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
-        """Install the check before signing; earlier disputes still apply. Blocking; raises OSError."""
+        """Install the check before signing; earlier conflicts still apply. Blocking; raises OSError."""
         self.audit.publisher.before_signing = self.check_allowed
-        disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
-        if disputed:
+        notes = sorted(self._directory.iterdir()) if self._directory.exists() else []
+        if notes:
             self.stop_reason = (
-                f"an agent has a signed checkpoint that is missing in this log: {disputed[0]};"
+                f"an agent has a signed checkpoint that is missing in this log: {notes[0]};"
                 " fix: find out which copy was restored or what was lost; to continue with this"
                 " log, move the directory away"
             )
@@ -68,7 +71,7 @@ class SigningGuard:
 
     @property
     def _directory(self) -> Path:
-        return self.audit.directory / DISPUTED_DIRECTORY
+        return self.audit.directory / CONFLICT_DIRECTORY
 
     @property
     def required_checkpoints(self) -> int:
@@ -119,7 +122,7 @@ class SigningGuard:
     async def submit_checkpoint(self, node: str, note: str) -> None:
         """Process the checkpoint that a node holds; an empty note means none.
 
-        Raises NoteError for a note that this log's key has not signed, DisputeError for a checkpoint that
+        Raises NoteError for a note that this log's key has not signed, CheckpointConflictError for a checkpoint that
         is inconsistent with this log, OSError.
         """
         size = 0
@@ -179,7 +182,7 @@ class SigningGuard:
             )
         self.stop_reason = self.stop_reason or text
         await run_in_thread(self._store_note, node, note)
-        raise DisputeError(text)
+        raise CheckpointConflictError(text)
 
     def _store_note(self, node: str, note: str) -> None:
         if not self._directory.exists():

@@ -57,10 +57,10 @@ def signed_notes(
             yield cosigned_checkpoint.note
 
 
-def read_disputed_notes(directory: Path) -> Iterator[str]:
+def read_conflicting_notes(directory: Path) -> Iterator[str]:
     """Yield the checkpoints of agents that contradict this log. Raises OSError."""
-    disputed = directory / signing_guard.DISPUTED_DIRECTORY
-    for path in sorted(disputed.iterdir()) if disputed.exists() else ():
+    conflicts = directory / signing_guard.CONFLICT_DIRECTORY
+    for path in sorted(conflicts.iterdir()) if conflicts.exists() else ():
         yield path.read_bytes().decode(errors="replace")
 
 
@@ -130,7 +130,7 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
     housekeeping, damage = _read_housekeeping(directory, key)
     checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)
     cosigned = signed_notes(housekeeping.witnesses, key) if housekeeping else ()
-    stated_by_log = [*cosigned, *read_disputed_notes(directory)]
+    stated_by_log = [*cosigned, *read_conflicting_notes(directory)]
     notes = [*anchors, *stated_by_log]
     sorted_anchors = sorted(
         (_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size

@@ -135,7 +135,7 @@ class WitnessApi:
             await self.guard.submit_checkpoint(credential.name, cosigned.note)
             if cosigned.note:
                 await self._store(credential.name, cosigned)
-        except signing_guard.DisputeError as error:
+        except signing_guard.CheckpointConflictError as error:
             return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))

@@ -13,12 +13,12 @@ from support.clock import ManualClock
 from support.examples import fewer_examples
 
 from agent.config import WitnessSettings
-from agent.sampling.status import CONSISTENT, DISPUTED, AuditLogState
+from agent.sampling.status import CONFLICT, CONSISTENT, AuditLogState
 from agent.witness.audit_witness import (
     MAX_EVIDENCE,
     AuditWitness,
-    CheckpointDisputedError,
     CheckpointOffer,
+    ReportedConflictError,
     WitnessStore,
 )
 from railscope.audit.merkle import (
@@ -84,7 +84,7 @@ class FakeLog:
         held = read_checkpoint(note, KEY.public).tree
         if held.size > len(self.records) or tree_of(self.records[: held.size]) != held:
             message = "never had that"
-            raise CheckpointDisputedError(message)
+            raise ReportedConflictError(message)
 
     async def close(self) -> None:
         return
@@ -131,7 +131,7 @@ def test_the_held_checkpoint_never_regresses_and_every_contradiction_is_detected
             honest = log.records[: len(held)] == held
             if honest:
                 held = list(log.records)
-            assert witness.state.state == (DISPUTED if not honest else CONSISTENT if held else 0)
+            assert witness.state.state == (CONFLICT if not honest else CONSISTENT if held else 0)
             note = witness.store.read_checkpoint()
             assert bool(note) == bool(held)
             if note:
@@ -155,7 +155,7 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
         log.records = [b"other %d" % n for n in range(size + more)]
         log.proof = proof
         await witness.check()
-        assert (witness.state.state, witness.store.read_checkpoint()) == (DISPUTED, held)
+        assert (witness.state.state, witness.store.read_checkpoint()) == (CONFLICT, held)
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(follow(Path(directory)))
@@ -183,7 +183,7 @@ async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None
     lost = log.records[7:]
     del log.records[7:]
     await witness.check()
-    assert witness.state.state == DISPUTED
+    assert witness.state.state == CONFLICT
     log.records += [*lost, b"more"]
     await witness.check()
     assert witness.state == AuditLogState(CONSISTENT, 11)

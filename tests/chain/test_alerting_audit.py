@@ -13,13 +13,13 @@ NODES = ("n1", "n2")
 TAMPERED = [
     *(
         {
-            "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+            "alertname": "RailscopeAuditCheckpointConflict", "severity": "critical",
             "reported_by": "agent", "node": node, "job": "railscope-agent",
         }
         for node in NODES
     ),
     {
-        "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
+        "alertname": "RailscopeAuditCheckpointConflict", "severity": "critical",
         "reported_by": "collector", "job": "railscope-collector",
     },
 ]  # fmt: skip

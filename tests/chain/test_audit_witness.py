@@ -14,7 +14,7 @@ from support.audit import draft
 from support.clock import ManualClock
 
 from agent.config import CollectorLink, WitnessSettings
-from agent.sampling.status import CONSISTENT, DISPUTED, NO_CHECKPOINT, AuditLogState
+from agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
 from agent.witness.audit_witness import (
     AuditLogClient,
     AuditLogUnavailableError,
@@ -122,7 +122,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
         await witness.client.close()
         unsigned = running.collector.trail.log.size - running.collector.trail.log.signed.size
         assert unsigned >= 2
-    assert (witness.state.state, witness.store.read_checkpoint()) == (DISPUTED, held)
+    assert (witness.state.state, witness.store.read_checkpoint()) == (CONFLICT, held)
     (event,) = witness.events
     assert event.facts["kind"] == "rollback"
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
@@ -160,7 +160,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
             await sign(running)
         await witness.client.close()
     assert [event.facts["kind"] for event in witness.events] == ["fork"]
-    assert witness.state == AuditLogState(DISPUTED, size)
+    assert witness.state == AuditLogState(CONFLICT, size)
 
 
 async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
     async with run_collector(waiting_for(tmp_path, agents=1)) as running:
         witness = witness_of(tmp_path / "agents", running.url)
         await witness.check()
-        assert witness.state.state == DISPUTED
+        assert witness.state.state == CONFLICT
         assert "n1" in running.collector.audit.guard.stop_reason
         await witness.client.close()
     assert not (audit_directory(tmp_path) / "checkpoint").exists()
@@ -245,7 +245,7 @@ async def test_only_nodes_are_served(tmp_path: Path) -> None:
             assert (await running.get(path, token="token-n1"))[0] == status  # noqa: S106 - as above
 
 
-async def test_an_unreachable_collector_is_not_a_dispute(tmp_path: Path) -> None:
+async def test_an_unreachable_collector_is_not_a_conflict(tmp_path: Path) -> None:
     async with run_collector(settings_in(tmp_path)) as running:
         await sign(running)
         witness = witness_of(tmp_path / "agents", running.url)
@@ -325,8 +325,8 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: ProgramDirecto
     async def vouched() -> bool:
         return await metric(site, "railscope_audit_witnesses") == 1
 
-    async def disputed() -> bool:
-        return await metric(site, "railscope_audit_log_disputed") == 1
+    async def has_conflict() -> bool:
+        return await metric(site, "railscope_audit_checkpoint_conflict") == 1
 
     collector = await site.collector()
     agent = await site.agent("n1", **often)
@@ -345,7 +345,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: ProgramDirecto
     shutil.rmtree(directory)
     shutil.copytree(backup, directory)
     collector = await site.collector()
-    await wait_until(disputed, "the collector learns what the agent holds")
+    await wait_until(has_conflict, "the collector learns what the agent holds")
     await agent.find_logged("checkpoint_conflict_detected")
     await agent.stop()
     await collector.stop()

@@ -70,7 +70,7 @@ RETIRED = f"gpu,from,to,why\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-0
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 TOO_COOL = "No GPU gets hot before its capture starts again."
 QUIET: Mapping[tuple[str, str], str] = {
-    ("Audit", "Agents that dispute the log"): "No one has changed the audit log.",
+    ("Audit", "Agents with a checkpoint conflict"): "No one has changed the audit log.",
     ("Faults and health matrix", "NVLink errors"): "No link has errors.",
     ("Faults and health matrix", "Throttled by temperature or power brake"): TOO_COOL,
     ("Jobs and stragglers", "Throttled GPUs"): TOO_COOL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from collector.audit.log_secrets import PersonalSalts
 from collector.audit.verification import verify_log
 from collector.fleet.fleet import SeenEvent
 from railscope.audit.record import AuditRecord
-from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
+from railscope.catalog.agent import CONFLICT_EVENT, GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 
@@ -57,7 +58,7 @@ async def test_a_restarted_agent_repeats_claims_in_force(tmp_path: Path) -> None
     ]
 
 
-async def test_another_holder_is_a_transfer_and_a_dispute_a_conflict(tmp_path: Path) -> None:
+async def test_another_holder_is_a_transfer_and_equal_slots_are_a_conflict(tmp_path: Path) -> None:
     teller = AgentEvents()
     reported = [
         teller.claimed("a"), teller.claimed("a", tenant="blue"),
@@ -122,6 +123,21 @@ async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None
     kinds = ["evidence.gap", "evidence.gap", *["tenancy.unclaimed_use"] * 2]
     assert [record.type for record in found] == kinds
     assert found[0].data["frames"] == "7"
+
+
+@pytest.mark.parametrize("name", [CONFLICT_EVENT.name, "audit_log_disputed"])
+async def test_a_checkpoint_conflict_is_recorded_also_of_an_agent_of_0_2_0(
+    tmp_path: Path, name: str
+) -> None:
+    teller = AgentEvents()
+    conflict = teller.event(replace(CONFLICT_EVENT, name=name), kind="fork", held_size="7")
+    async with run_observers(tmp_path) as observed:
+        found = await recorded_events(observed, [conflict, teller.claimed("a")])
+    assert [(record.type, record.out) for record in found] == [
+        ("log.witness", "failed"),
+        ("tenancy.assign", "done"),
+    ]
+    assert found[0].data["held_size"] == "7"
 
 
 async def test_what_is_not_audited_takes_no_number(tmp_path: Path) -> None:

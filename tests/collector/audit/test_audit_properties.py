@@ -20,7 +20,7 @@ from support.examples import fewer_examples
 from collector.audit.log_secrets import PersonalSalts
 from collector.audit.log_writer import LogWriteError
 from collector.audit.record_checks import SourceContinuity
-from collector.audit.signing_guard import DisputeError, SigningGuard
+from collector.audit.signing_guard import CheckpointConflictError, SigningGuard
 from collector.audit.tiles import Tiles
 from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import build_record
@@ -40,7 +40,7 @@ class WitnessedLog:
         self.held = ""
         self.signed: dict[str, list[bytes]] = {}
         """Each checkpoint with the leaves that it was over."""
-        self.disputes = 0
+        self.conflicts = 0
 
     async def live(self, todo: list[str]) -> None:
         """One run of the collector. The agent presents its checkpoint, and receives every signed one."""
@@ -51,8 +51,8 @@ class WitnessedLog:
             try:
                 await guard.submit_checkpoint("n1", self.held)
                 await asking
-            except DisputeError:
-                self.disputes += 1
+            except CheckpointConflictError:
+                self.conflicts += 1
                 asking.cancel()
             for step in todo:
                 if step == "append":
@@ -105,7 +105,7 @@ def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) ->
             assert others[: len(some)] == some
 
 
-def test_t6_a_copy_that_was_put_back_is_disputed() -> None:
+def test_t6_a_copy_that_was_put_back_is_a_conflict() -> None:
     with tempfile.TemporaryDirectory() as directory:
         one = WitnessedLog(Path(directory))
         for todo in (["append", "sign"], ["append", "sign"]):
@@ -115,7 +115,7 @@ def test_t6_a_copy_that_was_put_back_is_disputed() -> None:
         signed = dict(one.signed)
         one.put_back()
         asyncio.run(one.live(["append", "sign"]))
-        assert (one.disputes, one.signed) == (1, signed)
+        assert (one.conflicts, one.signed) == (1, signed)
 
 
 runs = st.lists(
