@@ -32,8 +32,10 @@ class PortConditions:
     port accepts nothing and sends pause frames with or without traffic. `lossy` is the share of arriving
     traffic that finds no buffer, because no flow control limits the senders. `notified` is the share of sent
     packets that receivers send notifications for; `lost_received` and `lost_sent` are shares of packets that
-    switches lose on the way to the port, and from it. `margin_lost` is the share
-    lost of the errors that forward error correction can correct, on the worst lane.
+    switches lose on the way to the port, and from it. `ignored` is the share of received notifications that
+    the port ignores; `misprioritized_sent` and `misprioritized_received` are shares of packets outside the
+    lossless priority; `unanswered` is the share in which the port sends to receivers that do not respond.
+    `margin_lost` is the share lost of the errors that forward error correction can correct, on the worst lane.
     """
 
     foreign_receive: float = 0.0
@@ -49,6 +51,10 @@ class PortConditions:
     notified: float = 0.0
     lost_received: float = 0.0
     lost_sent: float = 0.0
+    ignored: float = 0.0
+    misprioritized_sent: float = 0.0
+    misprioritized_received: float = 0.0
+    unanswered: float = 0.0
     margin_lost: float = 0.0
     lanes: int = device_models.LANES
     pcie_halved: Literal["", "lanes", "speed"] = ""
@@ -61,12 +67,13 @@ class PortConditions:
 class GpuConditions:
     """Conditions of a GPU during a span, and its state at the end.
 
-    On a hung GPU every call runs into its timeout; with a stuck driver, no call returns. Errors are those
+    `brake` is the share of time in which the power supply requests the lowest clock. On a hung GPU every call runs into its timeout; with a stuck driver, no call returns. Errors are those
     of the span; `link_errors` are of one NVLink. Rows are those marked for remapping by the end, after
     correctable and after uncorrectable errors.
     """
 
     thermal_resistance: float = 1.0
+    brake: float = 0.0
     lost: bool = False
     hung: bool = False
     stuck: bool = False

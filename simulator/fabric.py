@@ -122,7 +122,7 @@ class Cable:
         self._loaded = receive
         self._transfer(span, send, receive, conditions)
         self._pause(span, demand.busy, (paused, pausing), conditions)
-        self._count_losses(span, dropped, 1.0 - up)
+        self._count_losses(span, dropped, max(1.0 - up, conditions.unanswered * demand.busy))
         stall_percent = conditions.pcie_write_stall_percent + _MAX_STALL_PERCENT * excess
         self._stall(span, demand.busy, stall_percent)
         for outage in outages:
@@ -158,8 +158,18 @@ class Cable:
             round_randomly(send * packets, rng),
             round_randomly(receive * packets, rng),
         )
-        self._count(counters.sent, counters.misprioritized_sent, sent)
-        self._count(counters.received, counters.misprioritized_received, received)
+        for flow, misprioritized, count, share in (
+            (counters.sent, counters.misprioritized_sent, sent, conditions.misprioritized_sent),
+            (
+                counters.received,
+                counters.misprioritized_received,
+                received,
+                conditions.misprioritized_received,
+            ),
+        ):
+            self._count(flow, misprioritized, count)
+            if share and self.settings.trust == "dscp":
+                misprioritized.add(round_randomly(count * share, rng), self._frame_words)
         counters.write_requests += round_randomly(received / _WRITE_PACKETS, rng)
         drift = self._mark_drift.advance(span.seconds)
         usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
@@ -171,7 +181,9 @@ class Cable:
         handled = round_randomly(sent * (usual + conditions.notified) * _NOTIFIED, rng)
         if self.settings.notifying:
             counters.notifications_sent += notifications
-            counters.notifications_handled += handled
+            ignored = round(handled * conditions.ignored)
+            counters.notifications_handled += handled - ignored
+            counters.notifications_ignored += ignored
         if conditions.lost_received:
             counters.out_of_sequence += round_randomly(received * conditions.lost_received, rng)
         if conditions.lost_sent:
@@ -211,7 +223,7 @@ class Cable:
         counters.storm_errors += conditions.storm_errors
 
     def _count_losses(self, span: TimeSpan, dropped: float, down: float) -> None:
-        """Count losses while no pause protects the buffer, and retries towards a link that is down."""
+        """Count losses while the buffer overflows, and retries while the link or the receiver is down."""
         counters, rng = self.counters, self._rng
         lost = round_randomly(dropped * self._frames_per_second * span.seconds, rng)
         self._count(counters.dropped, counters.misprioritized_dropped, lost)

@@ -369,7 +369,7 @@ class GpuState:
         self.denied = conditions.denied
         self.recovery_action = conditions.recovery_action
         self.demand = self.sharing.take(wanted)
-        self.silicon.advance(span, self.demand, conditions.thermal_resistance)
+        self.silicon.advance(span, self.demand, conditions.thermal_resistance, conditions.brake)
         self.activity = activity_shares(self.demand, self.silicon.ripple)
         clock = self.silicon.clock_megahertz
         self.cycles.advance(span, clock, self.model.multiprocessors, self.activity)

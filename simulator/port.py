@@ -95,6 +95,7 @@ class PortCounters:
     marked_packets: int = 0
     notifications_sent: int = 0
     notifications_handled: int = 0
+    notifications_ignored: int = 0
     pause_frames_sent: int = 0
     pause_frames_received: int = 0
     pausing_ns: int = 0
@@ -149,8 +150,9 @@ def by_priority(counters: PortCounters) -> list[PriorityTraffic]:
         *(traffic_share + other for traffic_share, other in pairs)
     )
     frame = NOTIFICATION_FRAME_BYTES + CHECKSUM_BYTES
-    handled, sent = counters.notifications_handled, counters.notifications_sent
-    traffic[NOTIFICATION] = PriorityTraffic(handled * frame, handled, 0, sent * frame, sent)
+    sent = counters.notifications_sent
+    arrived = counters.notifications_handled + counters.notifications_ignored
+    traffic[NOTIFICATION] = PriorityTraffic(arrived * frame, arrived, 0, sent * frame, sent)
     return traffic
 
 

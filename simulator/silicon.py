@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from simulator import device_models, spec, workload
 
 IDLE, SOFTWARE_POWER_CAP, HARDWARE_SLOWDOWN = 0x1, 0x4, 0x8
-SOFTWARE_THERMAL, HARDWARE_THERMAL = 0x20, 0x40
+SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 0x20, 0x40, 0x80
 PICOJOULES_PER_MILLIJOULE = 10**9
 
 _CLOCK_STEP_MEGAHERTZ = 15
@@ -35,6 +35,9 @@ _SETTLING_SECONDS = 15.0
 _COOL_ENOUGH = 2.5
 """Degrees below the limit at which throttling of a GPU ends."""
 
+_BRAKED_CLOCK = 0.3
+"""Clock under the power brake, relative to that without it."""
+
 _MEMORY_WARMER = 8.0
 _MEMORY_SHARE_OF_RISE = 0.89
 _MIN_ACTIVITY = 1e-3
@@ -48,6 +51,7 @@ class ThrottleTimes:
     power_cap_ns: int = 0
     software_thermal_ns: int = 0
     hardware_thermal_ns: int = 0
+    power_brake_ns: int = 0
 
 
 class Silicon:
@@ -104,19 +108,23 @@ class Silicon:
         return self.model.thresholds.operating - self.core_celsius
 
     def advance(
-        self, span: spec.TimeSpan, demand: workload.JobDemand, thermal_resistance: float
+        self,
+        span: spec.TimeSpan,
+        demand: workload.JobDemand,
+        thermal_resistance: float,
+        brake: float = 0.0,
     ) -> None:
-        """Advance by a span, with the heat sink as designed (1) or worse."""
+        """Advance by a span, with the heat sink as designed (1) or worse; `brake` is a share of the time."""
         resistance = self._degrees_per_watt * thermal_resistance
         self.ripple = 1.0 + _RIPPLE * self._drift.value
-        watts = self._run(demand, resistance)
+        watts = self._run(demand, resistance, brake)
         self.power_milliwatts = round(watts * 1000)
         self.instant_milliwatts = round(watts * 1000 * (1.0 + self._rng.uniform(-0.02, 0.02)))
         memory_watts = _MEMORY_OF_LIMIT * self.model.limit_watts * demand.memory_activity
         memory_watts += _MEMORY_OF_IDLE * self._idle_watts
         self.memory_milliwatts = round(memory_watts * 1000)
         self.energy_picojoules += self.power_milliwatts * span.length_ns
-        self._account(span)
+        self._account(span, brake)
         self._heat(span, watts, resistance)
         self._drift.advance(span.seconds)
         busy = 1.0 - abs(self._rng.gauss(0.0, 0.01))
@@ -128,7 +136,7 @@ class Silicon:
         self.energy_picojoules = 0
         self.throttled = ThrottleTimes()
 
-    def _run(self, demand: workload.JobDemand, resistance: float) -> float:
+    def _run(self, demand: workload.JobDemand, resistance: float, brake: float) -> float:
         """Choose the clock, and return the resulting power."""
         model = self.model
         if not demand.occupied:
@@ -151,6 +159,9 @@ class Silicon:
         if self._core >= limits.slowdown:
             self.reasons |= HARDWARE_THERMAL | HARDWARE_SLOWDOWN
             clock = min(clock, model.max_megahertz // 2)
+        if brake:
+            self.reasons |= POWER_BRAKE | HARDWARE_SLOWDOWN
+            clock = round(clock * (1.0 - brake * (1.0 - _BRAKED_CLOCK)))
         self.clock_megahertz = clock
         self.unthrottled_share = clock / power_clock
         return self._idle_watts + full_watts * math.pow(
@@ -168,7 +179,8 @@ class Silicon:
             int(clock) // _CLOCK_STEP_MEGAHERTZ * _CLOCK_STEP_MEGAHERTZ, self.model.idle_megahertz
         )
 
-    def _account(self, span: spec.TimeSpan) -> None:
+    def _account(self, span: spec.TimeSpan, brake: float) -> None:
+        self.throttled.power_brake_ns += round(brake * span.length_ns)
         if self.reasons & SOFTWARE_POWER_CAP:
             self.throttled.power_cap_ns += span.length_ns
         if self.reasons & SOFTWARE_THERMAL:

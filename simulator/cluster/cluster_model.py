@@ -29,7 +29,10 @@ _MAX_SUBSTEPS = 20
 _MIN_CAPACITY = 1e-6
 _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("send", "deliver", "drain", "notifies", "reacts"), ("device", np.minimum)),
-    **dict.fromkeys(("stuck", "thermal_resistance", "margin_lost"), ("device", np.maximum)),
+    **dict.fromkeys(
+        ("stuck", "unprotected", "thermal_resistance", "brake", "margin_lost", "overrun"),
+        ("device", np.maximum),
+    ),
     "pcie_write_stall_percent": ("device", np.maximum),
     "pace": ("device", np.multiply),
     "delay": ("node", np.maximum),
@@ -50,7 +53,7 @@ class _NodeFaults(fault_schedule.FaultSchedule):
         self._faults = faults
         self._has_job = has_job
         self.ports: dict[int, conditions.PortConditions] = {}
-        self.thermal_resistance = [1.0] * spec.gpus
+        self.thermal_resistance, self.brake = [1.0] * spec.gpus, [0.0] * spec.gpus
 
     def faults_at(self, timestamp_ns: int) -> Sequence[fault_schedule.FaultOccurrence]:
         """Return all faults of the node."""
@@ -79,6 +82,7 @@ class _NodeFaults(fault_schedule.FaultSchedule):
             pcie_errors=scripted.pcie_errors,
             removed=scripted.removed,
             settings=scripted.settings,
+            unprotected=scripted.unprotected,
             storm_warnings=scripted.storm_warnings,
             storm_errors=scripted.storm_errors,
         )
@@ -89,6 +93,7 @@ class _NodeFaults(fault_schedule.FaultSchedule):
         return replace(
             scripted,
             thermal_resistance=max(scripted.thermal_resistance, self.thermal_resistance[index]),
+            brake=self.brake[index],
         )
 
 
@@ -99,7 +104,9 @@ class _Conditions:
     fabric: FabricState
     pace: FloatArray
     thermal_resistance: FloatArray
+    brake: FloatArray
     margin_lost: FloatArray
+    overrun: FloatArray
     pcie_write_stall_percent: FloatArray
     delay: FloatArray
     supply: dict[str, float] = field(default_factory=dict)
@@ -118,11 +125,13 @@ class _Traffic:
     slowed: FloatArray
     lost: FloatArray
     retried: FloatArray
+    misprioritized: FloatArray
+    unanswered: FloatArray
 
     def add(self, rates: FabricRates, share: FloatArray) -> None:
         """Add the rates of a substep for the share (nodes, 1) of the step in which each node exchanges."""
         self.busy += share * ((rates.send > 0) | (rates.receive > 0))
-        for name in ("send", "receive", "pausing", "paused", "marked", "slowed", "lost", "retried"):
+        for name in self.__slots__[1:]:
             total: FloatArray = getattr(self, name)
             total += share * getattr(rates, name)
 
@@ -205,11 +214,13 @@ class ClusterModel:
         shape = (self.topology.nodes, self.topology.rails)
         found = _Conditions(
             FabricState.healthy(self.topology),
-            np.ones(shape),
-            np.ones(shape),
-            np.zeros(shape),
-            np.zeros(shape),
-            np.zeros(self.topology.nodes),
+            pace=np.ones(shape),
+            thermal_resistance=np.ones(shape),
+            brake=np.zeros(shape),
+            margin_lost=np.zeros(shape),
+            overrun=np.zeros(shape),
+            pcie_write_stall_percent=np.zeros(shape),
+            delay=np.zeros(self.topology.nodes),
         )
         for number, faults in enumerate(self._node_faults):
             self._add_node(found, number, faults, span)
@@ -241,6 +252,7 @@ class ClusterModel:
             state.send[number, rail] = min(link, pcie)
             state.deliver[number, rail], state.drain[number, rail] = link, pcie
             state.notifies[number, rail] = port_state.settings.notifying
+            state.stuck[number, rail] = port_state.stuck
         for index in range(len(node.gpus)):
             gpu = faults.gpu(index, span)
             if gpu.lost or gpu.hung or gpu.stuck:
@@ -266,7 +278,7 @@ class ClusterModel:
         """Advance to an offset into the simulation."""
         span = TimeSpan(self.offset_ns, until_ns)
         found = self._conditions(span)
-        traffic = _Traffic(*(np.zeros_like(self.paused) for _ in range(9)))
+        traffic = _Traffic(*(np.zeros_like(self.paused) for _ in _Traffic.__slots__))
         totals = [JobProgress() for _ in self.jobs]
         working = [job.working_share(span) for job in self.jobs]
         count = max(1, min(round(span.seconds / _SUBSTEP_SECONDS), _MAX_SUBSTEPS))
@@ -336,6 +348,7 @@ class ClusterModel:
             demands = job.demand(step.progress, busy.tolist(), float(found.delay[number]))
         faults = self._node_faults[number]
         faults.thermal_resistance = found.thermal_resistance[number].tolist()
+        faults.brake = found.brake[number].tolist()
         faults.ports = {
             rail: _port_conditions(found, traffic, number, rail)
             for rail in range(self.topology.rails)
@@ -378,6 +391,11 @@ def _port_conditions(
         notified=while_busy(traffic.slowed),
         lost_received=while_busy(traffic.lost),
         lost_sent=while_busy(traffic.retried),
+        lossy=float(found.overrun[at]),
+        ignored=1.0 - float(found.fabric.reacts[at]),
+        misprioritized_sent=float(found.fabric.unprotected[at]),
+        misprioritized_received=while_busy(traffic.misprioritized),
+        unanswered=while_busy(traffic.unanswered),
         pcie_write_stall_percent=float(found.pcie_write_stall_percent[at]),
         margin_lost=float(found.margin_lost[at]),
     )

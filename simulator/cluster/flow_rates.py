@@ -31,6 +31,11 @@ _MARKED_SHARE_OF_EXCESS = 0.12
 _LOST_OF_EXCESS, _LOST_AT_FULL_RATE = 0.002, 0.04
 """Share of packets lost per excess where nothing pauses the senders: if they react to marks, and if not."""
 
+_LOST_IN_BURSTS = 3e-6
+"""Share of unprotected packets that find no buffer in bursts, without a lasting queue."""
+_UNREACHABLE = 1e-3
+"""A link with less of its capacity carries nothing."""
+
 _SATURATION_TOLERANCE = 1e-9
 _PASSES = 3
 """Passes in which pause of one pass limits the capacities of the next."""
@@ -42,7 +47,8 @@ class FabricState:
 
     `send`, `deliver` (links of a NIC, to and from the leaf), `drain` (rate at which a NIC accepts data),
     `stuck` (share of time in which it accepts nothing), `notifies` and `reacts` (congestion control of the
-    receiver and of the sender, 0 or 1): shape (nodes, rails). `up`, `down` (links of a leaf to and from the
+    receiver and of the sender, 0 or 1), `unprotected` (share of sent traffic outside the lossless priority):
+    shape (nodes, rails). `up`, `down` (links of a leaf to and from the
     spines), `marks`, `pauses` (ECN and PFC of a leaf, 0 or 1) and `drops` (share of packets that a leaf
     loses): shape (pods, rails).
     """
@@ -53,6 +59,7 @@ class FabricState:
     stuck: FloatArray
     notifies: FloatArray
     reacts: FloatArray
+    unprotected: FloatArray
     up: FloatArray
     down: FloatArray
     marks: FloatArray
@@ -72,6 +79,7 @@ class FabricState:
             zeros(nics),
             ones(nics),
             ones(nics),
+            zeros(nics),
             uplink,
             uplink.copy(),
             ones(leaves),
@@ -90,8 +98,9 @@ class FabricRates:
 
     `speeds` (groups,): relative to the requested rates. Per NIC (nodes, rails): `send` and `receive` as shares
     of the line rate; `pausing` and `paused` as shares of time in which the NIC pauses the switch, or is paused by
-    it; `marked` and `lost` as shares of received packets; `slowed` and `retried` as shares of sent packets
-    whose receivers send notifications, or do not receive them.
+    it; `marked`, `lost` and `misprioritized` (outside the lossless priority) as shares of received packets;
+    `slowed` and `retried` as shares of sent packets whose receivers send notifications, or do not receive
+    them; `unanswered` is 1 if a receiver cannot be reached.
     """
 
     speeds: FloatArray
@@ -103,6 +112,8 @@ class FabricRates:
     lost: FloatArray
     slowed: FloatArray
     retried: FloatArray
+    misprioritized: FloatArray
+    unanswered: FloatArray
 
 
 @dataclass(slots=True)
@@ -206,9 +217,10 @@ class FlowSolver:
             self._notified_share(state), _LOST_OF_EXCESS, _LOST_AT_FULL_RATE
         )
         lost = np.maximum(lost, self._of_leaf(state.drops) * receives)
-        marked, slowed, retried = self._feedback(state, queues, lost, active)
         all_speeds = np.zeros(len(self._groups))
         all_speeds[active] = speeds
+        feedback = self._feedback(state, queues, lost, active)
+        wrong, unanswered = self._misdirected(state, all_speeds, active)
         receiver_stall = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
         return FabricRates(
             all_speeds,
@@ -216,10 +228,11 @@ class FlowSolver:
             rates.deliver,
             pausing=np.maximum(receiver_stall, state.stuck),
             paused=blocked.send,
-            marked=marked,
-            lost=lost,
-            slowed=slowed,
-            retried=retried,
+            misprioritized=np.divide(
+                wrong, rates.deliver, out=np.zeros_like(wrong), where=rates.deliver > 0
+            ),
+            unanswered=unanswered,
+            **feedback,
         )
 
     def _of_leaf(self, leaves: FloatArray) -> FloatArray:
@@ -245,19 +258,21 @@ class FlowSolver:
                 queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
             )
             into *= pauses[path.to_nic]
+            protected = 1.0 - state.unprotected[path.from_nic]
             far = path.is_remote
             np.maximum.at(blocked.down, path.to_leaf, np.where(far, into, 0.0))
             spine = np.maximum(down, blocked.down)[path.to_leaf]
             np.maximum.at(blocked.up, path.from_leaf, np.where(far, spine, 0.0))
             leaf = np.maximum(up, blocked.up)[path.from_leaf]
-            np.maximum.at(blocked.send, path.from_nic, np.where(far, leaf, into))
+            np.maximum.at(blocked.send, path.from_nic, np.where(far, leaf, into) * protected)
         return blocked
 
     def _feedback(
         self, state: FabricState, queues: _Resources, lost: FloatArray, active: Sequence[int]
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the shares of marked packets that each NIC receives, and of notified and lost ones it sends."""
+    ) -> dict[str, FloatArray]:
+        """Return the shares of marked and lost packets to each NIC, and of notified and lost ones from it."""
         marked, slowed, retried = (np.zeros_like(state.send) for _ in range(3))
+        received_lost = lost.copy()
         deliver = queues.deliver * self._of_leaf(state.marks)
         up, down = queues.up * state.marks, queues.down * state.marks.max(axis=0)
         for path in (self._path(self._groups[index]) for index in active):
@@ -266,8 +281,24 @@ class FlowSolver:
             share *= _MARKED_SHARE_OF_EXCESS
             np.maximum.at(marked, path.to_nic, share)
             np.maximum.at(slowed, path.from_nic, share * state.notifies[path.to_nic])
-            np.maximum.at(retried, path.from_nic, lost[path.to_nic])
-        return marked, slowed, retried
+            overflow = _LOST_IN_BURSTS + _LOST_OF_EXCESS * queues.deliver[path.to_nic]
+            dropped = np.maximum(lost[path.to_nic], state.unprotected[path.from_nic] * overflow)
+            np.maximum.at(retried, path.from_nic, dropped)
+            np.maximum.at(received_lost, path.to_nic, dropped)
+        return {"marked": marked, "lost": received_lost, "slowed": slowed, "retried": retried}
+
+    def _misdirected(
+        self, state: FabricState, speeds: FloatArray, active: Sequence[int]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the rate that each NIC receives in a wrong priority, and 1 for senders to unreachable NICs."""
+        wrong, unanswered = np.zeros_like(state.send), np.zeros_like(state.send)
+        for index in active:
+            path, weights = self._path(self._groups[index]), self._groups[index].weights
+            sent = weights[:, np.newaxis] * speeds[index] * state.unprotected[path.from_nic]
+            np.add.at(wrong, path.to_nic, sent)
+            is_cut = state.deliver[path.to_nic] < _UNREACHABLE
+            np.maximum.at(unanswered, path.from_nic, is_cut.astype(np.float64))
+        return wrong, unanswered
 
     def _path(self, group: FlowGroup) -> _Path:
         from_pod = self._topology.pod_of(group.sources)

@@ -89,7 +89,11 @@ def _add_throttling(gpu: GpuState, into: NvmlResults) -> None:
     into.fields({74: throttled.power_cap_ns, 75: throttled.software_thermal_ns})
     into.fields(dict.fromkeys(range(76, 82), 0))
     starts = [field for since, field in _HEAT_COUNTERS.items() if gpu.model.driver_branch >= since]
-    slowdowns = (throttled.software_thermal_ns, throttled.hardware_thermal_ns, 0)
+    slowdowns = (
+        throttled.software_thermal_ns,
+        throttled.hardware_thermal_ns,
+        throttled.power_brake_ns,
+    )
     if starts:
         into.fields(dict(enumerate(slowdowns, starts[-1])))
 

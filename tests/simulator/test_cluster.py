@@ -118,6 +118,37 @@ def test_a_slow_receiver_shows_at_its_port_and_at_its_job_only(tmp_path: Path):
     assert not any(gpu.demand.resident for gpu in idle.gpus)
 
 
+def test_faults_of_congestion_control_show_in_the_counters_of_their_port(tmp_path: Path):
+    model = model_of(
+        tmp_path,
+        fault("rate_control_off", begin_seconds=0, nodes=[0], indices=[1])
+        + fault("unprotected", begin_seconds=0, strength=0.5, nodes=[0], indices=[2])
+        + fault("host_bound_receiver", begin_seconds=0, strength=1.0, nodes=[1], indices=[3]),
+    )
+    sender, receiver = ([cable.counters for cable in node.cables[:4]] for node in model.nodes[:2])
+    assert [port.notifications_ignored > 0 for port in sender] == [False, True, False, False]
+    arrived = receiver[2].misprioritized_received.packets
+    assert arrived == pytest.approx(sender[2].misprioritized_sent.packets, rel=0.05)
+    assert sender[2].sequence_errors > 50, "its receiver reports losses"
+    assert receiver[2].out_of_sequence > 50
+    assert [port.dropped.packets > 0 for port in receiver] == [False, False, False, True]
+
+
+def test_a_sender_waits_for_a_receiver_without_a_link(tmp_path: Path):
+    model = model_of(tmp_path, fault("link_down", begin_seconds=10, nodes=[1], indices=[3]))
+    timeouts = [[port.counters.ack_timeouts for port in node.cables[:8]] for node in model.nodes]
+    assert [row[3] > 50 for row in timeouts] == [True, True, False, False]
+    assert not any(timeouts[0][:3])
+
+
+def test_the_power_brake_lowers_clocks_and_is_their_reason(tmp_path: Path):
+    model = model_of(tmp_path, fault("power_brake", begin_seconds=20, nodes=[1]))
+    braked, other = model.nodes[1].gpus[0].silicon, model.nodes[0].gpus[0].silicon
+    assert braked.clock_megahertz < 0.7 * other.clock_megahertz
+    assert braked.throttled.power_brake_ns > 10 * SECOND_NS
+    assert not other.throttled.power_brake_ns
+
+
 def test_the_slow_gpu_is_the_busier_one(tmp_path: Path):
     model = model_of(
         tmp_path, fault("slow_gpu", begin_seconds=0, strength=1.0, nodes=[1], indices=[2])
