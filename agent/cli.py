@@ -209,6 +209,38 @@ def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Pa
     click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
 
+@agent.command()
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings file (TOML) of the agents. Default: no file.",
+)
+@click.option(
+    "--source", "sources", multiple=True, metavar="NAME", help="Read only this source; repeatable."
+)
+@click.argument(
+    "captures",
+    nargs=-1,
+    required=True,
+    metavar="CAPTURE...",
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def replay(config: Path | None, sources: tuple[str, ...], captures: tuple[Path, ...]) -> None:
+    """Write the frames of captures to standard output, in the wire format.
+
+    Each record is the length of an envelope (4 bytes, little-endian) and the envelope, as an agent ships it.
+    A schema is in the first envelope of its capture that uses it. Sources are read at every recorded moment, those
+    with a period above 5 s at their period.
+
+    Exit status 1 if a capture is damaged; the others, and its moments before the damage, are written.
+    """
+    from agent.commands.replay import replay_captures  # noqa: PLC0415 - not in an agent that runs
+
+    service.configure_logs("error")
+    loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
+    sys.exit(0 if replay_captures(captures, loaded, sources, sys.stdout.buffer) else 1)
+
+
 @agent.command(name="sample-config")
 def sample_config() -> None:
     """Print a commented settings file with every setting at its default."""

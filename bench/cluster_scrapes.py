@@ -18,9 +18,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from agent.commands.check import WalkClock
 from agent.config import AgentSettings, MetricsSettings
-from agent.host.recorded_host import RecordedHost
+from agent.host.recorded_host import RecordedClock, RecordedHost
 from agent.service import Agent
 from bench import fleets, harness, http_requests, load
 from dashboards.promql import metric_named
@@ -158,7 +157,7 @@ def cluster_scrapes_of(
 def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASIC) -> list[str]:
     """Render scrapes of a simulated node."""
     capture = simulate(spec, loop_scrapes * SCRAPE_SECONDS, 1)
-    clock = WalkClock(capture.about)
+    clock = RecordedClock(capture.about)
     agent = Agent(
         AgentSettings(node=spec.node, metrics=MetricsSettings(detail=detail.value)),
         RecordedHost(capture, clock, lambda: clock.offset_ns),

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 import msgspec
 
@@ -31,12 +31,18 @@ Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the poi
 
 FORMAT = 1
 SECTIONS = ("files", "names", "links", "calls")
+_Nanoseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Half the range of a timestamp: the sum of two is one."""
 PENDING: Json = {"pending": True}
 """Stored in place of a result while a call has not returned, for example because of a stuck driver."""
 
 
 class CaptureError(RailscopeError, ValueError):
     """A directory that is not a capture, or a damaged capture."""
+
+
+class TruncatedCaptureError(CaptureError):
+    """A capture whose last line is incomplete: its writer was interrupted."""
 
 
 class NvmlError(RailscopeError):
@@ -72,7 +78,7 @@ def result(stored: Json) -> Json:
 class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Differences from the previous timestamp, at `offset_ns` after the start."""
 
-    offset_ns: int = msgspec.field(name="t")
+    offset_ns: _Nanoseconds = msgspec.field(name="t")
     files: dict[str, Json] = {}
     names: dict[str, Json] = {}
     links: dict[str, Json] = {}
@@ -84,9 +90,16 @@ class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
         return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str) -> CaptureMoment:
+    def from_line(cls, line: str | bytes) -> CaptureMoment:
         """Decode a line of `timeline.jsonl`. Raises ValueError for a damaged one."""
-        return msgspec.convert(json.loads(line), cls)
+        try:
+            return _moment_decoder.decode(line)
+        except ValueError:  # undecodable bytes are surrogates, which this decoder rejects
+            text = line if isinstance(line, str) else line.decode(errors="surrogateescape")
+            return msgspec.convert(json.loads(text), cls)
+
+
+_moment_decoder = msgspec.json.Decoder(CaptureMoment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +108,8 @@ class CaptureMetadata:
 
     node: str
     boot_id: str
-    started_wall_ns: int
-    started_boot_ns: int
+    started_wall_ns: _Nanoseconds
+    started_boot_ns: _Nanoseconds
     duration_ns: int
     origin: str
     hardware: str = ""
@@ -168,6 +181,11 @@ def write_capture(
 
 def read_capture(directory: Path) -> Capture:
     """Read a capture. Raises CaptureError that names the missing or damaged file and the position."""
+    return Capture(read_metadata(directory), tuple(read_moments(directory)))
+
+
+def read_metadata(directory: Path) -> CaptureMetadata:
+    """Read the metadata of a capture. Raises CaptureError."""
     try:
         settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
@@ -175,26 +193,33 @@ def read_capture(directory: Path) -> Capture:
                 f"unknown capture format: {directory}: expected {FORMAT}; fix: record it again"
             )
             raise CaptureError(message)
-        about = msgspec.convert(settings, CaptureMetadata)
+        return msgspec.convert(settings, CaptureMetadata)
     except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
         message = f"reading the capture failed: {directory}/capture.toml: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:
         message = f"invalid capture: {directory}/capture.toml: {error}"
         raise CaptureError(message) from error
-    return Capture(about, tuple(_moments(directory / "timeline.jsonl")))
 
 
-def _moments(path: Path) -> Iterator[CaptureMoment]:
-    number = 0
+def read_moments(directory: Path) -> Iterator[CaptureMoment]:
+    """Yield the moments of a capture, one after another.
+
+    Raises CaptureError at a damaged line, and TruncatedCaptureError if that is the incomplete last one.
+    """
+    path = directory / "timeline.jsonl"
+    number, line = 0, b""
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        with path.open("rb") as lines:
             for line in lines:
                 number += 1
                 yield CaptureMoment.from_line(line)
     except (OSError, ValueError) as error:
-        message = f"reading the capture failed: {path}: damaged line {number}: {error}"
-        raise CaptureError(message) from error
+        is_cut = isinstance(error, ValueError) and not line.endswith(b"\n")
+        kind = TruncatedCaptureError if is_cut else CaptureError
+        line_name = "incomplete last line" if is_cut else "damaged line"
+        message = f"reading the capture failed: {path}: {line_name} {number}: {error}"
+        raise kind(message) from error
 
 
 class CaptureTimeline:

@@ -11,11 +11,10 @@ import re
 import ssl
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config import AgentSettings
-from agent.host.recorded_host import RecordedHost
+from agent.host import recorded_host
 from agent.sampling.governor import Governor, create_governor, format_percent
 from agent.sampling.meter import ThreadCost
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
@@ -23,10 +22,10 @@ from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
 from agent.shipping import collector_client
 from railscope import __version__
-from railscope.capture import Capture, CaptureMetadata
+from railscope.capture import Capture
 from railscope.catalog import agent as catalog
 from railscope.catalog.entities import GPU, NIC
-from railscope.frame import Entity, NodeTimestamp
+from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
@@ -336,40 +335,13 @@ async def _collector(agent: Agent) -> ProbeFinding:
 MAX_READS = 12
 
 
-@dataclass(slots=True)
-class WalkClock:
-    """Clock of the recorded node; it advances only when a caller sleeps."""
-
-    about: CaptureMetadata
-    offset_ns: int = 0
-    """Offset into the capture."""
-
-    def now(self) -> NodeTimestamp:
-        """Return wall and boot clock of the recorded node."""
-        wall_ns = self.about.started_wall_ns + self.offset_ns
-        return NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
-
-    async def sleep_until(self, boot_ns: int) -> None:
-        """Advance to a time without waiting."""
-        self.go_to(boot_ns - self.about.started_boot_ns)
-
-    @property
-    def is_running(self) -> bool:
-        """False: time does not pass by itself."""
-        return False
-
-    def go_to(self, offset_ns: int) -> None:
-        """Advance to an offset; never back."""
-        self.offset_ns = max(self.offset_ns, offset_ns)
-
-
 class CaptureWalk:
     """A recorded node that is read several times, the last time at the end of the capture."""
 
     def __init__(self, capture: Capture) -> None:
-        self._clock = WalkClock(capture.about)
+        self._clock = recorded_host.RecordedClock(capture.about)
         self._offsets = find_read_offsets(capture)
-        self.host = RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
+        self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 
     def go_to_end(self) -> None:
         """Advance to the end of the capture without earlier reads."""

@@ -8,13 +8,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
+from railscope import capture as capture_format
 from railscope.capture import PENDING, Capture, CaptureTimeline, result
+from railscope.frame import NodeTimestamp
 from railscope.timestamps import MICROSECOND_NS
 
 BEFORE_START = -1
@@ -24,6 +27,33 @@ _RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
 _NIC_STATISTICS = re.compile(r"ethtool\.statistics\(")
 KERNEL_LOG = "kernel_log.open()"
 """Key under which a capture records if the log was readable; a capture without it had a readable log."""
+
+
+@dataclass(slots=True)
+class RecordedClock:
+    """Clock of the recorded node; it advances only when a caller sleeps."""
+
+    about: capture_format.CaptureMetadata
+    offset_ns: int = 0
+    """Offset into the capture."""
+
+    def now(self) -> NodeTimestamp:
+        """Return wall and boot clock of the recorded node."""
+        wall_ns = self.about.started_wall_ns + self.offset_ns
+        return NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        """Advance to a time without waiting."""
+        self.go_to(boot_ns - self.about.started_boot_ns)
+
+    @property
+    def is_running(self) -> bool:
+        """False: time does not pass by itself."""
+        return False
+
+    def go_to(self, offset_ns: int) -> None:
+        """Advance to an offset; never back."""
+        self.offset_ns = max(self.offset_ns, offset_ns)
 
 
 Answer = TypeVar("Answer")
@@ -234,3 +264,93 @@ class RecordedKernelLog:
 def _shift_record(record: re.Match[str], shift_us: int) -> str:
     # A recorded node with a longer uptime than this one has records from before this boot.
     return f"{record[1]}{max(int(record[2]) + shift_us, 0)}"
+
+
+class SteppedHost:
+    """Answers of a recorded node at one moment after another; earlier moments are not kept.
+
+    Nothing waits, and its clock is that of the recording: the log and the samples have their recorded times.
+    A call that was still pending in the recording fails with a timeout.
+    """
+
+    statistics_period_ns = 0
+
+    def __init__(self, about: capture_format.CaptureMetadata) -> None:
+        self.boot_id = about.boot_id
+        self.clock = RecordedClock(about)
+        self._state: dict[str, dict[str, Json]] = {
+            section: {} for section in capture_format.SECTIONS
+        }
+        self._log = SteppedKernelLog()
+
+    def advance(self, moment: capture_format.CaptureMoment) -> bool:
+        """Apply the differences of a moment; return True if it has answers to new queries."""
+        self.clock.go_to(moment.offset_ns)
+        has_new_queries = False
+        for section, answers in self._state.items():
+            changed: dict[str, Json] = getattr(moment, section)
+            has_new_queries |= not changed.keys() <= answers.keys()
+            answers.update(changed)
+        self._log.records += moment.log
+        return has_new_queries
+
+    def read(self, path: str) -> bytes:
+        """Content of a file."""
+        text: str = self._answer("files", path)
+        return text.encode(errors="surrogateescape")
+
+    def names(self, path: str) -> list[str]:
+        """Entries of a directory."""
+        entries: list[str] = self._answer("names", path)
+        return entries
+
+    def resolve(self, path: str) -> str:
+        """Target of a path."""
+        target: str = self._answer("links", path)
+        return target
+
+    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
+        """Open a group of counter files."""
+        return PlainFiles(self.read, paths)
+
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Result of a call."""
+        if function in BATCH_FUNCTIONS:
+            device, *entries = arguments
+            return assemble_batch(
+                lambda entry: self._answer(
+                    "calls", call_key(host_interface, function, (device, entry))
+                ),
+                entries,
+            )
+        return self._answer("calls", call_key(host_interface, function, arguments))
+
+    def kernel_log(self) -> SteppedKernelLog:
+        """The recorded kernel log. Raises OSError if it could not be read during the recording."""
+        result(self._state["calls"].get(KERNEL_LOG))
+        return self._log
+
+    def _answer(self, section: str, key: str) -> Json:
+        try:
+            stored = self._state[section][key]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
+        if stored == PENDING:
+            raise TimeoutError(errno.ETIMEDOUT, f"{key} had not returned")
+        return result(stored)
+
+
+class SteppedKernelLog:
+    """Kernel log of a recorded node."""
+
+    def __init__(self) -> None:
+        self.records: list[str] = []
+        """Records that were not polled yet."""
+
+    def poll(self) -> list[str]:
+        """Records since the last call."""
+        records, self.records = self.records, []
+        return records
+
+    def close(self) -> None:
+        """Do nothing: no file is held open."""

@@ -9,8 +9,9 @@ from support.cases import CASES, capture_of
 from support.metric_samples import sample, samples
 
 from agent.cli import agent
-from agent.commands.check import MAX_READS, CaptureWalk, WalkClock, find_read_offsets
+from agent.commands.check import MAX_READS, CaptureWalk, find_read_offsets
 from agent.config import AgentSettings
+from agent.host.recorded_host import RecordedClock
 from agent.service import Agent
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
@@ -43,7 +44,7 @@ def test_every_moment_is_looked_at_where_there_are_few_and_others_evenly() -> No
 
 
 async def test_the_clock_stands_and_never_goes_back() -> None:
-    clock = WalkClock(capture(duration_ns=60 * NS).about)
+    clock = RecordedClock(capture(duration_ns=60 * NS).about)
     start = clock.now()
     assert (start.wall_ns, start.boot_ns) == (1_760_000_000 * NS, 777 * NS)
     clock.go_to(30 * NS)

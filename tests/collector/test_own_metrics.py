@@ -7,9 +7,8 @@ from pathlib import Path
 
 from running_collector import RunningCollector, run_collector, settings_in
 
-from agent.commands.check import WalkClock
 from agent.config import AgentSettings
-from agent.host.recorded_host import RecordedHost
+from agent.host.recorded_host import RecordedClock, RecordedHost
 from agent.service import Agent
 from collector.access.credentials import digest_token
 from collector.config import IngestLimits
@@ -26,7 +25,7 @@ SECOND = 1_000_000_000
 async def frames_of(spec: NodeSpec) -> list[list[Frame]]:
     """Return the frames of all sources of an agent on a simulated node, at two seconds."""
     capture = simulate(spec, 2, 1)
-    clock = WalkClock(capture.about)
+    clock = RecordedClock(capture.about)
     host = RecordedHost(capture, clock, lambda: clock.offset_ns)
     agent = Agent(AgentSettings(node=spec.node), host, spec.node)
     found = []

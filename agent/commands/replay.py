@@ -1,0 +1,244 @@
+"""`railscope agent replay`: frames of captures, as an agent would have read them.
+
+The sources run at each moment of a capture, one after the other on one thread, by the clock of the
+recording. Nothing waits, so that hours of a node are read in minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+import msgspec
+
+from agent.config import AgentSettings, BurstSettings
+from agent.host import recorded_host
+from agent.machine_sources import assign_periods, machine_sources
+from agent.sampling import hang_guard
+from agent.sampling.source import Source
+from agent.sampling.source_reader import REPROBE_NS, SourceReader
+from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
+from agent.service import UNSHIPPED_SOURCES
+from agent.shipping.shipper import EventNumbering, split_into_envelopes
+from agent.sources.agent_state import GpuVerdictSource
+from agent.streams.kernel_log import XidMatcher
+from railscope import __version__, capture, envelopes, wire
+from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
+from railscope.frame import Frame, FrameOrigin
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+
+SAMPLE_NS = 400_000_000
+"""Moments within this time are one sample: a recording agent takes some time for its reads."""
+EVERY_SAMPLE_NS = 5 * SECOND_NS
+"""Sources with at most this period are read at every sample."""
+SAMPLES_OF_AN_ENVELOPE = 64
+BEGIN_NS = 10 * SECOND_NS
+"""Time in which a recording agent finds its devices."""
+_LENGTH = struct.Struct("<I")
+_CALL = re.compile(r"(\w+)\.(\w+)\(([^,)]*)")
+"""Host interface, function and first argument in the key of a call."""
+
+
+@dataclass(slots=True)
+class _ReplayedSource:
+    """A source, its reader, and the time of its next read."""
+
+    status: SourceState
+    reader: SourceReader
+    due_ns: int = 0
+
+    def plan(self, now_ns: int) -> None:
+        """Set the next time: a tenth earlier, as samples have some jitter."""
+        period_ns = self.status.period_ns
+        if self.status.state == UNSUPPORTED:
+            period_ns = max(period_ns, REPROBE_NS)
+        every_sample = period_ns <= EVERY_SAMPLE_NS
+        self.due_ns = 0 if every_sample else now_ns + period_ns - period_ns // 10
+
+
+class CaptureReplay:
+    """Frames of a capture: those of the named sources, or of all that an agent ships."""
+
+    def __init__(
+        self, directory: Path, settings: AgentSettings, names: Collection[str] = ()
+    ) -> None:
+        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source."""
+        self._directory = directory
+        about = capture.read_metadata(directory)
+        self.origin = _origin(about)
+        self.problem: CaptureError | None = None
+        """Reason why the timeline could not be read to its end; known after the last frame."""
+        self._host = recorded_host.SteppedHost(about)
+        self._hung = hang_guard.HungCalls()
+        self._pending: dict[str, str] = {}
+        """Device of each call without a result, by the key of the call."""
+        self._grader = SourceGrader()
+        self._numbering = EventNumbering()
+        statuses: dict[str, SourceState] = {}
+        settings = msgspec.structs.replace(
+            settings, node=about.node, bursts=BurstSettings(enabled=False)
+        )
+        guards: dict[str, hang_guard.GuardedHost] = {}
+        self._sources: list[_ReplayedSource] = []
+        for source in _select(_all_sources(settings, lambda: statuses), names):
+            guard = guards.setdefault(
+                source.family,
+                hang_guard.GuardedHost(self._host, self._hung, hang_guard.CallTime(lambda: 0.0)),
+            )
+            status = statuses[source.name] = SourceState(source)
+            reader = SourceReader(source, guard, self.origin)
+            self._sources.append(_ReplayedSource(status, reader))
+
+    def samples(self) -> Iterator[list[Frame]]:
+        """Yield the frames of one sample after another."""
+        end_ns: int | None = None
+        for moment in self._read_moments():
+            if end_ns is None:
+                end_ns = moment.offset_ns + SAMPLE_NS
+            elif moment.offset_ns >= end_ns:
+                yield self._read_sources()
+                end_ns = moment.offset_ns + SAMPLE_NS
+            self._advance(moment)
+        if end_ns is not None:
+            yield self._read_sources()
+
+    def envelopes(self) -> Iterator[wire.Envelope]:
+        """Yield all frames in envelopes, each schema in the first envelope that uses it."""
+        sent: set[bytes] = set()
+        frames: list[Frame] = []
+        for number, sample in enumerate(self.samples(), 1):
+            frames += sample
+            if number % SAMPLES_OF_AN_ENVELOPE == 0:
+                yield from self._pack(frames, sent)
+                frames = []
+        yield from self._pack(frames, sent)
+
+    def _pack(self, frames: list[Frame], sent: set[bytes]) -> Iterator[wire.Envelope]:
+        frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        for group in split_into_envelopes(frames):
+            used = {wire.schema_identity(schema): schema for schema in {f.schema for f in group}}
+            new = [wire.to_wire_schema(schema) for key, schema in used.items() if key not in sent]
+            sent |= used.keys()
+            batches = envelopes.encode_batches(group)
+            yield wire.envelope(self.origin, batches, new, agent_version=__version__)
+
+    def _read_moments(self) -> Iterator[CaptureMoment]:
+        try:
+            yield from capture.read_moments(self._directory)
+        except CaptureError as error:
+            self.problem = error
+
+    def _advance(self, moment: CaptureMoment) -> None:
+        has_new_queries = self._host.advance(moment)
+        if has_new_queries:
+            is_begin = moment.offset_ns < BEGIN_NS
+            for source in self._sources:
+                if is_begin or source.status.state == UNSUPPORTED:
+                    source.reader.forget_plan()
+                    source.due_ns = 0
+        if self._update_hung_calls(moment):
+            for source in self._sources:
+                source.reader.forget_plan()
+
+    def _update_hung_calls(self, moment: CaptureMoment) -> bool:
+        """Record the devices of calls without a result; return True if they changed."""
+        before = dict(self._pending)
+        for section in capture.SECTIONS:
+            answers: dict[str, Json] = getattr(moment, section)
+            for key in before.keys() & answers.keys():
+                del self._pending[key]
+            if capture.PENDING in answers.values():
+                keys = (key for key, answer in answers.items() if answer == capture.PENDING)
+                self._pending |= {key: _device(section, key) for key in keys}
+        if self._pending == before:
+            return False
+        hung, now_ns = self._hung.by_device, self._host.clock.now().boot_ns
+        calls = {
+            device: hang_guard.HungCall(device, key, now_ns)
+            for key, device in self._pending.items()
+        }
+        self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
+        return True
+
+    def _read_sources(self) -> list[Frame]:
+        now = self._host.clock.now()
+        frames = []
+        for source in self._sources:
+            if source.due_ns > now.boot_ns:
+                continue
+            outcome = source.reader.run()
+            self._grader.record_return(source.status, outcome, now)
+            source.plan(now.boot_ns)
+            if outcome.frame:
+                frames.append(self._numbering.number_events(outcome.frame))
+        self._grader.events.clear()
+        return frames
+
+
+def _all_sources(
+    settings: AgentSettings, statuses: Callable[[], Mapping[str, SourceState]]
+) -> list[Source]:
+    xids = XidMatcher()
+    sources = [*machine_sources(settings, xids), GpuVerdictSource(statuses, xids)]
+    return assign_periods(sources, settings.period_seconds)
+
+
+def _select(sources: Iterable[Source], names: Collection[str]) -> list[Source]:
+    """Return the named sources; without names, those whose frames an agent ships."""
+    by_name = {source.name: source for source in sources}
+    if unknown := sorted(set(names) - by_name.keys()):
+        message = f"unknown source: {unknown[0]}: expected one of {', '.join(sorted(by_name))}"
+        raise SettingsError(message)
+    return [
+        by_name[name] for name in by_name if name in (names or by_name.keys() - UNSHIPPED_SOURCES)
+    ]
+
+
+def _origin(about: CaptureMetadata) -> FrameOrigin:
+    """Return the origin of frames; the run is the same for every replay of a capture."""
+    start = f"{about.boot_id} {about.started_boot_ns} {about.started_wall_ns}"
+    run = hashlib.blake2b(start.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    node, boot_id = (printable(text)[: wire.MAX_NAME] for text in (about.node, about.boot_id))
+    return FrameOrigin(node, run, boot_id)
+
+
+def _device(section: str, key: str) -> str:
+    """Return the device of a query, as that of a hung call."""
+    match = _CALL.match(key) if section == "calls" else None
+    if match is None:
+        return hang_guard.device_of(key)
+    interface, function, argument = match.groups()
+    return hang_guard.device_of_call(interface, function, (argument,) if argument else ())
+
+
+def replay_captures(
+    directories: Iterable[Path], settings: AgentSettings, names: Collection[str], out: BinaryIO
+) -> bool:
+    """Write the envelopes of captures, each after its length; return False if one is damaged."""
+    is_complete = True
+    for directory in directories:
+        problem: CaptureError | None
+        try:
+            replay = CaptureReplay(directory, settings, names)
+        except CaptureError as error:
+            problem = error
+        else:
+            for envelope in replay.envelopes():
+                body = wire.pack(envelope)
+                out.write(_LENGTH.pack(len(body)) + body)
+            out.flush()
+            problem = replay.problem
+        if isinstance(problem, capture.TruncatedCaptureError):
+            click.echo(f"Warning: {problem}", err=True)
+        elif problem:
+            click.echo(f"Error: {problem}", err=True)
+            is_complete = False
+    return is_complete
