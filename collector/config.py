@@ -173,7 +173,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     calendar_file: str = ""
     """Maintenance, outages and reservations (TOML). Empty: none."""
     retired_file: str = ""
-    """Retired GPUs, which have no capacity after a given time (CSV: gpu,from,to,why)."""
+    """Retired GPUs, which have no capacity after a given time (CSV: gpu,from,to,reason)."""
     inventory_file: str = ""
     """GPUs and RDMA ports that each node must report (CSV: node,gpus,rdma_ports,from,to)."""
     allow_anonymous_read: bool = False

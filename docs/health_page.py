@@ -48,7 +48,7 @@ def lines(made: str, table: Table) -> list[str]:
     head = (
         "reason",
         "state",
-        "when",
+        "condition",
         "action",
         "NVIDIA code",
         "origin of the threshold",

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
-from railscope.timestamps import SECOND_NS
-from simulator import data, device_models, fabric, port, spec
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
+from simulator import data, device_models, fabric, port
 
 _WRAP = 1 << 32
 _ETHERNET_HEADER_BYTES = 14
@@ -147,8 +147,8 @@ def _wire_values(counters: port.PortCounters) -> dict[str, int]:
 
 def _pause_values(counters: port.PortCounters) -> dict[str, int]:
     counts = {
-        "paused_us": counters.paused_ns // spec.NS_PER_US,
-        "pausing_us": counters.pausing_ns // spec.NS_PER_US,
+        "paused_us": counters.paused_ns // MICROSECOND_NS,
+        "pausing_us": counters.pausing_ns // MICROSECOND_NS,
     }
     for direction, frames in (
         ("received", counters.pause_frames_received),

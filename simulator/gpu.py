@@ -11,11 +11,11 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from simulator import device_models, node_hardware, workload
 from simulator.conditions import GpuConditions
 from simulator.silicon import Silicon
-from simulator.spec import NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
+from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly
 
 _PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
 """Fractions of an SM's busy time."""
@@ -77,7 +77,7 @@ class SmCycles:
         self, span: TimeSpan, megahertz: int, multiprocessors: int, shares: ActivityShares
     ) -> None:
         """Count cycles for a span at one clock."""
-        elapsed = megahertz * multiprocessors * span.length_ns // NS_PER_US
+        elapsed = megahertz * multiprocessors * span.length_ns // MICROSECOND_NS
         self.elapsed += elapsed
         for pipe in fields(self)[1:]:
             counted = getattr(self, pipe.name) + round(elapsed * getattr(shares, pipe.name))
@@ -349,7 +349,7 @@ class GpuState:
         self.lost = self.hung = self.stuck = self.denied = False
         self.recovery_action = 0
         self.samples: deque[DriverSample] = deque(maxlen=SAMPLES_KEPT)
-        self._origin_us = spec.started_wall_ns // NS_PER_US
+        self._origin_us = spec.started_wall_ns // MICROSECOND_NS
 
     def advance(
         self,
@@ -373,7 +373,7 @@ class GpuState:
         self.activity = activity_shares(self.demand, self.silicon.ripple)
         clock = self.silicon.clock_megahertz
         self.cycles.advance(span, clock, self.model.multiprocessors, self.activity)
-        silicon, stamp_us = self.silicon, self._origin_us + span.end_ns // NS_PER_US
+        silicon, stamp_us = self.silicon, self._origin_us + span.end_ns // MICROSECOND_NS
         self.samples.append(
             DriverSample(stamp_us, silicon.occupied_percent, silicon.power_milliwatts)
         )

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from railscope.capture import CaptureMoment
+from railscope.timestamps import MICROSECOND_NS
 from simulator import conditions, device_models, node_hardware, node_model, scenarios
 from simulator.gpu import BAD_ADDRESS, PAGE_BYTES, STRUCK_LINK
-from simulator.spec import NS_PER_US, NodeSpec, TimeSpan
+from simulator.spec import NodeSpec, TimeSpan
 
 # nvml.h, nvmlEventType*.
 DOUBLE_BIT_ECC, XID, DRAM_RETIREMENT, RECOVERY_ACTION = 0x2, 0x8, 0x400, 0x8000
@@ -237,10 +238,10 @@ class SimulatedKernelLog:
         """Add the records since the last call to a `CaptureMoment`."""
         into.log += self._boot
         self._boot = []
-        boot_us = model.spec.started_boot_ns // NS_PER_US
+        boot_us = model.spec.started_boot_ns // MICROSECOND_NS
         messages = _messages(model.scenario, model.machine, model.span)
         for message in sorted(messages, key=lambda message: message.offset_ns):
-            at_us = boot_us + message.offset_ns // NS_PER_US
+            at_us = boot_us + message.offset_ns // MICROSECOND_NS
             into.log.append(f"{message.level},{self._number},{at_us},-;{message.text}")
             self._number += 1
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from simulator import conditions, fabric, node_hardware, scenarios, workload
 from simulator.gpu import GpuState
-from simulator.spec import NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
+from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly
 
 MEMORY_BYTES = 2_113_660_000_000 // 4096 * 4096
 MODES = (
@@ -145,7 +145,7 @@ class HostState:
         self.disk.write_us += writes * (40 + round(400 * checkpoint))
         self.disk.read_us += reads * 90
         busy_us = writes * 12 + reads * 80
-        self.disk.busy_us += min(busy_us, span.length_ns // NS_PER_US)
+        self.disk.busy_us += min(busy_us, span.length_ns // MICROSECOND_NS)
 
     def _use_network(self, span: TimeSpan, present: float) -> None:
         for name, rate in (
@@ -166,7 +166,7 @@ class HostState:
 
     def _add_stalls(self, span: TimeSpan, resource: str, some: float, full: float) -> None:
         pressure = self.pressure[resource]
-        length_us = span.length_ns // NS_PER_US
+        length_us = span.length_ns // MICROSECOND_NS
         pressure.some_us += int(some * length_us)
         pressure.full_us += int(full * length_us)
         for place, window_seconds in enumerate(PRESSURE_WINDOWS_SECONDS):

@@ -90,9 +90,6 @@ def _stream(name: str) -> random.Random:
     return random.Random(name)  # noqa: S311 - repeatable on purpose, nothing secret depends on it
 
 
-NS_PER_US = 1_000
-
-
 def seconds_to_ns(amount: float) -> int:
     """Convert seconds to nanoseconds."""
     return round(amount * SECOND_NS)

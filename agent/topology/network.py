@@ -78,7 +78,7 @@ SCAN_VALID_NS = SECOND_NS
 class NetworkDevice:
     """Network function of the PCI bus with its names, its role and its rail.
 
-    `gpu` is the address of its GPU; `why` explains the role and the rail.
+    `gpu` is the address of its GPU; `reason` explains the role and the rail.
     """
 
     device: pci.PciDevice

@@ -281,7 +281,7 @@ def _gpu_json(node: node_topology.NodeTopology, gpu: node_topology.TopologyGpu) 
         "model": gpu.model,
         "uuid": gpu.reported.uuid if gpu.reported else "",
         "rail": node.network.gpu_rails.get(gpu.address),
-        "cards": [nic.address for nic in _nics_of_gpu(node, gpu)],
+        "nics": [nic.address for nic in _nics_of_gpu(node, gpu)],
     }
 
 
@@ -295,7 +295,7 @@ def _network_device_json(device: NetworkDevice) -> dict[str, Any]:
         "rail": device.rail,
         "plane": None if device.rail is None else device.plane,
         "gpu": device.gpu,
-        "why": device.reason,
+        "reason": device.reason,
     }
 
 

@@ -20,8 +20,8 @@ _UNSEEN = "part of the time was not observed: it is billed as the scheduler repo
 class SummaryLine(NamedTuple):
     """Lines of one kind and price summed up, as text."""
 
-    kind: str
-    of: str
+    item: str
+    product: str
     state: str
     start: str
     end: str
@@ -258,8 +258,8 @@ def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> Summar
     first, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
     return SummaryLine(
-        kind=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
-        of=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
+        item=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
+        product=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
         state=first.state,
         start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
         end=format_timestamp(max(charge.service_t1_ns for charge in charges)),

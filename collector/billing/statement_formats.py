@@ -187,7 +187,7 @@ def _escape_formula(name: str, cell: str) -> str:
 
 
 _HTML_SUMMARY = (
-    "What", "Of", "State", "From", "To", "GPUs", "Quantity", "Unit", "Unit price", "Amount",
+    "Item", "Product", "State", "From", "To", "GPUs", "Quantity", "Unit", "Unit price", "Amount",
 )  # fmt: skip
 _HTML_CLAIMS = ("Claim", "GPUs", "From", "To", "GPU-hours", "kWh", "Amount")
 _NUMBER_COLUMNS = {"GPUs", "Quantity", "Unit price", "Amount", "GPU-hours", "kWh"}
@@ -279,7 +279,18 @@ def _class(name: str) -> str:
     return ' class="number"' if name in _NUMBER_COLUMNS else ""
 
 
-_SUMMARY = ("what", "of", "state", "from", "to", "GPUs", "quantity", "", "unit price", "amount")
+_SUMMARY = (
+    "item",
+    "product",
+    "state",
+    "from",
+    "to",
+    "GPUs",
+    "quantity",
+    "unit",
+    "unit price",
+    "amount",
+)
 _CLAIMS = ("claim", "GPUs", "from", "to", "GPU-hours", "kWh", "amount")
 _SUMMARY_RIGHT = {5, 6, 8, 9}
 _CLAIMS_RIGHT = {1, 4, 5, 6}

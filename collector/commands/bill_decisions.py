@@ -163,7 +163,7 @@ def _gpu_hours(item: review_decisions.PendingEvidence) -> str:
 def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
     return {
         "id": item.subject.id,
-        "what": item.subject.kind.value,
+        "kind": item.subject.kind.value,
         "node": item.subject.node,
         "name": item.subject.name,
         "gpus": list(item.gpus),

@@ -212,7 +212,7 @@ def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
 
 def format_checks(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
     """Comparisons in aligned columns."""
-    rows = [("rule", "what", "compared", "difference", "")]
+    rows = [("rule", "check", "compared", "difference", "result")]
     rows += [
         (check.rule, check.title, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
@@ -242,7 +242,7 @@ def _tenants(books: period_closing.BillingBooks, period: units.Period) -> list[s
 def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     if not invoices:
         return ["no invoice: no billable usage"]
-    rows = [("tenant", "invoice", "status", "lines", "total", "")]
+    rows = [("tenant", "invoice", "status", "lines", "total", "currency")]
     rows += [
         (
             invoice.tenant,

@@ -6,7 +6,7 @@ number is not specified; times are RFC 3339 with an offset; an empty `to` means 
 of a node that are in force, the later start takes precedence.
 
 Retired GPUs have no capacity in the account for a time, with the reason: CSV with the columns gpu,
-from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an empty `to` means permanently,
+from, to, reason. `gpu` is a UUID; times are RFC 3339 with an offset; an empty `to` means permanently,
 otherwise the GPU is back from then on. Observations of such a GPU in the meantime stay in the
 evidence, and count again if the row is removed.
 
@@ -107,7 +107,7 @@ def _count(text: str, location: str) -> int | None:
         raise FileError(message) from error
 
 
-RETIREMENTS_HEADER = ("gpu", "from", "to", "why")
+RETIREMENTS_HEADER = ("gpu", "from", "to", "reason")
 MAX_CHARACTERS = 400
 
 
@@ -171,16 +171,16 @@ class RetiredGpus:
 def parse_retirements(text: str) -> RetiredGpus:
     """Parse retirements from the text of a file. Raises FileError that names line and column."""
     retirements: set[Retirement] = set()
-    for number, (gpu, start, end, why) in read_rows(text, RETIREMENTS_HEADER):
+    for number, (gpu, start, end, reason) in read_rows(text, RETIREMENTS_HEADER):
         line = f"line {number}"
-        for column, value in (("gpu", gpu), ("why", why)):
+        for column, value in (("gpu", gpu), ("reason", reason)):
             if len(value) > MAX_CHARACTERS:
                 message = f"{line}: invalid {column}: expected at most {MAX_CHARACTERS} characters"
                 raise FileError(message)
         if not gpu:
             message = f"{line}: empty gpu: expected a UUID"
             raise FileError(message)
-        retirements.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, why))
+        retirements.add(Retirement(*parse_span(start, end or None, line, _COLUMNS), gpu, reason))
     return RetiredGpus.from_rows(retirements)
 
 

@@ -336,7 +336,7 @@ def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, A
                 **names(found.reporting.get(retirement.gpu), retirement.gpu),
                 "from_ns": retirement.start_ns,
                 "to_ns": None if retirement.end_ns == FOREVER_NS else retirement.end_ns,
-                "why": retirement.reason,
+                "reason": retirement.reason,
                 "reported_by": found.reporting.get(retirement.gpu),
             }
             for retirement in found.retired

@@ -201,7 +201,7 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
             {
                 "job": job.id,
                 "tenant": job.tenant,
-                "where": part.node,
+                "node": part.node,
                 "gpus": part.gpus,
                 "held_ns": str(part.capacity * job.duration_ns),
                 "reason": part.reason,
@@ -213,7 +213,7 @@ def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
         "never_started": jobs.never_started,
         "running": list(jobs.running),
         "rejected": [
-            {"what": line.noun, "number": line.place, "field": line.field, "reason": line.reason}
+            {"item": line.noun, "number": line.place, "field": line.field, "reason": line.reason}
             for line in jobs.rejected
         ],
     }

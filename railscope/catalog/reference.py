@@ -53,7 +53,7 @@ def _as_json() -> dict[str, Any]:
                 "name": name,
                 "labels": list(derived.metric.about.labels),
                 "unit": str(derived.metric.unit),
-                "of": derived.source.name,
+                "metric": derived.source.name,
                 "scope": derived.scope,
                 "rollup": str(derived.rollup),
                 "help": derived.metric.help,
@@ -185,7 +185,7 @@ def _rollups_page() -> str:
         )
         for name, derived in rollups().items()
     )
-    return _page("Roll-ups", about, ("metric", "labels", "of"), rows)
+    return _page("Roll-ups", about, ("metric", "labels", "derived from"), rows)
 
 
 def _markdown_row(metric: Metric) -> tuple[str, ...]:

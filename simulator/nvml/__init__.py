@@ -10,6 +10,7 @@ results    calls, fields and events, as recorded
 from __future__ import annotations
 
 from railscope.capture import PENDING, CaptureMoment, Json
+from railscope.timestamps import MICROSECOND_NS
 from simulator import node_model, spec
 from simulator.gpu import GpuState
 from simulator.nvml import health, load, results, settings, sharing
@@ -62,7 +63,7 @@ def _answers(model: node_model.NodeModel, gpu: GpuState) -> dict[str, Json]:
     health.add_health(gpu, into)
     settings.add_settings(gpu, into)
     load.add_gpm_metrics(gpu, into)
-    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // spec.NS_PER_US, into)
+    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // MICROSECOND_NS, into)
     found = into.found
     for device in gpu.sharing.mig_devices:
         found |= sharing.instance_results(gpu, device).found

@@ -280,7 +280,7 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
 def test_json_is_the_same_as_plain_data() -> None:
     shown = json.loads(json.dumps(as_json(simulated("h100"))))
     assert shown["matrix"]["rows"]["GPU0"][:2] == ["X", "NV18"]
-    assert shown["gpus"][3]["cards"] == ["0000:5e:00.0"]
+    assert shown["gpus"][3]["nics"] == ["0000:5e:00.0"]
     assert {d["role"] for d in shown["network"]} == {"compute", "storage", "management"}
     (nic,) = [d for d in shown["devices"] if d["address"] == "0000:5e:00.0"]
     assert nic["link"]["megatransfers_per_second"] == 32_000

@@ -66,7 +66,7 @@ n5,2,5,2020-01-01T00:00:00Z,
 n7,2,4,2020-01-01T00:00:00Z,
 never-installed,8,8,2020-01-01T00:00:00Z,
 """
-RETIRED = f"gpu,from,to,why\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
+RETIRED = f"gpu,from,to,reason\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 TOO_COOL = "No GPU gets hot before its capture starts again."
 QUIET: Mapping[tuple[str, str], str] = {

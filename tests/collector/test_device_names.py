@@ -75,7 +75,7 @@ async def test_the_inventory_names_devices_in_every_way(tmp_path: Path):
     inventory = tmp_path / "inventory.csv"
     inventory.write_text("node,gpus,rdma_ports,from,to\nn1,1,1,2020-01-01T00:00:00Z,\n")
     retired = tmp_path / "retired.csv"
-    retired.write_text("gpu,from,to,why\nGPU-a,2020-01-01T00:00:00Z,,sold\n")
+    retired.write_text("gpu,from,to,reason\nGPU-a,2020-01-01T00:00:00Z,,sold\n")
     sender = FrameSender()
     frames = [
         frame

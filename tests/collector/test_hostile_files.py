@@ -56,7 +56,7 @@ KINDS = [
     FileKind("tenants_file", "tenant,source,owner,from,to\n", (
         f"red,slurm,o,{NINES},", f"red,slurm,\0,{START},",
     )),
-    FileKind("retired_file", "gpu,from,to,why\n", (f"GPU-1,{NINES},,x", f"GPU-1,{START},,\0")),
+    FileKind("retired_file", "gpu,from,to,reason\n", (f"GPU-1,{NINES},,x", f"GPU-1,{START},,\0")),
     FileKind("calendar_file", "", (
         *TOMLS, f"[[outage]]\nholds = '*'\nfrom = 0x{'f' * 5000}",
         f"[[outage]]\nholds = '*'\nfrom = '{NINES}'",

@@ -77,7 +77,7 @@ class FinalizingCollector:
                     self.texts.get("tenants", "tenant,source,owner,from,to\n")
                 ),
                 device_files.parse_calendar(self.texts.get("calendar", "")),
-                device_files.parse_retirements(self.texts.get("retired", "gpu,from,to,why\n")),
+                device_files.parse_retirements(self.texts.get("retired", "gpu,from,to,reason\n")),
                 device_files.parse_inventory(self.texts["inventory"])
                 if "inventory" in self.texts
                 else DeviceInventory(),

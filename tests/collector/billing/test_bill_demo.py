@@ -104,7 +104,7 @@ def test_a_statement_adds_up_as_printed(url: str, tenant: str, period: str) -> N
     result = run("statement", tenant, period, "--ledger", url)
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith("what"))
+    start = next(at for at, line in enumerate(lines) if line.startswith("item "))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     printed = sum(Fraction(row[-1].replace(",", "")) for row in rows)
     (due,) = [line for line in lines if line.startswith("To ")]

@@ -152,7 +152,7 @@ def released_later(connection: Connection) -> None:
 
 def decided(connection: Connection) -> None:
     """An administrator's file that does not exist."""
-    text = "gpu,from,to,why\nGPU-1,2020-01-01T00:00:00Z,,sold\n"
+    text = "gpu,from,to,reason\nGPU-1,2020-01-01T00:00:00Z,,sold\n"
     row = {"kind": "retired", "recorded_ns": 1, "digest": "d", "content": text}
     connection.execute(insert(evidence_tables.file_versions).values(row))
 

@@ -58,7 +58,7 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(
     administration.publish(books, prices, "p", TimedActor(BOSS, at(0)))
     first = books.close(ONE, TimedActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
     assert amounts(first) == {"": 24 * PER_HOUR}
-    site.texts["retired"] = "gpu,from,to,why\nGPU-0,2026-09-04T12:00:00Z,,sent back\n"
+    site.texts["retired"] = "gpu,from,to,reason\nGPU-0,2026-09-04T12:00:00Z,,sent back\n"
     await site.round(LATER + 600, everything=True)
     second = books.close(TWO, TimedActor(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
     assert sum(amounts(second).values()) == -12 * PER_HOUR, "and nothing for the second day"

@@ -148,7 +148,7 @@ def spelled_files(draw):
     claims = ["tenant,holds,from,to"]
     tenants = ["tenant,source,owner,from,to"]
     calendar = []
-    retired = ["gpu,from,to,why"]
+    retired = ["gpu,from,to,reason"]
     for _ in range(draw(st.integers(0, 2))):
         begin, end = draw(spelled)
         holds = draw(st.sampled_from(["GPU-0", "n1", "n2"]))

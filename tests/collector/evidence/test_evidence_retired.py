@@ -75,12 +75,13 @@ def retirement(second: float, until: float | None = None, gpu: str = "GPU-0") ->
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("gpu,at\n", "line 1: invalid header: expected gpu,from,to,why"),
-        (HEAD + "GPU-1,2026-01-01T00:00:00Z,\n", "line 2: .*: expected gpu,from,to,why"),
+        ("gpu,at\n", "line 1: invalid header: expected gpu,from,to,reason"),
+        ("gpu,from,to,why\n", "line 1: invalid header: expected gpu,from,to,reason"),
+        (HEAD + "GPU-1,2026-01-01T00:00:00Z,\n", "line 2: .*: expected gpu,from,to,reason"),
         (HEAD + ",2026-01-01T00:00:00Z,,broken\n", "line 2: empty gpu"),
         (HEAD + "# why\nGPU-1,now,,broken\n", "line 3, from: invalid time 'now'"),
         (HEAD + "GPU-1,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z,x\n", "line 2, to: invalid span"),
-        (HEAD + f"GPU-1,2026-01-01T00:00:00Z,,{'x' * 401}\n", "line 2: invalid why"),
+        (HEAD + f"GPU-1,2026-01-01T00:00:00Z,,{'x' * 401}\n", "line 2: invalid reason"),
         (HEAD + f"{'G' * 401},2026-01-01T00:00:00Z,,x\n", "line 2: invalid gpu"),
     ],
 )

@@ -15,7 +15,7 @@ from collector.access.credentials import digest_token
 from collector.config import LedgerSettings, MeteringSettings
 
 INVENTORY = "node,gpus,rdma_ports,from,to\n"
-RETIRED = "gpu,from,to,why\n"
+RETIRED = "gpu,from,to,reason\n"
 ALWAYS = "2020-01-01T00:00:00Z,"
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
         series = 'railscope_retired_gpu_reporting{node="n1",gpu="GPU-n1-1"}'
         await once(lambda: page(running), lambda found: found.get(series) == 1)
         reported = (await running.json("/api/v1/inventory"))["retired_gpus"]
-        assert [(row["gpu"], row["why"], row["reported_by"]) for row in reported] == [
+        assert [(row["gpu"], row["reason"], row["reported_by"]) for row in reported] == [
             ("GPU-n1-1", "sent back", "n1")
         ]
         await once(

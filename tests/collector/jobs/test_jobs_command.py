@@ -85,7 +85,7 @@ def test_a_program_reads_the_same(jobs):
     ]  # fmt: skip
     assert reported["not_placed"] == [
         {
-            "job": "3", "tenant": "third", "where": "n1", "gpus": 1, "held_ns": str(9 * S),
+            "job": "3", "tenant": "third", "node": "n1", "gpus": 1, "held_ns": str(9 * S),
             "reason": '"": expected a PCI address',
         }
     ]  # fmt: skip
