@@ -14,9 +14,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, compress, groupby, islice, pairwise
 from operator import itemgetter, sub
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -93,6 +94,31 @@ def unpacked_bytes(body: bytes) -> int | None:
         return None
 
 
+class OpenedBody(NamedTuple):
+    """An envelope with events that are not decoded yet: each of their names is checked individually."""
+
+    sealed: _SealedEnvelope
+    batches: list[_SealedBatch]
+
+    @property
+    def schemas(self) -> list[bytes]:
+        """Return the schemas, as they were encoded."""
+        return [bytes(schema) for schema in self.sealed.schemas]
+
+    @property
+    def event_bytes(self) -> int:
+        """Return the size of all encoded events."""
+        return sum(memoryview(event).nbytes for batch in self.batches for event in batch.events)
+
+    def decode_envelope(self) -> wire.Envelope:
+        """Decode the envelope without its schemas. Raises WireError."""
+        sealed = self.sealed
+        with _invalid("envelope"):
+            batches = tuple(map(_open_batch, self.batches))
+        origin = (sealed.node, sealed.run, sealed.boot_id)
+        return wire.Envelope(wire.VERSION, *origin, (), batches, sealed.agent_version, sealed.ended)
+
+
 def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     """Decode the envelope in a body.
 
@@ -101,20 +127,15 @@ def unpack(body: bytes, max_bytes: int) -> wire.Envelope:
     of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
     one is decoded.
     """
-    envelope = unpack_plain(body, max_bytes, max_bytes)
-    if envelope is None:
-        message = f"body too large: expected at most {max_bytes} bytes of schemas and events"
-        raise wire.WireError(message)
-    return envelope
+    opened = open_body(body, max_bytes)
+    schemas = tuple(map(decode_schema, opened.schemas))
+    return msgspec.structs.replace(opened.decode_envelope(), schemas=schemas)
 
 
-def unpack_plain(body: bytes, max_bytes: int, max_text_bytes: int) -> wire.Envelope | None:
-    """Decode the envelope in a body, as `unpack`; None if its schemas and events are larger than a limit.
-
-    Readings are decoded at once, while each name of a schema or an event is checked individually.
-    """
+def open_body(body: bytes, max_bytes: int) -> OpenedBody:
+    """Decode a body, except for its schemas and events. Raises the errors of `unpack`."""
     raw = _decompress(body, max_bytes)
-    try:
+    with _invalid("envelope"):
         version = _version_decoder.decode(raw).version
         if version != wire.VERSION:
             message = f"unsupported envelope version: {version}: expected {wire.VERSION}"
@@ -122,25 +143,27 @@ def unpack_plain(body: bytes, max_bytes: int, max_text_bytes: int) -> wire.Envel
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
         _check_texts("a name of an envelope", names, wire.MAX_NAME)
-        text_bytes = sum(memoryview(schema).nbytes for schema in sealed.schemas)
-        batches = []
-        for batch in _sealed_batches(sealed.batches):
-            text_bytes += sum(memoryview(event).nbytes for event in batch.events)
-            batches.append(batch)
-        if text_bytes > max_text_bytes:
-            return None
-        return wire.Envelope(
-            version,
-            sealed.node,
-            sealed.run,
-            sealed.boot_id,
-            tuple(_schemas(sealed.schemas)),
-            tuple(map(_open_batch, batches)),
-            sealed.agent_version,
-            sealed.ended,
-        )
+        sizes = [memoryview(schema).nbytes for schema in sealed.schemas]
+        _check_size("a schema", max(sizes, default=0), MAX_SCHEMA_BYTES)
+        _check_size("the schemas of an envelope", sum(sizes), MAX_SCHEMAS_BYTES)
+        return OpenedBody(sealed, list(_sealed_batches(sealed.batches)))
+
+
+def decode_schema(content: bytes) -> wire.WireSchema:
+    """Decode a schema. Raises WireError if it is invalid or beyond a bound of an envelope."""
+    with _invalid("schema"):
+        schema = _schema_decoder.decode(content)
+        _check_schema(schema)
+        return schema
+
+
+@contextmanager
+def _invalid(subject: str) -> Iterator[None]:
+    """Raise WireError instead of an error of msgspec."""
+    try:
+        yield
     except DECODING_ERRORS as error:
-        message = f"invalid envelope: {error}"
+        message = f"invalid {subject}: {error}"
         raise wire.WireError(message) from error
 
 
@@ -165,18 +188,6 @@ def _decompress(body: bytes, max_bytes: int) -> bytes:
         message = "invalid body: truncated, or followed by other data: expected one zstd stream"
         raise wire.WireError(message)
     return raw
-
-
-def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[wire.WireSchema]:
-    total = 0
-    for raw in parts:
-        size = memoryview(raw).nbytes
-        total += size
-        _check_size("a schema", size, MAX_SCHEMA_BYTES)
-        _check_size("the schemas of an envelope", total, MAX_SCHEMAS_BYTES)
-        schema = _schema_decoder.decode(raw)
-        _check_schema(schema)
-        yield schema
 
 
 def _check_schema(schema: wire.WireSchema) -> None:

@@ -186,6 +186,16 @@ class MeteredColumns:
     layouts: tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
     skus: Mapping[str, str]
 
+    def renamed(self, texts: Mapping[str, str]) -> MeteredColumns:
+        """Return the facts of a schema that differs in the UUIDs of its GPUs."""
+        if self is NOT_METERED:
+            return self
+        renamed = msgspec.structs.replace
+        counters = tuple(renamed(each, gpu=texts.get(each.gpu, each.gpu)) for each in self.counters)
+        layouts = tuple((texts.get(gpu, gpu), instances) for gpu, instances in self.layouts)
+        skus = {texts.get(gpu, gpu): sku for gpu, sku in self.skus.items()}
+        return MeteredColumns(counters, self.columns, layouts, skus)
+
 
 NOT_METERED = MeteredColumns((), np.array((), np.intp), (), MappingProxyType({}))
 """Shared by most schemas of a node."""
@@ -376,6 +386,11 @@ class ShownDeviceColumns:
     devices: DeviceColumns = field(default_factory=DeviceColumns)
     states: Mapping[str, int] = field(default_factory=dict)
     """The columns with the states of the sources in `STREAMS`."""
+
+    def renamed(self, texts: Mapping[str, str]) -> ShownDeviceColumns:
+        """Return the parts of a schema that differs in the UUIDs of its GPUs."""
+        names = tuple(texts.get(name, name) for name in self.devices.names)
+        return replace(self, devices=replace(self.devices, names=names)) if names else self
 
 
 @dataclass(frozen=True, slots=True)

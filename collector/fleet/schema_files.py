@@ -1,7 +1,7 @@
 """Files of stored schemas: those that were stored together share a file.
 
 `<hash>.schema` contains one schema, whose hash is its name; `<hash>.schemas` contains several, and the
-hash is that of all. A node registers with a dozen schemas: one file costs a fifth of a dozen.
+hash is that of their hashes. A node registers with a dozen schemas: one file costs a fifth of a dozen.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,25 +28,6 @@ def schema_digest(content: bytes) -> bytes:
 def encode_schema(wire: WireSchema) -> bytes:
     """Return a schema as stored."""
     return msgspec.msgpack.encode(wire)
-
-
-class EncodedSchema(NamedTuple):
-    """A schema, as stored and its hash."""
-
-    wire: WireSchema
-    content: bytes
-    digest: bytes
-
-    @classmethod
-    def from_wire(cls, wire: WireSchema) -> EncodedSchema:
-        """Encode a schema."""
-        content = encode_schema(wire)
-        return cls(wire, content, schema_digest(content))
-
-    @classmethod
-    def from_content(cls, content: bytes) -> EncodedSchema:
-        """Decode a schema from its stored form. Raises msgspec.MsgspecError."""
-        return cls(decode_schema(content), content, schema_digest(content))
 
 
 def decode_schema(content: bytes) -> WireSchema:
@@ -102,7 +82,7 @@ class SchemaFiles:
             name = digest.hex() + _SINGLE
         else:
             file_content = msgspec.msgpack.encode(list(new.values()))
-            name = schema_digest(file_content).hex() + _SEVERAL
+            name = schema_digest(b"".join(new)).hex() + _SEVERAL
         durable_files.write_durably(self.directory / name, file_content)
         self._names |= dict.fromkeys(new, name)
 

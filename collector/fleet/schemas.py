@@ -13,8 +13,9 @@ of many nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from sys import intern
@@ -38,12 +39,16 @@ from collector.fleet.schema_columns import (
     is_of_jobs,
     job_columns,
 )
-from collector.fleet.schema_files import EncodedSchema, SchemaFiles, schema_digest
-from railscope import catalog, device_names, wire as wire_format
+from collector.fleet.schema_files import SchemaFiles, decode_schema, encode_schema, schema_digest
+from collector.fleet.schema_templates import (
+    EncodedSchema,
+    SchemaTemplates,
+    TemplateMatch,
+    check_schema,
+)
+from railscope import catalog, device_names, envelopes, wire as wire_format
 from railscope.catalog.declare import Metric
 
-MAX_GPUS = 256
-GPU_KIND = "gpu"
 Positions: TypeAlias = npt.NDArray[np.intp]
 KeyPart: TypeAlias = tuple[str, ...]
 CellKey: TypeAlias = tuple[Metric, KeyPart]
@@ -80,35 +85,6 @@ class SchemaLayout:
     def rails(self) -> int:
         """Return the number of rails, not counting -1 (no rail)."""
         return int(self.cell_rails.max(initial=-1)) + 1
-
-
-def check_schema(schema: wire_format.WireSchema, limit: int) -> None:
-    """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
-    for problem in _find_problems(schema, limit):
-        raise wire_format.WireError(problem)
-
-
-def _find_problems(schema: wire_format.WireSchema, limit: int) -> Iterator[str]:
-    stream, count = f"schema of stream {schema.stream!r}", len(schema.entities)
-    columns = sum(len(group.entities) for group in schema.groups)
-    if max(columns, count, len(schema.groups)) > limit:
-        yield f"{stream}: expected at most {limit} columns and entities"
-    if [entity.kind for entity in schema.entities].count(GPU_KIND) > MAX_GPUS:
-        yield f"{stream}: expected at most {MAX_GPUS} GPUs"
-    for group in schema.groups:
-        metric = catalog.METRICS.get(group.metric)
-        if group.entities and not 0 <= min(group.entities) <= max(group.entities) < count:
-            yield f"{stream}: column without an entity"
-        elif group.scale[1] <= 0:
-            yield f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
-        elif metric and metric.scale.as_integer_ratio() != tuple(group.scale):
-            fix = "run the same version of agent and collector"
-            yield f"metric {group.metric}: the sender declares another scale; fix: {fix}"
-    for name, length in {(entity.kind, len(entity.key)) for entity in schema.entities}:
-        kind = catalog.KINDS.get(name)
-        if kind and length != len(kind.labels):
-            labels = f"{length} labels: expected {', '.join(kind.labels)}"
-            yield f"{stream}: entity {name} with {labels}"
 
 
 def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
@@ -224,6 +200,7 @@ class StoredSchemas:
         self._by_digest: dict[bytes, KnownSchema] = {}
         self._shapes: dict[bytes, KnownSchema] = {}
         """A schema of each shape, of which further ones share the parts that are equal."""
+        self._templates = SchemaTemplates()
         self._names: dict[bytes, Mapping[device_names.DeviceKey, device_names.Names]] = {}
         self._used: dict[bytes, int] = {}
         self._by_node: dict[str, set[bytes]] = {}
@@ -237,11 +214,23 @@ class StoredSchemas:
         damaged = 0
         for content in self._files.open():
             try:
-                schema = self._derive(EncodedSchema.from_content(content or b""))
+                schema = self._derive(self._read(content or b""))
                 self._by_digest[schema.digest] = schema
             except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
                 damaged += 1
         return damaged
+
+    def _read(self, content: bytes) -> EncodedSchema:
+        form = self._templates.find(content) or decode_schema(content)
+        return EncodedSchema(content, schema_digest(content), form)
+
+    def recognize(self, content: bytes) -> EncodedSchema:
+        """Return an encoded schema, decoded unless it is stored or matches a template. Raises WireError."""
+        digest = schema_digest(content)
+        form = self._by_digest.get(digest) or self._templates.find(content)
+        if form:
+            return EncodedSchema(content, digest, form)
+        return EncodedSchema.from_wire(envelopes.decode_schema(content))
 
     @property
     def file_names(self) -> set[str]:
@@ -325,6 +314,7 @@ class StoredSchemas:
                 del self._by_node[node]
         remaining = list(self._by_digest.values())
         self._shapes = {schema.shape: schema for schema in remaining}
+        self._templates.drop_unused(self._shapes)
         names = {id(schema.names) for schema in remaining}
         self._names = {k: shared for k, shared in list(self._names.items()) if id(shared) in names}
         return unused
@@ -335,7 +325,11 @@ class StoredSchemas:
             self._files.delete(digest for digest in digests if digest not in self._by_digest)
 
     def _derive(self, encoded: EncodedSchema) -> KnownSchema:
-        wire = encoded.wire
+        if isinstance(encoded.form, KnownSchema):
+            return encoded.form
+        if isinstance(encoded.form, TemplateMatch):
+            return self._derive_like(encoded.digest, encoded.form)
+        wire = encoded.form
         rails = wire_format.rails_of_entities(wire)
         shape = wire_format.layout_hash(wire, rails)
         like = self._shapes.get(shape)
@@ -343,29 +337,60 @@ class StoredSchemas:
         jobs = like.jobs if like else job_columns(wire)
         schema = KnownSchema(
             encoded.digest,
-            shape,
+            like.shape if like else shape,
             like.layout if like else make_layout(wire),
             gpus,
             find_metered_columns(wire, rails),
             device_columns_like(like.showing, wire) if like else find_device_columns(wire),
-            self._names_of(wire),
+            self._names_of(list(map(_encode, device_names.devices_in(wire.entities)))),
             jobs,
             jobs.gpus(wire) if jobs else (),
             len(encoded.content),
             _gpus_by_rail(gpus),
         )
         self._shapes.setdefault(shape, schema)
+        self._add_template(wire, encoded.content, schema)
         return schema
 
+    def _derive_like(self, digest: bytes, match: TemplateMatch) -> KnownSchema:
+        """Return a schema that matches a template: its devices have other names."""
+        like, texts = match.like, match.texts
+        gpus = tuple(replace(gpu, uuid=texts.get(gpu.uuid, gpu.uuid)) for gpu in like.gpus)
+        self._shapes.setdefault(like.shape, like)
+        return replace(
+            like,
+            digest=digest,
+            gpus=gpus,
+            metered=like.metered.renamed(texts),
+            showing=like.showing.renamed(texts),
+            names=self._names_of(match.devices),
+            job_gpus=tuple(texts.get(gpu, gpu) for gpu in like.job_gpus),
+            gpus_by_rail=_gpus_by_rail(gpus),
+        )
+
+    def _add_template(
+        self, wire: wire_format.WireSchema, content: bytes, schema: KnownSchema
+    ) -> None:
+        """Add a template, unless schemas like this one would have to be checked individually."""
+        with suppress(wire_format.WireError):
+            check_schema(wire, wire_format.MAX_COLUMNS)
+            if encode_schema(envelopes.decode_schema(content)) == content:
+                self._templates.add(wire, content, schema)
+
     def _names_of(
-        self, wire: wire_format.WireSchema
+        self, devices: Sequence[bytes]
     ) -> Mapping[device_names.DeviceKey, device_names.Names]:
-        """Return the names of devices; most schemas of a node have the same devices."""
-        key = schema_digest(msgspec.msgpack.encode(device_names.devices_in(wire.entities)))
+        """Return the names of encoded devices; most schemas of a node have the same."""
+        key = schema_digest(b"".join(devices))
         names = self._names.get(key)
         if names is None:
-            names = self._names.setdefault(key, device_names.names_in(wire.entities))
+            entities = [_decode_entity(device) for device in devices]
+            names = self._names.setdefault(key, device_names.names_in(entities))
         return names
+
+
+_encode = msgspec.msgpack.encode
+_decode_entity = msgspec.msgpack.Decoder(wire_format.WireEntity).decode
 
 
 def _schema_gpus(

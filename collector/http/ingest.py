@@ -25,8 +25,8 @@ from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
 from collector.config import IngestLimits
 from collector.fleet import sheets
-from collector.fleet.schema_files import EncodedSchema
-from collector.fleet.schemas import KnownSchema, check_schema
+from collector.fleet.schema_templates import EncodedSchema
+from collector.fleet.schemas import KnownSchema
 from collector.framelog import framelog, segment_files
 from collector.http import HttpApiError
 from collector.http.access_control import json_response
@@ -42,9 +42,9 @@ from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
 
-MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES = 256 << 10, 64 << 10
-"""Bodies that are larger when decompressed, have larger schemas and events, or are of unknown size, are
-decoded in a thread. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
+MAX_LOOP_BYTES, MAX_LOOP_EVENT_BYTES = 256 << 10, 64 << 10
+"""Bodies that are larger when decompressed, have larger events, or are of unknown size, are decoded in a
+thread, and so are schemas. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
 """
 MAX_PENDING_INTERVALS_PER_NODE = 2048
 """Three weeks of evidence of one node, pending for the database."""
@@ -208,7 +208,8 @@ class Ingest:
         self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
         envelope, schemas, sent = await self._decode(request, credential.name, body)
-        await self._store_schemas(envelope.node, schemas, sender)
+        if schemas:
+            await self._store_schemas(envelope.node, schemas, sender)
         self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
         sender.allowance -= cost.requests - 1
@@ -241,17 +242,17 @@ class Ingest:
 
     async def _decode(
         self, request: web.Request, node: str, body: bytes
-    ) -> tuple[wire.Envelope, Sequence[EncodedSchema], wire.SentAt]:
+    ) -> tuple[wire.Envelope, Sequence[bytes], wire.SentAt]:
         """Return the envelope of a body, with its schemas apart: they are a large part of its memory."""
         max_bytes = self.limits.decompressed_bytes
         try:
             sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = envelopes.unpacked_bytes(body)
-            plain = None
+            opened = None
             if size is not None and max(size, len(body)) <= min(MAX_LOOP_BYTES, max_bytes):
-                plain = envelopes.unpack_plain(body, MAX_LOOP_BYTES, MAX_LOOP_TEXT_BYTES)
-            if plain is not None:
-                envelope, schemas = plain, list(map(EncodedSchema.from_wire, plain.schemas))
+                opened = envelopes.open_body(body, MAX_LOOP_BYTES)
+            if opened and opened.event_bytes <= MAX_LOOP_EVENT_BYTES:
+                envelope, schemas = opened.decode_envelope(), opened.schemas
             else:
                 async with self._large:
                     envelope, schemas = await run_in_thread(_unpack, body, max_bytes)
@@ -265,9 +266,13 @@ class Ingest:
         return envelope, schemas, sent
 
     async def _store_schemas(
-        self, node: str, schemas: Sequence[EncodedSchema], sender: NodeSender
+        self, node: str, contents: Sequence[bytes], sender: NodeSender
     ) -> None:
-        new = [schema for schema in schemas if self.core.schemas.get(schema.digest) is None]
+        try:
+            async with self._large:
+                new = await run_in_thread(self._find_new, contents)
+        except wire.WireError as error:
+            raise NotAcknowledgedError(error, "format") from error
         if not new:
             return
         limit = self.limits.schemas_per_node_hour
@@ -286,10 +291,15 @@ class Ingest:
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
 
+    def _find_new(self, contents: Sequence[bytes]) -> list[EncodedSchema]:
+        """Return the schemas that are not stored. Blocking; raises WireError."""
+        schemas = map(self.core.schemas.recognize, contents)
+        return [schema for schema in schemas if self.core.schemas.get(schema.digest) is None]
+
     def _check_and_store(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
         """Store schemas, durable on return, unless one is rejected. Blocking."""
         for schema in schemas:
-            check_schema(schema.wire, self.limits.columns_per_schema)
+            schema.check(self.limits.columns_per_schema)
         return self.core.schemas.put_all(schemas)
 
     def _count_audited(self, envelope: wire.Envelope, sender: NodeSender) -> int:
@@ -394,10 +404,10 @@ class Ingest:
                 raise NotAcknowledgedError(text, "time")
 
 
-def _unpack(body: bytes, max_bytes: int) -> tuple[wire.Envelope, list[EncodedSchema]]:
-    """Decode a large body; encode its schemas again, as they are stored. Blocking."""
-    envelope = envelopes.unpack(body, max_bytes)
-    return envelope, list(map(EncodedSchema.from_wire, envelope.schemas))
+def _unpack(body: bytes, max_bytes: int) -> tuple[wire.Envelope, list[bytes]]:
+    """Decode a large body. Blocking."""
+    opened = envelopes.open_body(body, max_bytes)
+    return opened.decode_envelope(), opened.schemas
 
 
 async def _make_response_mark(request: web.Request, response: web.Response) -> str:

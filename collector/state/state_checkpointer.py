@@ -17,7 +17,7 @@ from collector.framelog import framelog, segment_files
 from collector.state import StateError, collector_state, state_checkpoint
 from collector.work_limits import TimeSlices, return_free_memory
 from railscope.durable_files import PARTIAL, publish_file, write_durably
-from railscope.envelopes import unpack
+from railscope.envelopes import open_body
 from railscope.service import run_in_thread
 from railscope.wire import Envelope, WireError
 
@@ -92,7 +92,7 @@ class StateCheckpointer:
         max_bytes = max(
             collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
         )
-        return unpack(record.body, max_bytes)
+        return open_body(record.body, max_bytes).decode_envelope()
 
     def read_events(self) -> Iterator[SeenEvent]:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""

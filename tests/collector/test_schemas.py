@@ -11,7 +11,8 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.config import FrameLogSettings, IngestLimits
-from collector.fleet.schema_files import EncodedSchema, encode_schema, schema_digest
+from collector.fleet.schema_files import encode_schema, schema_digest
+from collector.fleet.schema_templates import EncodedSchema
 from collector.fleet.schemas import (
     MAX_SCHEMA_BYTES_PER_NODE,
     MAX_SCHEMAS_PER_NODE,

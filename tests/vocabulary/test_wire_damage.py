@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from support.frames import runs
 
 from collector.fleet import sheets
-from collector.fleet.schemas import check_schema
+from collector.fleet.schema_templates import check_schema
 from railscope import envelopes as batch_codec, wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
