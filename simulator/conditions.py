@@ -25,6 +25,22 @@ class JobConditions:
 
 
 @dataclass(frozen=True, slots=True)
+class HostConditions:
+    """Conditions of the host during a span, as shares of its time or of the processors.
+
+    `contention` is the share in which tasks wait for a processor, `used` the share of processors that other
+    processes use, `input_stall` the share in which tasks wait for storage. `latencies` are response times of
+    the file servers, relative to the usual ones; the job uses the server `input_server`.
+    """
+
+    contention: float = 0.0
+    used: float = 0.0
+    input_stall: float = 0.0
+    latencies: tuple[float, ...] = ()
+    input_server: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PortConditions:
     """Conditions of a port during a span. Shares are of the span's time.
 
@@ -35,6 +51,7 @@ class PortConditions:
     switches lose on the way to the port, and from it. `ignored` is the share of received notifications that
     the port ignores; `misprioritized_sent` and `misprioritized_received` are shares of packets outside the
     lossless priority; `unanswered` is the share in which the port sends to receivers that do not respond.
+    `retransmitted` is the share of sent packets that adaptive retransmission repeats without a loss.
     `margin_lost` is the share lost of the errors that forward error correction can correct, on the worst lane.
     """
 
@@ -52,6 +69,7 @@ class PortConditions:
     lost_received: float = 0.0
     lost_sent: float = 0.0
     ignored: float = 0.0
+    retransmitted: float = 0.0
     misprioritized_sent: float = 0.0
     misprioritized_received: float = 0.0
     unanswered: float = 0.0
@@ -135,6 +153,11 @@ class Scenario:
         """Index of the GPU with an unclaimed process, at the end of a span."""
         del span
         return 0 if self.spec.unclaimed else None
+
+    def application_errors(self, span: TimeSpan) -> Sequence[tuple[int, int, int]]:
+        """Offsets, GPU indices and Xids of errors of applications during a span."""
+        del span
+        return ()
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Indices of the GPUs that are reset during a span."""

@@ -114,6 +114,7 @@ def port_values(cable: fabric.Cable) -> dict[str, int]:
             flow.data_bytes - flow.packets * _ETHERNET_HEADER_BYTES
         )
     counts |= _wire_values(counters) | _pause_values(counters)
+    counts["repeated_packets"] = counters.sequence_errors + counters.adaptive_retransmissions
     counts["corrected_bits"] = sum(counters.corrected_bits)
     for lane, corrected in enumerate(counters.corrected_bits):
         counts[f"lane_{lane}_corrected_bits"] = corrected

@@ -188,6 +188,9 @@ class Cable:
             counters.out_of_sequence += round_randomly(received * conditions.lost_received, rng)
         if conditions.lost_sent:
             counters.sequence_errors += round_randomly(sent * conditions.lost_sent, rng)
+        if conditions.retransmitted:
+            repeated = round_randomly(sent * conditions.retransmitted, rng)
+            counters.adaptive_retransmissions += repeated
 
     def _count(
         self, flow: port_model.TrafficFlow, misprioritized: port_model.TrafficFlow, packets: int

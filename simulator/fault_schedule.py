@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator import conditions, kernel_log, scenarios
 from simulator.spec import NodeSpec, TimeSpan
@@ -118,3 +118,60 @@ class FaultSchedule(conditions.Scenario):
             for fault in self.faults_at(span.end_ns)
             for onset_ns, scenario in fault.scenario.onsets(fault.local(span))
         ]
+
+
+class NodeFaultSchedule(FaultSchedule):
+    """Faults of one node, and the conditions that the fabric and the cluster's faults add."""
+
+    def __init__(self, spec: NodeSpec, faults: Sequence[FaultOccurrence], *, has_job: bool) -> None:
+        super().__init__(spec)
+        self._faults = faults
+        self._has_job = has_job
+        self.errors: list[tuple[int, int, int]] = []
+        self.ports: dict[int, conditions.PortConditions] = {}
+        self.thermal_resistance, self.brake = [1.0] * spec.gpus, [0.0] * spec.gpus
+
+    def faults_at(self, timestamp_ns: int) -> Sequence[FaultOccurrence]:
+        """Return all faults of the node."""
+        del timestamp_ns
+        return self._faults
+
+    def application_errors(self, span: TimeSpan) -> Sequence[tuple[int, int, int]]:
+        """Return the errors of applications on the node."""
+        return [error for error in self.errors if span.passes(error[0])]
+
+    def job(self, span: TimeSpan) -> conditions.JobConditions:
+        """Return the conditions of the processes on the node."""
+        return super().job(span) if self._has_job else conditions.JobConditions(present=0.0)
+
+    def own_port(self, rail: int, span: TimeSpan) -> conditions.PortConditions:
+        """Return the conditions of a port without those that the fabric adds."""
+        return super().port(rail, span)
+
+    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
+        """Return the conditions of a port."""
+        scripted = super().port(rail, span)
+        if rail is None or rail not in self.ports:
+            return scripted
+        added = self.ports[rail]
+        return replace(
+            added,
+            margin_lost=max(scripted.margin_lost, added.margin_lost),
+            lanes=scripted.lanes,
+            pcie_halved=scripted.pcie_halved,
+            pcie_errors=scripted.pcie_errors,
+            removed=scripted.removed,
+            settings=scripted.settings,
+            unprotected=scripted.unprotected,
+            storm_warnings=scripted.storm_warnings,
+            storm_errors=scripted.storm_errors,
+        )
+
+    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
+        """Return the conditions of a GPU."""
+        scripted = super().gpu(index, span)
+        return replace(
+            scripted,
+            thermal_resistance=max(scripted.thermal_resistance, self.thermal_resistance[index]),
+            brake=self.brake[index],
+        )

@@ -17,7 +17,8 @@ from simulator.conditions import GpuConditions
 from simulator.silicon import Silicon
 from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly
 
-_PIPES = {"occupancy": 0.31, "tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
+_OCCUPANCY = 0.31
+_PIPES = {"tensor": 0.62, "integer": 0.24, "fp32": 0.21, "fp16": 0.09}
 """Fractions of an SM's busy time."""
 
 _DRAM = 0.85
@@ -46,10 +47,12 @@ class ActivityShares:
 def activity_shares(demand: workload.JobDemand, ripple: float) -> ActivityShares:
     """Return the activity of a GPU under the job's demand, times a factor for this GPU's own load."""
     sm = min(demand.activity * ripple, 1.0)
+    computing = max(sm - demand.spinning, 0.0)
     return ActivityShares(
         graphics=min(demand.occupied, 1.0),
         sm=sm,
-        **{pipe: share * sm for pipe, share in _PIPES.items()},
+        occupancy=_OCCUPANCY * sm,
+        **{pipe: share * computing for pipe, share in _PIPES.items()},
         dram=_DRAM * min(demand.memory_activity * ripple, 1.0),
     )
 

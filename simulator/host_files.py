@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
-from simulator import device_models, fabric, node_hardware, node_model
+from simulator import device_models, fabric, nfs_mounts, node_hardware, node_model
 from simulator.port import NEIGHBOUR_FRAME_BYTES
 
 DISK = "nvme0n1"
@@ -68,6 +68,7 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     )
     for resource, pressure in server.pressure.items():
         into.files[f"/proc/pressure/{resource}"] = _pressure(pressure)
+    into.files |= nfs_mounts.mount_files(model.mounts)
     into.files["/proc/net/route"] = _ROUTES
     kernel = {"osrelease": node_hardware.KERNEL, "hostname": model.spec.node}
     show_files(into, "/proc/sys/kernel", {"random/boot_id": model.spec.boot_id, **kernel})

@@ -167,6 +167,13 @@ _FAULTS: dict[str, Callable[[_ReportingDriver], Iterator[DriverReport]]] = {
     "nvlink_errors": _nvlink_errors,
 }
 
+_APPLICATION_ERRORS = {
+    13: "Graphics SM Warp Exception on (GPC 2, TPC 0, SM 1): Out Of Range Address",
+    31: "Ch 0000001b, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_0 faulted @"
+    " 0x7f4a_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+    43: "Ch 00000018",
+}
+"""Texts of Xids that an application causes."""
 
 ERROR, WARNING, INFO = 3, 4, 6
 
@@ -285,6 +292,10 @@ def _messages(
     if reload_ns is not None and span.passes(reload_ns):
         for text in _driver_load(parts):
             yield SimulatedKernelMessage(reload_ns, INFO, text)
+    for offset_ns, index, number in scenario.application_errors(span):
+        driver = _ReportingDriver(parts, parts.gpus[index])
+        report = driver.xid(number, f"pid=4711, name=python3, {_APPLICATION_ERRORS[number]}")
+        yield SimulatedKernelMessage(offset_ns, WARNING, report.line)
     for onset_ns, fault in scenario.onsets(span):
         for level, text in nic_reports(fault, parts):
             yield SimulatedKernelMessage(onset_ns, level, text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
-from simulator import conditions, fabric, node_hardware, scenarios, workload
+from simulator import conditions, fabric, nfs_mounts, node_hardware, scenarios, workload
 from simulator.gpu import GpuState
 from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly
 
@@ -91,17 +91,22 @@ class HostState:
         self.pressure = {resource: PressureStall() for resource in RESOURCES}
         self._add_work_since_boot(uptime_ns)
 
-    def advance(self, span: TimeSpan, demand: workload.JobDemand) -> None:
+    def advance(
+        self, span: TimeSpan, demand: workload.JobDemand, host: conditions.HostConditions
+    ) -> None:
         """Advance by a span."""
         drift = self._drift.advance(span.seconds)
         busy = max(_JOB_CPU * demand.present * (1.0 + 0.1 * drift) + 0.004, 0.001)
-        waiting = 0.05 * demand.checkpoint
+        busy = min(busy + host.used, 0.9)
+        waiting = 0.05 * demand.checkpoint + 0.05 * host.input_stall
         self._use_cpus(span, busy, waiting)
         self._use_memory(span, demand)
         self._use_disk(span, demand.checkpoint)
         self._use_network(span, demand.present)
-        self._add_stalls(span, "cpu", 0.004 * busy, 0.0)
-        self._add_stalls(span, "io", 0.002 + 0.4 * demand.checkpoint, 0.25 * demand.checkpoint)
+        self._add_stalls(span, "cpu", 0.004 * busy + host.contention, 0.0)
+        some = 0.002 + 0.4 * demand.checkpoint + 0.6 * host.input_stall
+        full = 0.25 * demand.checkpoint + 0.4 * host.input_stall
+        self._add_stalls(span, "io", some, full)
 
     def _use_cpus(self, span: TimeSpan, busy: float, waiting: float) -> None:
         capacity_ns = span.length_ns * node_hardware.LOGICAL_CPUS
@@ -203,6 +208,7 @@ class NodeDemand(NamedTuple):
     host: workload.JobDemand
     gpus: Sequence[workload.JobDemand]
     rails: Sequence[fabric.TrafficDemand]
+    host_conditions: conditions.HostConditions = conditions.HostConditions()
 
 
 class NodeModel:
@@ -230,6 +236,9 @@ class NodeModel:
         ]
         self.cables = [fabric.Cable(port, spec, uptime_ns) for port in self.machine.ports]
         self.server = HostState(spec, uptime_ns)
+        self.mounts = [
+            nfs_mounts.SimulatedNfsMount(spec, index, uptime_ns) for index in range(spec.filers)
+        ]
         self._job = workload.TrainingJob(spec)
         while self.offset_ns < start_ns:
             self.advance(self.offset_ns + SECOND_NS)
@@ -275,7 +284,8 @@ class NodeModel:
             self.gpus[index].reset()
         for index, gpu in enumerate(self.gpus):
             gpu.advance(span, demand.gpus[index], scenario.gpu(index, span), moved[index])
-        self.server.advance(span, demand.host)
+        self.server.advance(span, demand.host, demand.host_conditions)
+        nfs_mounts.advance_mounts(self.mounts, span, demand.host, demand.host_conditions)
         reload_ns = scenario.reload_ns()
         if reload_ns is not None and span.passes(reload_ns):
             self._reload()

@@ -117,9 +117,14 @@ def _pod(spec: NodeSpec, name: str, namespace: str, resource: str) -> SimulatedP
     return SimulatedPod(name, namespace, str(uuid.UUID(int=number, version=4)), resource)
 
 
+def slurm_job_number(spec: NodeSpec) -> int:
+    """Return the number of the node's job."""
+    return spec.shared_stream(f"slurm{spec.job}").randrange(10_000, 90_000)
+
+
 def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add one job that has all GPUs of the node, with one task per process."""
-    number = model.spec.shared_stream("slurm").randrange(10_000, 90_000)
+    number = slurm_job_number(model.spec)
     directory = f"job_{number}"
     node_tenants = [
         (gpu, tenant)
@@ -141,7 +146,7 @@ def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
     into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(node_tenants)))
     environment = {
         "SLURM_JOB_ID": str(number),
-        "SLURM_JOB_ACCOUNT": "research",
+        "SLURM_JOB_ACCOUNT": model.spec.tenant,
         "SLURM_JOB_USER": "eva",
         "SLURM_JOB_GPUS": ",".join(str(gpu.identity.index) for gpu in model.gpus),
     }

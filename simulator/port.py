@@ -106,6 +106,7 @@ class PortCounters:
     out_of_sequence: int = 0
     ack_timeouts: int = 0
     sequence_errors: int = 0
+    adaptive_retransmissions: int = 0
     write_stalled_ns: int = 0
     neighbour_frames: int = 0
     link_downs: int = 0

@@ -48,6 +48,12 @@ class NodeSpec:
     unclaimed: bool = False
     """True if one process uses a GPU without a claim."""
     strikes: int = STRUCK
+    job: str = ""
+    """Name of the job; each has its own number in Slurm."""
+    tenant: str = "research"
+    """Account of the job in Slurm."""
+    filers: int = 0
+    """Number of NFS servers that the node mounts."""
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 

@@ -56,7 +56,10 @@ PHASES = (
 
 @dataclass(slots=True)
 class JobDemand:
-    """Demand of the job during a span, as shares of its time; `exchanged` is a share of volume."""
+    """Demand of the job during a span, as shares of its time; `exchanged` is a share of volume.
+
+    `spinning` is the part of `activity` in kernels that wait, which use no pipes of the multiprocessors.
+    """
 
     present: float = 0.0
     occupied: float = 0.0
@@ -66,6 +69,7 @@ class JobDemand:
     exchanged: float = 0.0
     checkpoint: float = 0.0
     fetch: float = 0.0
+    spinning: float = 0.0
 
     @property
     def resident(self) -> bool:

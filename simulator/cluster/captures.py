@@ -1,7 +1,8 @@
 """Captures of a simulated cluster, one for each node, and the ground truth of its faults.
 
-`DIRECTORY/NODE` is a capture as `railscope simulate node` writes it. `DIRECTORY/truth.jsonl` has one line per
-fault: its class and cause, the jobs and NICs that suffer from it, times in UTC, and the action. A
+`DIRECTORY/NODE` is a capture as `railscope simulate node` writes it; that of a node that is down ends early.
+`DIRECTORY/arrivals.csv` has the heartbeats of all nodes. `DIRECTORY/truth.jsonl` has one line per fault: its
+class and cause, the jobs and NICs that suffer from it, times in UTC, and the action. A
 victim is a job that is slower than without faults, or a NIC that is paused. Where faults
 overlap, the speed of jobs is that of the time in which a fault acts alone, if there is any.
 """
@@ -22,9 +23,12 @@ import numpy as np
 from railscope.capture import CaptureMetadata, CaptureWriter
 from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import simulation
+from simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from simulator.cluster.cluster_model import ClusterModel
-from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
-from simulator.spec import seconds_to_ns
+from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, JobPlan, PlannedClusterFault
+from simulator.nfs_mounts import server_name
+from simulator.owners import slurm_job_number
+from simulator.spec import TimeSpan, seconds_to_ns
 
 _MAX_VICTIM_SPEED = 0.95
 """A job with a lower relative speed is a victim."""
@@ -63,12 +67,15 @@ class GroundTruthRecorder:
         duration_seconds = self._model.scenario.seconds
         for index, fault in enumerate(self._faults):
             kind = FAULT_KINDS[fault.fault]
+            if not kind.incident_class:
+                continue
             is_over = fault.end_seconds <= duration_seconds
             yield {
                 "fault": fault.fault,
                 "strength": fault.strength,
                 "class": kind.incident_class,
                 "cause": self._cause(fault, kind.entity),
+                "accepted": kind.accepted,
                 "onset": format_timestamp(started_ns + seconds_to_ns(fault.begin_seconds)),
                 "ended": format_timestamp(started_ns + seconds_to_ns(fault.end_seconds))
                 if is_over
@@ -84,7 +91,13 @@ class GroundTruthRecorder:
         for job, seconds_of, count in zip(self._model.jobs, worked, iterations, strict=True):
             speed = count * job.iteration_seconds / seconds_of if seconds_of else 1.0
             if speed < _MAX_VICTIM_SPEED:
-                yield {"kind": "job", "job": job.plan.name, "speed": round(float(speed), 3)}
+                yield {**self._job(job.plan), "speed": round(float(speed), 3)}
+
+    def _job(self, plan: JobPlan) -> dict[str, Any]:
+        spec = self._model.nodes[plan.nodes[0]].spec
+        workload = {"slurm": str(slurm_job_number(spec))}.get(spec.scheduler, plan.name)
+        names = {"tenant": spec.tenant, "source": spec.scheduler, "workload": workload}
+        return {"kind": "job", "job": plan.name, **names}
 
     def _paused_nics(self, index: int, fault: PlannedClusterFault) -> Iterator[dict[str, Any]]:
         end_seconds = min(fault.end_seconds, self._model.scenario.seconds)
@@ -108,7 +121,10 @@ class GroundTruthRecorder:
         """Return the entities of a fault."""
         rails = fault.indices or range(self._model.topology.rails)
         if entity == "job":
-            return [{"kind": "job", "job": fault.job}]
+            plans = [job.plan for job in self._model.jobs if job.plan.name == fault.job]
+            return [self._job(plan) for plan in plans]
+        if entity == "storage":
+            return [{"kind": "storage", "server": server_name(index)} for index in fault.filers]
         if entity == "leaf":
             return [
                 {"kind": "leaf", "pod": pod, "rail": rail} for pod in fault.pods for rail in rails
@@ -149,16 +165,29 @@ def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
             for index, node in enumerate(model.nodes)
         ]
         rng = model.nodes[0].spec.shared_stream("samples")
+        paths = [
+            HeartbeatPath(scenario, node.spec, index) for index, node in enumerate(model.nodes)
+        ]
+        arrivals: list[Heartbeat] = []
         for offset_ns in _offsets(scenario, rng):
             if offset_ns:
                 start_ns = model.offset_ns
                 model.advance(offset_ns)
                 record.add(start_ns)
-            for writer, recorder in zip(writers, recorders, strict=True):
-                if not offset_ns or rng.random() >= scenario.lost:
+                span = TimeSpan(start_ns, offset_ns)
+                arrivals += [heartbeat for path in paths for heartbeat in path.arrivals(span)]
+            for writer, recorder, path in zip(writers, recorders, paths, strict=True):
+                is_sampled = not offset_ns or rng.random() >= scenario.lost
+                if is_sampled and not path.is_off(offset_ns / SECOND_NS):
                     writer.write(recorder.changes())
+    rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
+    (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
     lines = "".join(json.dumps(line) + "\n" for line in record.lines())
     (directory / "truth.jsonl").write_text(lines, encoding="utf-8")
+
+
+def _received_ns(heartbeat: Heartbeat) -> int:
+    return heartbeat.received_ns
 
 
 def _offsets(scenario: ClusterScenario, rng: random.Random) -> Iterator[int]:

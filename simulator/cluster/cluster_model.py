@@ -7,15 +7,15 @@ clocks of the GPUs determine the pace of computing. Faults change fields of this
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from railscope.timestamps import SECOND_NS
-from simulator import conditions, device_models, fault_schedule, node_model
+from simulator import conditions, device_models, fault_schedule, nfs_mounts, node_model
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
@@ -27,15 +27,19 @@ from simulator.workload import JobDemand
 _SUBSTEP_SECONDS = 0.25
 _MAX_SUBSTEPS = 20
 _MIN_CAPACITY = 1e-6
+_PORT_EFFECTS = (
+    "brake", "margin_lost", "overrun", "marked", "paused", "retransmitted", "pcie_write_stall_percent",
+)  # fmt: skip
+"""Fields of `_Conditions` that are zero for a healthy device."""
 _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("send", "deliver", "drain", "notifies", "reacts"), ("device", np.minimum)),
     **dict.fromkeys(
-        ("stuck", "unprotected", "thermal_resistance", "brake", "margin_lost", "overrun"),
-        ("device", np.maximum),
+        ("stuck", "unprotected", "thermal_resistance", *_PORT_EFFECTS), ("device", np.maximum)
     ),
-    "pcie_write_stall_percent": ("device", np.maximum),
     "pace": ("device", np.multiply),
-    "delay": ("node", np.maximum),
+    **dict.fromkeys(("delay", "contention", "used"), ("node", np.maximum)),
+    "latency": ("mount", np.maximum),
+    **dict.fromkeys(("supply", "collective"), ("job", np.minimum)),
     **dict.fromkeys(("up", "down"), ("leaf", np.multiply)),
     **dict.fromkeys(("marks", "pauses"), ("leaf", np.minimum)),
     "drops": ("leaf", np.maximum),
@@ -43,63 +47,13 @@ _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
 """Fields that faults change: what they belong to, and how two effects on one device combine."""
 
 
-class _NodeFaults(fault_schedule.FaultSchedule):
-    """Faults of one node, and the conditions that the fabric and the cluster's faults add."""
-
-    def __init__(
-        self, spec: NodeSpec, faults: Sequence[fault_schedule.FaultOccurrence], *, has_job: bool
-    ) -> None:
-        super().__init__(spec)
-        self._faults = faults
-        self._has_job = has_job
-        self.ports: dict[int, conditions.PortConditions] = {}
-        self.thermal_resistance, self.brake = [1.0] * spec.gpus, [0.0] * spec.gpus
-
-    def faults_at(self, timestamp_ns: int) -> Sequence[fault_schedule.FaultOccurrence]:
-        """Return all faults of the node."""
-        del timestamp_ns
-        return self._faults
-
-    def job(self, span: TimeSpan) -> conditions.JobConditions:
-        """Return the conditions of the processes on the node."""
-        return super().job(span) if self._has_job else conditions.JobConditions(present=0.0)
-
-    def own_port(self, rail: int, span: TimeSpan) -> conditions.PortConditions:
-        """Return the conditions of a port without those that the fabric adds."""
-        return super().port(rail, span)
-
-    def port(self, rail: int | None, span: TimeSpan) -> conditions.PortConditions:
-        """Return the conditions of a port."""
-        scripted = super().port(rail, span)
-        if rail is None or rail not in self.ports:
-            return scripted
-        added = self.ports[rail]
-        return replace(
-            added,
-            margin_lost=max(scripted.margin_lost, added.margin_lost),
-            lanes=scripted.lanes,
-            pcie_halved=scripted.pcie_halved,
-            pcie_errors=scripted.pcie_errors,
-            removed=scripted.removed,
-            settings=scripted.settings,
-            unprotected=scripted.unprotected,
-            storm_warnings=scripted.storm_warnings,
-            storm_errors=scripted.storm_errors,
-        )
-
-    def gpu(self, index: int, span: TimeSpan) -> conditions.GpuConditions:
-        """Return the conditions of a GPU."""
-        scripted = super().gpu(index, span)
-        return replace(
-            scripted,
-            thermal_resistance=max(scripted.thermal_resistance, self.thermal_resistance[index]),
-            brake=self.brake[index],
-        )
-
-
 @dataclass(slots=True)
 class _Conditions:
-    """Conditions of all devices during a span; arrays have the shape (nodes, rails) or (nodes,)."""
+    """Conditions of all devices during a span.
+
+    Arrays have the shape (nodes, rails), (nodes,), (nodes, filers) for `latency`, which is relative to the
+    usual one, and (jobs,) for `supply` and `collective`, the share of collectives that make progress.
+    """
 
     fabric: FabricState
     pace: FloatArray
@@ -107,9 +61,17 @@ class _Conditions:
     brake: FloatArray
     margin_lost: FloatArray
     overrun: FloatArray
+    marked: FloatArray
+    paused: FloatArray
+    retransmitted: FloatArray
     pcie_write_stall_percent: FloatArray
     delay: FloatArray
-    supply: dict[str, float] = field(default_factory=dict)
+    contention: FloatArray
+    used: FloatArray
+    input_stall: FloatArray
+    latency: FloatArray
+    supply: FloatArray
+    collective: FloatArray
 
 
 @dataclass(slots=True)
@@ -159,9 +121,15 @@ class ClusterModel:
         }
         specs = [self._spec(model, number) for number in range(self.topology.nodes)]
         self._node_faults = [
-            _NodeFaults(spec, self._occurrences(spec, number), has_job=number in self._job_of)
+            fault_schedule.NodeFaultSchedule(
+                spec, self._occurrences(spec, number), has_job=number in self._job_of
+            )
             for number, spec in enumerate(specs)
         ]
+        for fault in scenario.faults:
+            if xid := FAULT_KINDS[fault.fault].xid:
+                error = seconds_to_ns(fault.begin_seconds), fault.indices[0], xid
+                self._node_faults[fault.nodes[0]].errors.append(error)
         self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in self._node_faults]
         self.jobs = [
             ClusterJob(plan, specs[0].shared_stream(f"job {plan.name}")) for plan in scenario.jobs
@@ -176,13 +144,17 @@ class ClusterModel:
         size = self.scenario.cluster
         # The trailing number of a name is the place of the node in the racks, from 1 on (LLDP).
         name = f"gpu-node-{number // size.nodes_per_pod * 32 + number % size.nodes_per_pod + 1}"
+        plan = self.scenario.jobs[self._job_of[number]] if number in self._job_of else None
         return NodeSpec(
             name,
             self.scenario.seed,
             model.per_node,
             model.name,
             nic=size.nic,
-            scheduler=size.scheduler if number in self._job_of else "none",
+            scheduler=size.scheduler if plan else "none",
+            job=plan.name if plan else "",
+            tenant=plan.tenant if plan else "research",
+            filers=size.filers,
         )
 
     def _occurrences(self, spec: NodeSpec, number: int) -> list[fault_schedule.FaultOccurrence]:
@@ -192,13 +164,12 @@ class ClusterModel:
             if not name or fault.nodes != [number]:
                 continue
             rng = spec.stream(f"fault {index}")
-            struck = replace(
-                spec, scenario=name, seed=rng.getrandbits(32), strikes=fault.indices[0]
-            )
             end_seconds = min(fault.end_seconds, self.scenario.seconds + 1)
             begin_ns = seconds_to_ns(fault.begin_seconds)
             length_ns = seconds_to_ns(end_seconds) - begin_ns
-            found.append(fault_schedule.FaultOccurrence.from_spec(struck, begin_ns, length_ns))
+            for strikes in fault.indices:
+                struck = replace(spec, scenario=name, seed=rng.getrandbits(32), strikes=strikes)
+                found.append(fault_schedule.FaultOccurrence.from_spec(struck, begin_ns, length_ns))
         return found
 
     def _job_flows(self, job: ClusterJob) -> FlowGroup:
@@ -216,21 +187,41 @@ class ClusterModel:
             FabricState.healthy(self.topology),
             pace=np.ones(shape),
             thermal_resistance=np.ones(shape),
-            brake=np.zeros(shape),
-            margin_lost=np.zeros(shape),
-            overrun=np.zeros(shape),
-            pcie_write_stall_percent=np.zeros(shape),
-            delay=np.zeros(self.topology.nodes),
+            **{name: np.zeros(shape) for name in _PORT_EFFECTS},
+            **{
+                name: np.zeros(self.topology.nodes)
+                for name in ("delay", "contention", "used", "input_stall")
+            },
+            latency=np.ones((self.topology.nodes, self.scenario.cluster.filers)),
+            supply=np.ones(len(self.jobs)),
+            collective=np.ones(len(self.jobs)),
         )
         for number, faults in enumerate(self._node_faults):
             self._add_node(found, number, faults, span)
         for fault in self.scenario.faults:
             if fault.acts(span.end_ns / SECOND_NS):
                 self._add_fault(found, fault)
+        self._limit_input(found)
         return found
 
+    def _limit_input(self, found: _Conditions) -> None:
+        """Limit jobs to the rate at which file servers respond; a node with less input than others is late."""
+        for index, job in enumerate(self.jobs):
+            nodes = job.plan.nodes
+            if not found.latency.size or job.plan.load < 1.0:
+                continue
+            arrives = np.minimum(nfs_mounts.READ_AHEAD / found.latency[nodes, job.plan.filer], 1.0)
+            supply = float(arrives.max())
+            found.supply[index] = min(found.supply[index], supply)
+            found.delay[nodes] = np.maximum(found.delay[nodes], 1.0 - arrives / supply)
+            found.input_stall[nodes] = 1.0 - arrives
+
     def _add_node(
-        self, found: _Conditions, number: int, faults: _NodeFaults, span: TimeSpan
+        self,
+        found: _Conditions,
+        number: int,
+        faults: fault_schedule.NodeFaultSchedule,
+        span: TimeSpan,
     ) -> None:
         """Add the clocks of a node's GPUs, and what its own faults do to its ports."""
         node, state = self.nodes[number], found.fabric
@@ -261,15 +252,22 @@ class ClusterModel:
     def _add_fault(self, found: _Conditions, fault: PlannedClusterFault) -> None:
         """Change the fields of a fault's effects."""
         indices = fault.indices or range(self.topology.rails)
+        jobs = [index for index, job in enumerate(self.jobs) if job.plan.name == fault.job]
+        per_pod = self.topology.nodes_per_pod
+        below = [pod * per_pod + node for pod in fault.pods for node in range(per_pod)]
+        nodes = (
+            fault.nodes or below or [node for index in jobs for node in self.jobs[index].plan.nodes]
+        )
+        filers = fault.filers or range(self.scenario.cluster.filers)
         places: dict[str, tuple[NDArray[np.intp], ...]] = {
             "leaf": np.ix_(fault.pods, indices),
-            "device": np.ix_(fault.nodes, indices),
-            "node": (np.array(fault.nodes, dtype=np.intp),),
+            "device": np.ix_(nodes, indices),
+            "node": (np.array(nodes, dtype=np.intp),),
+            "mount": np.ix_(nodes or range(self.topology.nodes), filers),
+            "job": (np.array(jobs, dtype=np.intp),),
         }
         for name, value in fault.effects().items():
-            if name == "supply":
-                found.supply[fault.job] = min(found.supply.get(fault.job, 1.0), value)
-            elif name in _EFFECTS:
+            if name in _EFFECTS:
                 kind, combine = _EFFECTS[name]
                 values: FloatArray = getattr(found if hasattr(found, name) else found.fabric, name)
                 values[places[kind]] = combine(values[places[kind]], value)
@@ -299,7 +297,11 @@ class ClusterModel:
         totals: list[JobProgress],
         length_ns: int,
     ) -> None:
-        active = [index for index, job in enumerate(self.jobs) if job.exchanges(span)]
+        active = [
+            index
+            for index, job in enumerate(self.jobs)
+            if job.exchanges(span) and found.collective[index] > 0
+        ]
         incasts = [
             index
             for index, fault in enumerate(self._incasts)
@@ -311,14 +313,13 @@ class ClusterModel:
         share = np.zeros((self.topology.nodes, 1))
         for index, job in enumerate(self.jobs):
             speed = float(rates.speeds[index]) if rates and index in active else 1.0
+            speed *= float(found.collective[index])
             slowest = float(
                 (found.pace[job.plan.nodes].min(axis=1) * (1.0 - found.delay[job.plan.nodes])).min()
             )
             present = self._present(job, span)
-            progress = job.advance(
-                span, slowest, speed, found.supply.get(job.plan.name, 1.0), present
-            )
-            share[job.plan.nodes] = progress.exchange
+            progress = job.advance(span, slowest, speed, float(found.supply[index]), present)
+            share[job.plan.nodes] = progress.exchange * job.traffic_share(progress)
             _add_progress(totals[index], progress, weight)
         for index in incasts:
             share[[*self._incasts[index].nodes, *self._incasts[index].senders]] = 1.0
@@ -362,7 +363,14 @@ class ClusterModel:
             )
             for rail in range(self.topology.rails)
         ]
-        node.advance_under(until_ns, node_model.NodeDemand(demands[0], demands, rails))
+        host = conditions.HostConditions(
+            float(found.contention[number]),
+            float(found.used[number]),
+            float(found.input_stall[number]),
+            tuple(found.latency[number].tolist()),
+            self.jobs[self._job_of[number]].plan.filer if number in self._job_of else 0,
+        )
+        node.advance_under(until_ns, node_model.NodeDemand(demands[0], demands, rails, host))
 
 
 def _add_progress(total: JobProgress, progress: JobProgress, weight: float) -> None:
@@ -385,13 +393,14 @@ def _port_conditions(
 
     return conditions.PortConditions(
         pausing=0.0 if stuck else while_busy(traffic.pausing),
-        paused=while_busy(traffic.paused),
+        paused=max(while_busy(traffic.paused), float(found.paused[at])),
         stuck=stuck,
-        marked=while_busy(traffic.marked),
-        notified=while_busy(traffic.slowed),
+        marked=while_busy(traffic.marked) + float(found.marked[at]),
+        notified=while_busy(traffic.slowed) + float(found.marked[at]),
         lost_received=while_busy(traffic.lost),
         lost_sent=while_busy(traffic.retried),
         lossy=float(found.overrun[at]),
+        retransmitted=float(found.retransmitted[at]),
         ignored=1.0 - float(found.fabric.reacts[at]),
         misprioritized_sent=float(found.fabric.unprotected[at]),
         misprioritized_received=while_busy(traffic.misprioritized),

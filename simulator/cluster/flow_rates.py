@@ -209,6 +209,9 @@ class FlowSolver:
             )
             queues = _Resources.from_flat(self._topology, excess)
             queues.deliver = np.maximum(queues.deliver, queues.drain)
+            queues.deliver[state.deliver < _UNREACHABLE] = (
+                0.0  # a switch drops what it cannot deliver
+            )
             blocked = self._propagate(state, queues, active)
         rates = _Resources.from_flat(self._topology, speeds @ usage)
         receives = rates.drain > 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.scenario import JobPlan
-from simulator.spec import TimeSpan, seconds_to_ns
+from simulator.spec import DriftNoise, TimeSpan, seconds_to_ns
 from simulator.workload import JobDemand
 
 _UPDATE = 0.08
@@ -25,6 +25,10 @@ _SPIN_ACTIVITY = 0.15
 """Activity of a GPU that waits in a collective: a kernel on a few tens of multiprocessors."""
 
 _CHECKPOINT_ACTIVITY = 0.3
+_EVALUATED_OCCUPANCY, _EVALUATED_ACTIVITY, _EVALUATED_EXCHANGE = 0.9, 0.6, 0.3
+"""An evaluation computes forward only: relative to training."""
+
+_LOAD_DRIFT, _MIN_LOAD = 0.15, 0.1
 _MIN_REMAINING_SECONDS = 1e-9
 _FETCH_PERIOD_SECONDS, _FETCH_SECONDS = 60.0, 3.0
 
@@ -44,6 +48,7 @@ class JobProgress:
     starving: float = 0.0
     checkpoint: float = 0.0
     fetch: float = 0.0
+    evaluating: float = 0.0
     iterations: float = 0.0
 
 
@@ -64,6 +69,12 @@ class ClusterJob:
         )
         offset_ns = seconds_to_ns(rng.uniform(0.0, _FETCH_PERIOD_SECONDS))
         self._fetch = TimeSpan(offset_ns, offset_ns + seconds_to_ns(_FETCH_SECONDS))
+        period_ns = seconds_to_ns(plan.evaluation_period_seconds)
+        first_ns = rng.randrange(period_ns // 3, period_ns) if period_ns else 0
+        self._evaluation_period_ns = period_ns
+        self._evaluation = TimeSpan(first_ns, first_ns + seconds_to_ns(plan.evaluation_seconds))
+        self._load_drift = DriftNoise(rng, 20.0)
+        self._load = plan.load
         self._breaks = [
             TimeSpan(seconds_to_ns(begin), seconds_to_ns(begin + length))
             for begin, length in plan.breaks
@@ -75,7 +86,7 @@ class ClusterJob:
     def working_share(self, span: TimeSpan) -> float:
         """Return the share of a span in which the job neither pauses nor writes a checkpoint."""
         present = 1.0 - sum(span.share_in(job_break) for job_break in self._breaks)
-        return max(present - self._checkpoint_share(span), 0.0)
+        return max(present - self._checkpoint_share(span), 0.0) * self._load
 
     def exchanges(self, span: TimeSpan) -> bool:
         """True if the job is in its exchange at the start of a span."""
@@ -94,13 +105,18 @@ class ClusterJob:
         `supply` is the share of the input that arrives in time; `present` is the share of the span in which
         the processes run.
         """
+        if self.plan.load < 1.0:
+            drift = _LOAD_DRIFT * self._load_drift.advance(span.seconds)
+            self._load = min(max(self.plan.load + drift, _MIN_LOAD), 1.0)
         checkpoint = self._checkpoint_share(span) * present
         work = self.working_share(span) * present
         progress = JobProgress(
-            present=work + checkpoint,
+            present=work / self._load + checkpoint,
             checkpoint=checkpoint,
             fetch=span.share_recurring(self._fetch, seconds_to_ns(_FETCH_PERIOD_SECONDS)) * work,
         )
+        if self._evaluation_period_ns:
+            progress.evaluating = span.share_recurring(self._evaluation, self._evaluation_period_ns)
         self._work(span.seconds, work, (pace * supply, speed, pace), progress)
         progress.starving = progress.computing * (1.0 - supply)
         progress.computing -= progress.starving
@@ -131,6 +147,11 @@ class ClusterJob:
             else:
                 progress.updating += spent / length
 
+    def traffic_share(self, progress: JobProgress) -> float:
+        """Return the share of an exchange's traffic that a job sends: less in an evaluation."""
+        present = max(progress.present, _MIN_REMAINING_SECONDS)
+        return 1.0 - (1.0 - _EVALUATED_EXCHANGE) * progress.evaluating / present
+
     def demand(self, progress: JobProgress, busy: Sequence[float], delay: float) -> list[JobDemand]:
         """Return the demand on each GPU of a node.
 
@@ -143,19 +164,21 @@ class ClusterJob:
             + progress.updating
             + _CHECKPOINT_ACTIVITY * progress.checkpoint
         )
+        evaluating = progress.evaluating / max(progress.present, _MIN_REMAINING_SECONDS)
+        occupied *= 1.0 - evaluating * (1.0 - _EVALUATED_OCCUPANCY)
+        less = 1.0 - evaluating * (1.0 - _EVALUATED_ACTIVITY)
         speed = progress.exchanged / progress.exchange if progress.exchange else 1.0
         demands = []
         for share in busy:
             computes = max(share - delay, 0.0)
             waits = (progress.computing + progress.updating) * max(1.0 - share, 0.0)
+            spinning = _SPIN_ACTIVITY * (progress.exchange + waits)
             activity = (
                 self.plan.activity * progress.computing * computes
-                + progress.exchange
-                * (_SPIN_ACTIVITY + (_EXCHANGE_ACTIVITY - _SPIN_ACTIVITY) * speed)
+                + progress.exchange * (_EXCHANGE_ACTIVITY - _SPIN_ACTIVITY) * speed
                 + _UPDATE_ACTIVITY * progress.updating * share
-                + _SPIN_ACTIVITY * waits
                 + _CHECKPOINT_ACTIVITY * progress.checkpoint
-            )
+            ) * less + spinning
             memory = (
                 _COMPUTE_MEMORY * progress.computing * computes
                 + _EXCHANGE_MEMORY * progress.exchanged
@@ -172,6 +195,7 @@ class ClusterJob:
                     exchanged=progress.exchanged,
                     checkpoint=progress.checkpoint,
                     fetch=progress.fetch,
+                    spinning=spinning,
                 )
             )
         return demands

@@ -32,7 +32,10 @@ class ScenarioError(SimulatorError, ValueError):
 
 
 class SimulatedClusterSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes of a cluster; `uplinks` is the uplink capacity of a leaf relative to that of its NICs."""
+    """Nodes of a cluster; `uplinks` is the uplink capacity of a leaf relative to that of its NICs.
+
+    All nodes mount all `filers`, which are NFS servers.
+    """
 
     pods: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
     nodes_per_pod: Annotated[int, msgspec.Meta(ge=1, le=32)] = 4
@@ -40,13 +43,16 @@ class SimulatedClusterSize(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     model: str = "h100"
     nic: str = "cx7"
     scheduler: str = "slurm"
+    filers: Annotated[int, msgspec.Meta(ge=0, le=8)] = 1
 
 
 class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A synchronous job on whole nodes. An iteration computes, exchanges, and updates the weights.
 
     `exchange` is the share of the exchange in an undisturbed iteration, `rate` the share of the line rate that
-    each NIC sends meanwhile. A checkpoint period of 0 means no checkpoints.
+    each NIC sends meanwhile. A period of 0 means no checkpoints or no evaluations. A load below 1 is that
+    of a service that responds to requests: it varies, and GPUs are idle between requests. The job reads its
+    input from one of the file servers.
     """
 
     name: str
@@ -58,12 +64,17 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activity: Share = 0.94
     checkpoint_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 300.0
     checkpoint_seconds: PositiveSeconds = 25.0
+    evaluation_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    evaluation_seconds: PositiveSeconds = 180.0
+    load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    filer: Index = 0
+    tenant: str = "research"
     breaks: list[tuple[float, float]] = []
     """Times without work, as begin and length in seconds: restarts, maintenance."""
 
 
 class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault, with the devices that it affects: NICs and GPUs by node and index, leaves by pod and index.
+    """A fault, with the devices that it affects: NICs and GPUs by node and index, leaves by pod and index, filers.
 
     Without indices all of a node or pod are affected. A length of 0 lasts until the end. `senders` are the
     nodes that send the additional traffic of an incast.
@@ -77,6 +88,7 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     pods: list[Index] = []
     indices: list[Index] = []
     senders: list[Index] = []
+    filers: list[Index] = []
     job: str = ""
 
     def acts(self, seconds: float) -> bool:
@@ -100,15 +112,18 @@ class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table of faults.
 
     `incident_class` and `action` are the ground truth: what a diagnosis should conclude, and what to do.
+    A harmless event has no class; `xid` is that of an application's error. `accepted` are other classes and kinds of entities that are correct as well.
     `effects` are fields with their values at strength 0 and 1; `scenario` is a fault of a single node.
     """
 
     text: str
-    entity: Literal["nic", "gpu", "node", "leaf", "job"]
-    incident_class: str
-    action: str
+    entity: Literal["nic", "gpu", "node", "leaf", "job", "storage"]
+    incident_class: str = ""
+    action: str = ""
     effects: dict[str, tuple[float, float]] = {}
     scenario: str = ""
+    xid: int = 0
+    accepted: list[str] = []
 
 
 FAULT_KINDS: dict[str, FaultKind] = read_table("cluster_faults", dict[str, FaultKind])
@@ -182,6 +197,8 @@ def _job_problems(scenario: ClusterScenario) -> Iterator[str]:
         if job.name in names:
             yield f"job {job.name!r}: duplicate name: expected a name of its own"
         names.add(job.name)
+        if job.filer and job.filer >= scenario.cluster.filers:
+            yield f"job {job.name!r}: filer {job.filer}: expected at most {scenario.cluster.filers - 1}"
         if not job.nodes:
             yield f"job {job.name!r}: no nodes: expected at least one"
         for node in job.nodes:
@@ -199,8 +216,8 @@ def _fault_problems(scenario: ClusterScenario, fault: PlannedClusterFault) -> It
         return
     if fault.begin_seconds >= scenario.seconds:
         yield f"begin_seconds: {fault.begin_seconds:g}: expected less than seconds, {scenario.seconds}"
-    yield from _index_problems(scenario.topology, fault)
-    required = {"leaf": "pods", "job": "job"}.get(kind.entity, "nodes")
+    yield from _index_problems(scenario, fault)
+    required = {"leaf": "pods", "job": "job", "storage": "filers"}.get(kind.entity, "nodes")
     if not getattr(fault, required):
         yield f"no {required}: expected at least one"
     if kind.entity == "job" and fault.job not in {job.name for job in scenario.jobs}:
@@ -210,17 +227,19 @@ def _fault_problems(scenario: ClusterScenario, fault: PlannedClusterFault) -> It
             yield "senders: expected none"
     elif len(fault.nodes) != 1 or not set(fault.senders) - set(fault.nodes):
         yield "nodes and senders: expected one receiver, and other nodes that send to it"
-    if kind.scenario and (len(fault.nodes) != 1 or len(fault.indices) != 1):
-        yield "nodes and indices: expected one of each"
+    if (kind.scenario or kind.xid) and (len(fault.nodes) != 1 or not fault.indices):
+        yield "nodes and indices: expected one node, and at least one index"
 
 
-def _index_problems(topology: ClusterTopology, fault: PlannedClusterFault) -> Iterator[str]:
+def _index_problems(scenario: ClusterScenario, fault: PlannedClusterFault) -> Iterator[str]:
     """Yield a problem for each list of indices that exceeds the cluster."""
+    topology = scenario.topology
     for key, indices, count in (
         ("nodes", fault.nodes, topology.nodes),
         ("senders", fault.senders, topology.nodes),
         ("pods", fault.pods, topology.pods),
         ("indices", fault.indices, topology.rails),
+        ("filers", fault.filers, scenario.cluster.filers),
     ):
         if indices and max(indices) >= count:
             yield f"{key}: {max(indices)}: expected at most {count - 1}"

@@ -14,6 +14,7 @@ from railscope.timestamps import SECOND_NS
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
+from simulator.owners import slurm_job_number
 
 CLUSTER = """
 seconds = 60
@@ -54,6 +55,7 @@ def target(name: str) -> dict[str, Any]:
         "leaf": {"pods": [0], "indices": [3]},
         "job": {"job": "llama"},
         "node": {"nodes": [1]},
+        "storage": {"filers": [0]},
     }
     keys = devices.get(entity, {"nodes": [1], "indices": [3]})
     return {**keys, "senders": [0, 2]} if name == "incast" else keys
@@ -67,13 +69,16 @@ def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, nam
         text + fault(name, begin_seconds=5, length_seconds=10, strength=1.0, **target(name))
     )
     write_cluster(read_scenario(path), tmp_path / "out")
-    (truth,) = map(json.loads, (tmp_path / "out" / "truth.jsonl").read_text().splitlines())
-    assert truth["class"] == FAULT_KINDS[name].incident_class
-    assert truth["cause"]
-    assert truth["onset"] < truth["ended"]
+    lines = (tmp_path / "out" / "truth.jsonl").read_text().splitlines()
+    for truth in map(json.loads, lines):
+        assert truth["class"] == FAULT_KINDS[name].incident_class
+        assert truth["cause"]
+        assert truth["onset"] < truth["ended"]
+    assert len(lines) == bool(FAULT_KINDS[name].incident_class), "none for a harmless event"
+    nodes = ["gpu-node-1", "gpu-node-2", "gpu-node-33", "gpu-node-34"]
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["gpu-node-1", "gpu-node-2", "gpu-node-33", "gpu-node-34", "truth.jsonl"]
-    for node in names[:-1]:
+    assert names == ["arrivals.csv", *nodes, "truth.jsonl"]
+    for node in nodes:
         assert read_capture(tmp_path / "out" / node).moments
 
 
@@ -149,6 +154,86 @@ def test_the_power_brake_lowers_clocks_and_is_their_reason(tmp_path: Path):
     assert not other.throttled.power_brake_ns
 
 
+def test_a_slow_file_server_limits_the_jobs_that_read_from_it(tmp_path: Path):
+    model = model_of(tmp_path, fault("storage_slow", begin_seconds=0, filers=[0]))
+    assert all("filer-1:/export" in str(node.mounts[0].lines()) for node in model.nodes)
+    reads = model.nodes[0].mounts[0].operations["READ"]
+    healthy = model_of(tmp_path, "").nodes[0].mounts[0].operations["READ"]
+    assert reads.requests < healthy.requests
+    assert reads.response_ms > healthy.response_ms
+    assert model.steps[0].progress.starving > 0.1
+    assert model.nodes[0].server.pressure["io"].some_percent[1] > 20
+
+
+def test_a_slow_mount_of_one_node_makes_it_late(tmp_path: Path):
+    model = model_of(tmp_path, fault("mount_slow", begin_seconds=0, strength=1.0, nodes=[1]))
+    occupied = [node.gpus[0].silicon.occupied_percent for node in model.nodes[:3]]
+    assert occupied[1] < 80 < min(occupied[0], occupied[2])
+
+
+def test_ranks_of_a_hung_collective_spin_and_send_nothing(tmp_path: Path):
+    model = model_of(tmp_path, fault("hung_collective", begin_seconds=20, job="llama"))
+    gpu = model.nodes[0].gpus[0]
+    assert gpu.silicon.occupied_percent > 95
+    assert 0.05 < gpu.activity.sm < 0.3
+    assert gpu.activity.tensor < 0.01
+    assert not gpu.demand.exchanged
+
+
+def test_arrivals_end_with_a_node_or_its_network(tmp_path: Path):
+    path = tmp_path / "scenario.toml"
+    faults = fault("node_down", begin_seconds=30, nodes=[1])
+    faults += fault("node_partition", begin_seconds=30, nodes=[3])
+    faults += fault("clock_skew", begin_seconds=10, nodes=[0], strength=1.0)
+    path.write_text(CLUSTER + faults)
+    write_cluster(read_scenario(path), tmp_path / "out")
+    lines = (tmp_path / "out" / "arrivals.csv").read_text().splitlines()
+    assert lines[0] == "node,sent,received"
+    rows = [(node, int(sent), int(received)) for node, sent, received in map(_cells, lines[1:])]
+    start_ns = min(received for _, _, received in rows)
+    last = {node: (received - start_ns) / SECOND_NS for node, _, received in rows}
+    assert [last[f"gpu-node-{number}"] > 40 for number in (1, 2, 33, 34)] == [1, 0, 1, 0]
+    deviation = {node: (sent - received) / SECOND_NS for node, sent, received in rows}
+    assert abs(deviation["gpu-node-1"]) > 4
+    ends = {
+        number: read_capture(tmp_path / "out" / f"gpu-node-{number}").moments[-1].offset_ns
+        for number in (2, 34)
+    }
+    assert ends == {2: 30 * SECOND_NS, 34: 60 * SECOND_NS}, "the capture of a node ends with it"
+
+
+def _cells(line: str) -> list[str]:
+    return line.split(",")
+
+
+def test_evaluations_and_services_use_less_of_the_gpus(tmp_path: Path):
+    text = CLUSTER.replace("pods = 2", "pods = 3", 1).replace("nodes = [0, 1, 2]", "nodes = [0, 1]")
+    job = '[[jobs]]\nname = "{}"\nnodes = {}\ncheckpoint_period_seconds = 0\n{}\n'
+    path = tmp_path / "scenario.toml"
+    evaluating = "evaluation_period_seconds = 60\nevaluation_seconds = 60"
+    path.write_text(
+        text + job.format("eval", [2, 3], evaluating) + job.format("chat", [4, 5], "load = 0.4")
+    )
+    model = ClusterModel(read_scenario(path))
+    for second in range(5, 61, 5):
+        model.advance(second * SECOND_NS)
+    training, evaluation, service = (model.nodes[node] for node in (0, 2, 4))
+    tensor = [node.gpus[0].activity.tensor for node in (training, evaluation)]
+    assert tensor[1] < 0.8 * tensor[0]
+    assert 10 < service.gpus[0].silicon.occupied_percent < 90
+    numbers = {node.spec.job: slurm_job_number(node.spec) for node in model.nodes}
+    assert len(set(numbers.values())) == 3, "each job has its own number"
+
+
+def test_an_error_of_an_application_is_in_the_kernel_log_and_not_in_the_truth(tmp_path: Path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(CLUSTER + fault("application_error", begin_seconds=20, nodes=[1], indices=[5]))
+    write_cluster(read_scenario(path), tmp_path / "out")
+    moments = read_capture(tmp_path / "out" / "gpu-node-2").moments
+    assert any(": 31, pid=4711" in line for moment in moments for line in moment.log)
+    assert not (tmp_path / "out" / "truth.jsonl").read_text()
+
+
 def test_the_slow_gpu_is_the_busier_one(tmp_path: Path):
     model = model_of(
         tmp_path, fault("slow_gpu", begin_seconds=0, strength=1.0, nodes=[1], indices=[2])
@@ -209,7 +294,7 @@ def test_a_directory_with_content_is_left_as_it_is(tmp_path: Path):
         (fault("slow_input", begin_seconds=1, job="gpt"), "unknown job 'gpt'"),
         (
             fault("gpu_lost", begin_seconds=1, nodes=[1, 2], indices=[1]),
-            "nodes and indices: expected one of each",
+            "nodes and indices: expected one node, and at least one index",
         ),
         (fault("incast", begin_seconds=1, nodes=[1], senders=[1]), "expected one receiver"),
         (fault("incast", begin_seconds=1, nodes=[1, 2], senders=[0]), "expected one receiver"),
