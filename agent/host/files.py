@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import structlog
 
+from agent.host import FileGroup
 from railscope.durable_files import write_atomically
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 from railscope.untrusted_text import DECODING_ERRORS
@@ -73,7 +75,7 @@ class RootedFiles:
             raise FileNotFoundError(message)
         return target[len(self._root) :]
 
-    def open_file_group(self, paths: Sequence[str]) -> OpenFiles:
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of files with persistent descriptors."""
         return OpenFiles([self.real(path) for path in paths])
 
@@ -149,6 +151,86 @@ class OpenFiles:
         """Close all descriptors."""
         for index in range(len(self._descriptors)):
             self._close(index)
+
+
+class PortCounterFiles:
+    """Counter files of one RDMA port, whose values one call returns.
+
+    If the call fails, or does not return one of them, they are read, and so they are until the group is
+    opened again.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        files: FileGroup,
+        counters: Callable[[], tuple[Sequence[str], Sequence[int]]],
+    ) -> None:
+        self._wanted = [path.rpartition("/")[2] for path in paths]
+        self._files = files
+        self._counters = counters
+        self._names: Sequence[str] | None = None
+        self._pick: Callable[[Sequence[int]], Sequence[int]] = tuple
+        self._is_called = True
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        """Read every counter once."""
+        if self._is_called:
+            try:
+                names, counts = self._counters()
+                if names is not self._names:
+                    self._pick = itemgetter(*map(names.index, self._wanted))
+                    self._names = names
+            except (OSError, ValueError):
+                self._is_called = False
+            else:
+                end = start + len(self._wanted)
+                values[start:end] = self._pick(counts)
+                reasons[start:end] = bytes(end - start)
+                return
+        self._files.read_into(values, reasons, start)
+
+    def text(self, index: int) -> bytes:
+        """Content of one file."""
+        return self._files.text(index)
+
+    def texts(self) -> list[bytes | Absent]:
+        """Content of each file, or the reason why it cannot be read."""
+        return self._files.texts()
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self._files.close()
+
+
+class JoinedFiles:
+    """Consecutive groups of files as one group."""
+
+    def __init__(self, groups: Sequence[tuple[int, FileGroup]]) -> None:
+        self._groups = groups
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        """Read every group."""
+        for count, files in self._groups:
+            files.read_into(values, reasons, start)
+            start += count
+
+    def text(self, index: int) -> bytes:
+        """Content of one file."""
+        for count, files in self._groups:
+            if index < count:
+                return files.text(index)
+            index -= count
+        raise IndexError(index)
+
+    def texts(self) -> list[bytes | Absent]:
+        """Content of each file, or the reason why it cannot be read."""
+        return [content for _, files in self._groups for content in files.texts()]
+
+    def close(self) -> None:
+        """Close every group."""
+        for _, files in self._groups:
+            files.close()
 
 
 class PlainFiles:

@@ -15,14 +15,15 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from agent.host import Clock, NvmlError, files, network_calls, nvml, owners
+from agent.host import Clock, FileGroup, NvmlError, files, network_calls, nvml, owners
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
@@ -289,6 +290,17 @@ def read_health_log(descriptor: int) -> bytes:
 _LIBRARY_NOT_FOUND = 12
 
 
+MIN_CALLED_COUNTERS = 16
+"""Reading fewer files costs less than a call, which decodes the names of all counters of the port."""
+_PORT_COUNTER = re.compile(r"/sys/class/infiniband/([^/]+)/ports/(\d+)/hw_counters/[^/]+")
+
+
+def _rdma_port(path: str) -> tuple[str, int] | None:
+    """RDMA device and port of a file in `hw_counters`; None for other files."""
+    match = _PORT_COUNTER.fullmatch(path)
+    return (match[1], int(match[2])) if match else None
+
+
 class LiveHost(files.RootedFiles):
     """This node. With a root other than "/" only the files of that tree exist.
 
@@ -315,6 +327,20 @@ class LiveHost(files.RootedFiles):
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except FileNotFoundError:
             return ""
+
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
+        """Open a group of files; one call per RDMA port reads those in its `hw_counters`."""
+        groups = [
+            (len(members), self._open_port_counters(port, members))
+            for port, members in ((p, list(ps)) for p, ps in groupby(paths, _rdma_port))
+        ]
+        return groups[0][1] if len(groups) == 1 else files.JoinedFiles(groups)
+
+    def _open_port_counters(self, port: tuple[str, int] | None, paths: list[str]) -> FileGroup:
+        opened = super().open_file_group(paths)
+        if port is None or not self._live or len(paths) < MIN_CALLED_COUNTERS:
+            return opened
+        return files.PortCounterFiles(paths, opened, partial(self._network.rdma_counters, *port))
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Call NVML, psutil, a drive, the network, or the owners of processes and devices."""

@@ -15,6 +15,7 @@ import mmap
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -203,6 +204,10 @@ class NetworkCalls:
         if host_interface == "netlink":
             return netlink.call(function, *arguments)
         return {"neighbours": lldp.neighbours}[function](self._clock.now().boot_ns)
+
+    def rdma_counters(self, device: str, port: int) -> tuple[Sequence[str], Sequence[int]]:
+        """Names and values of the counters of an RDMA port."""
+        return self._load_interfaces()[0].rdma.counters(device, port)
 
     def close(self) -> None:
         """Close every socket."""

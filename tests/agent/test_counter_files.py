@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,7 +15,8 @@ from support.sampling import PATIENCE_SECONDS, run_sampler
 from support.tree import TreeHost, make_tree
 
 from agent.config import AgentSettings
-from agent.host.files import OpenFiles, PlainFiles, RootedFiles
+from agent.host import FileGroup
+from agent.host.files import JoinedFiles, OpenFiles, PlainFiles, PortCounterFiles, RootedFiles
 from agent.host.live_host import LiveHost
 from agent.machine_sources import machine_sources
 from agent.sampling.sampler import Sampler
@@ -27,7 +29,7 @@ PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 SENT = "railscope_rdma_transmit_packets_total", ("mlx5_0", "1")
 
 
-def contents(files: OpenFiles | PlainFiles, count: int) -> list[Reading]:
+def contents(files: FileGroup, count: int) -> list[Reading]:
     """Read a group into the middle of a row, as a source does."""
     values, reasons = [7] * (count + 2), bytearray(count + 2)
     files.read_into(values, reasons, 1)
@@ -209,3 +211,82 @@ def test_readings_with_and_without_values_in_consecutive_columns() -> None:
     assert (row.values, bytes(row.reasons)) == ([0, 0, 8, 9, 0], bytes([0, 3, 0, 0, 0]))
     with pytest.raises(IndexError, match="readings from column 3: 3: expected at most 2"):
         row.put_readings(3, (1, 2, 3))
+
+
+class PortOfAKernel:
+    """Counters of an RDMA port as the kernel returns them: all with one request."""
+
+    def __init__(self, **counters: int) -> None:
+        self.requests = 0
+        self.answer: tuple[tuple[str, ...], tuple[int, ...]] | OSError = (), ()
+        self.count(**counters)
+
+    def count(self, **counters: int) -> None:
+        self.answer = tuple(counters), tuple(counters.values())
+
+    def counters(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        self.requests += 1
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+
+def port_files(directory: Path, kernel: PortOfAKernel, **texts: int) -> PortCounterFiles:
+    paths = [str(directory / name) for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        Path(path).write_text(f"{text}\n")
+    return PortCounterFiles(paths, OpenFiles(paths), kernel.counters)
+
+
+def test_one_request_reads_the_counters_of_a_port(tmp_path: Path) -> None:
+    kernel = PortOfAKernel(sent=1, optional=2, received=2**64 - 1)
+    files = port_files(tmp_path, kernel, received=7, sent=7)
+    assert contents(files, 2) == [2**64 - 1, 1]
+    kernel.count(received=5, sent=6)
+    assert contents(files, 2) == [5, 6], "the order changed"
+    assert kernel.requests == 2
+    assert (files.text(0), files.texts()) == (b"7\n", [b"7\n", b"7\n"])
+    files.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [NO_DEVICE, DENIED, OSError(errno.EMSGSIZE, "too many"), (("received",), (5,))]
+)
+def test_files_are_read_without_an_answer_or_without_one_of_the_counters(
+    tmp_path: Path, answer: OSError | tuple[tuple[str, ...], tuple[int, ...]]
+) -> None:
+    kernel = PortOfAKernel(sent=1, received=2)
+    files = port_files(tmp_path, kernel, received=7, sent=8)
+    assert contents(files, 2) == [2, 1]
+    kernel.answer = answer
+    assert contents(files, 2) == [7, 8]
+    kernel.count(sent=3, received=4)
+    assert contents(files, 2) == [7, 8], "until the group is opened again"
+    (tmp_path / "sent").write_text("")
+    (tmp_path / "sent").unlink()
+    assert contents(files, 2) == [7, Absent.GONE]
+    files.close()
+
+
+def test_joined_groups_read_as_one(tmp_path: Path) -> None:
+    kernel = PortOfAKernel(sent=1, received=2)
+    port = port_files(tmp_path, kernel, received=7, sent=8)
+    (tmp_path / "speed").write_text("400\n")
+    speed = OpenFiles([str(tmp_path / "speed")])
+    joined = JoinedFiles([(1, speed), (2, port)])
+    assert contents(joined, 3) == [400, 2, 1]
+    assert (
+        [joined.text(index) for index in range(3)] == joined.texts() == [b"400\n", b"7\n", b"8\n"]
+    )
+    with pytest.raises(IndexError):
+        joined.text(3)
+    joined.close()
+
+
+def test_counters_of_a_missing_port_are_gone_on_a_live_node() -> None:
+    paths = [f"/sys/class/infiniband/none_0/ports/1/hw_counters/{n}" for n in range(20)]
+    files = LiveHost().open_file_group(["/proc/sys/kernel/pid_max", *paths])
+    pid_max, *counters = contents(files, 21)
+    assert not isinstance(pid_max, Absent)
+    assert counters == [Absent.GONE] * 20
+    files.close()

@@ -337,6 +337,8 @@ class FakeRdmaKernel:
 
     def __init__(self) -> None:
         self.indexes = {"mlx5_0": 3, "mlx5_1": 4}
+        self.counted = 1 << 63
+        self.optional = "rdma_tx_bytes"
 
     def __call__(self, request: NetlinkRequest) -> list[bytes]:
         assert request.protocol == 20
@@ -354,8 +356,8 @@ class FakeRdmaKernel:
         if command != 17 or not names or port != 1:
             return [request.refused(errno.EINVAL)]
         counters = [
-            nest(81, text(82, "out_of_sequence"), u64s(83, 1 << 63)),
-            nest(81, text(82, "rdma_tx_bytes"), u64s(83, index)),
+            nest(81, text(82, "out_of_sequence"), u64s(83, self.counted)),
+            nest(81, text(82, self.optional), u64s(83, index)),
         ]
         body = u32(1, index) + text(2, names[0]) + u32(3, port) + nest(80, *counters)
         return [request.message(request.kind, body)]
@@ -370,6 +372,20 @@ def test_counters_of_an_rdma_port_with_optional_ones():
             }
     dumps = [request for request in kernel.requests if request.kind & 0x3FF == 1]
     assert len(dumps) == 1, "indexes are remembered"
+
+
+def test_names_of_counters_are_decoded_again_when_they_change():
+    kernel = FakeRdmaKernel()
+    with open_netlink(kernel) as (netlink, _):
+        names, values = netlink.rdma.counters("mlx5_0", 1)
+        assert (names, values) == (("out_of_sequence", "rdma_tx_bytes"), (1 << 63, 3))
+        kernel.counted = 4
+        assert netlink.rdma.counters("mlx5_0", 1)[0] is names
+        assert netlink.rdma.counters("mlx5_0", 1)[1] == (4, 3)
+        kernel.optional = "rdma_rx_bytes"  # as long as the name before
+        assert netlink.rdma.counters("mlx5_0", 1) == (("out_of_sequence", "rdma_rx_bytes"), (4, 3))
+        kernel.optional = "cc_rx_ce_pkts_more"
+        assert netlink.rdma.counters("mlx5_0", 1)[0][1] == "cc_rx_ce_pkts_more"
 
 
 def test_a_device_that_came_back_under_another_index_is_found_again():

@@ -40,6 +40,7 @@ class Netlink:
         self._connections = NetlinkConnections(open_socket)
         ethtool = EthtoolFamily(partial(self._connections.connection, GENERIC))
         self._module_half = ethtool.module_half
+        self.rdma = RdmaStatistics(partial(self._connections.connection, RDMA))
         self._functions: dict[str, Callable[..., Json]] = {
             "links": lambda: network_devices.list_links(self._connections.connection(ROUTE)),
             "dcb": lambda interface: network_devices.read_dcb(
@@ -52,9 +53,7 @@ class Netlink:
             "link_modes": ethtool.link_modes,
             "link_state": ethtool.link_state,
             "module": self._module,
-            "rdma_statistics": RdmaStatistics(
-                partial(self._connections.connection, RDMA)
-            ).statistics,
+            "rdma_statistics": self.rdma.statistics,
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:

@@ -96,12 +96,19 @@ def interface_attribute(kind: int, interface: str) -> bytes:
 
 def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and value of each attribute, in order."""
-    offset = 0
-    while len(raw) - offset >= _ATTRIBUTE.size:
+    return ((kind, raw[place]) for kind, place in attribute_places(raw, slice(0, len(raw))))
+
+
+def attribute_places(raw: bytes, within: slice) -> Iterator[tuple[int, slice]]:
+    """Type and place of the value of each attribute in a part of an answer, in order."""
+    offset = within.start
+    while within.stop - offset >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(raw, offset)
-        if not _ATTRIBUTE.size <= length <= len(raw) - offset:
-            raise_inconsistent(f"attribute of {length} bytes: {len(raw) - offset} bytes are left")
-        yield kind & _TYPE_MASK, raw[offset + _ATTRIBUTE.size : offset + length]
+        if not _ATTRIBUTE.size <= length <= within.stop - offset:
+            raise_inconsistent(
+                f"attribute of {length} bytes: {within.stop - offset} bytes are left"
+            )
+        yield kind & _TYPE_MASK, slice(offset + _ATTRIBUTE.size, offset + length)
         offset += _align(length)
 
 
