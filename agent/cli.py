@@ -229,8 +229,10 @@ def replay(config: Path | None, sources: tuple[str, ...], captures: tuple[Path, 
     """Write the frames of captures to standard output, in the wire format.
 
     Each record is the length of an envelope (4 bytes, little-endian) and the envelope, as an agent ships it.
-    A schema is in the first envelope of its capture that uses it. Sources are read at every recorded moment, those
-    with a period above 5 s at their period.
+    A schema is in the first envelope of its capture that uses it.
+
+    Sources with a period of at most 5 s are read at every recorded moment; those with a longer one, and those of
+    claims, sharing and health of GPUs, at their period. A source that uses the results of others needs them as well.
 
     Exit status 1 if a capture is damaged; the others, and its moments before the damage, are written.
     """

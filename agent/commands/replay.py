@@ -6,13 +6,14 @@ recording. Nothing waits, so that hours of a node are read in minutes.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import click
 import msgspec
@@ -27,6 +28,8 @@ from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from agent.service import UNSHIPPED_SOURCES
 from agent.shipping.shipper import EventNumbering, split_into_envelopes
 from agent.sources.agent_state import GpuVerdictSource
+from agent.sources.nvidia.processes import GpuSharingSource
+from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import XidMatcher
 from railscope import __version__, capture, envelopes, wire
 from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
@@ -39,12 +42,29 @@ SAMPLE_NS = 400_000_000
 """Moments within this time are one sample: a recording agent takes some time for its reads."""
 EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
+STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
+"""Sources of states that others derive nothing from between their reads: they keep their period."""
 SAMPLES_OF_AN_ENVELOPE = 64
+GC_ALLOCATIONS = 100_000
+"""Each moment replaces thousands of answers, without reference cycles: searches for cycles can be rare."""
 BEGIN_NS = 10 * SECOND_NS
 """Time in which a recording agent finds its devices."""
+_Answer = TypeVar("_Answer")
 _LENGTH = struct.Struct("<I")
 _CALL = re.compile(r"(\w+)\.(\w+)\(([^,)]*)")
 """Host interface, function and first argument in the key of a call."""
+
+
+class _ReplayGuard(hang_guard.GuardedHost):
+    """Checks answers as in a live agent; calls return at once, so that none is measured."""
+
+    def make_call(
+        self, device: str, name: str, call: Callable[..., _Answer], *arguments: int | str
+    ) -> _Answer:
+        """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
+        if device in self._hung.by_device:
+            return super().make_call(device, name, call, *arguments)
+        return call(*arguments)
 
 
 @dataclass(slots=True)
@@ -60,7 +80,7 @@ class _ReplayedSource:
         period_ns = self.status.period_ns
         if self.status.state == UNSUPPORTED:
             period_ns = max(period_ns, REPROBE_NS)
-        every_sample = period_ns <= EVERY_SAMPLE_NS
+        every_sample = period_ns <= EVERY_SAMPLE_NS and self.status.source.name not in STATE_SOURCES
         self.due_ns = 0 if every_sample else now_ns + period_ns - period_ns // 10
 
 
@@ -86,13 +106,10 @@ class CaptureReplay:
         settings = msgspec.structs.replace(
             settings, node=about.node, bursts=BurstSettings(enabled=False)
         )
-        guards: dict[str, hang_guard.GuardedHost] = {}
+        # One guard for all sources: those of a sample share the scan of the network devices.
+        guard = _ReplayGuard(self._host, self._hung, hang_guard.CallTime(lambda: 0.0))
         self._sources: list[_ReplayedSource] = []
         for source in _select(_all_sources(settings, lambda: statuses), names):
-            guard = guards.setdefault(
-                source.family,
-                hang_guard.GuardedHost(self._host, self._hung, hang_guard.CallTime(lambda: 0.0)),
-            )
             status = statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin)
             self._sources.append(_ReplayedSource(status, reader))
@@ -224,6 +241,7 @@ def replay_captures(
 ) -> bool:
     """Write the envelopes of captures, each after its length; return False if one is damaged."""
     is_complete = True
+    gc.set_threshold(GC_ALLOCATIONS)
     for directory in directories:
         problem: CaptureError | None
         try:

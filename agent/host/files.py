@@ -242,12 +242,17 @@ class PlainFiles:
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Read every file once, in order."""
-        for position, path in enumerate(self._paths, start):
-            try:
-                reading = parse_integer(self._read(path))
-            except OSError as error:
-                reading = reason_of(error)
-            _store_open_file(values, reasons, position, reading)
+        for index in range(len(self._paths)):
+            self.read_one(index, values, reasons, start + index)
+
+    def read_one(self, index: int, values: list[int], reasons: bytearray, position: int) -> None:
+        """Read one file into a column."""
+        reading: Reading
+        try:
+            reading = parse_integer(self._read(self._paths[index]))
+        except OSError as error:
+            reading = reason_of(error)
+        _store_open_file(values, reasons, position, reading)
 
     def text(self, index: int) -> bytes:
         """Content of one file."""

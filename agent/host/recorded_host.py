@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import compress, pairwise
+from operator import is_not
 from typing import Protocol, TypeVar
 
 from agent.host import Clock, Json
@@ -64,6 +65,8 @@ BATCH_FUNCTIONS = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
 A capture records an answer to each, so that any batch of them can be answered.
 """
 _NOT_RECORDED = [3, 0]
+MAX_CACHED_KEYS = 1 << 14
+"""More than the calls of a node in one sample."""
 
 
 def call_key(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
@@ -296,48 +299,81 @@ class SteppedHost:
 
     def read(self, path: str) -> bytes:
         """Content of a file."""
-        text: str = self._answer("files", path)
+        text: str = _stored_answer(self._state["files"], path)
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory."""
-        entries: list[str] = self._answer("names", path)
+        entries: list[str] = _stored_answer(self._state["names"], path)
         return entries
 
     def resolve(self, path: str) -> str:
         """Target of a path."""
-        target: str = self._answer("links", path)
+        target: str = _stored_answer(self._state["links"], path)
         return target
 
-    def open_file_group(self, paths: Sequence[str]) -> PlainFiles:
+    def open_file_group(self, paths: Sequence[str]) -> SteppedFiles:
         """Open a group of counter files."""
-        return PlainFiles(self.read, paths)
+        return SteppedFiles(self.read, paths, self._state["files"])
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Result of a call."""
-        if function in BATCH_FUNCTIONS:
-            device, *entries = arguments
-            return assemble_batch(
-                lambda entry: self._answer(
-                    "calls", call_key(host_interface, function, (device, entry))
-                ),
-                entries,
-            )
-        return self._answer("calls", call_key(host_interface, function, arguments))
+        calls = self._state["calls"]
+        if function not in BATCH_FUNCTIONS:
+            return _stored_answer(calls, _cached_call_key(host_interface, function, arguments))
+        keys = _entry_keys(host_interface, function, arguments)
+        pairs: list[Json] = list(map(calls.get, keys))
+        if set(map(type, pairs)) == {list}:
+            return [[value for _, value in pairs], [code for code, _ in pairs]]
+        return assemble_batch(lambda key: _stored_answer(calls, str(key)), keys)
 
     def kernel_log(self) -> SteppedKernelLog:
         """The recorded kernel log. Raises OSError if it could not be read during the recording."""
         result(self._state["calls"].get(KERNEL_LOG))
         return self._log
 
-    def _answer(self, section: str, key: str) -> Json:
-        try:
-            stored = self._state[section][key]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
-        if stored == PENDING:
-            raise TimeoutError(errno.ETIMEDOUT, f"{key} had not returned")
-        return result(stored)
+
+_cached_call_key = lru_cache(MAX_CACHED_KEYS)(call_key)
+
+
+@lru_cache(MAX_CACHED_KEYS)
+def _entry_keys(
+    host_interface: str, function: str, arguments: tuple[int | str, ...]
+) -> tuple[str, ...]:
+    device, *entries = arguments
+    return tuple(call_key(host_interface, function, (device, entry)) for entry in entries)
+
+
+def _stored_answer(answers: dict[str, Json], key: str) -> Json:
+    try:
+        stored = answers[key]
+    except KeyError:
+        raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
+    if type(stored) is not dict:
+        return stored
+    if stored == PENDING:
+        raise TimeoutError(errno.ETIMEDOUT, f"{key} had not returned")
+    return result(stored)
+
+
+class SteppedFiles(PlainFiles):
+    """Files of a recorded node: their integers are parsed when their text has changed."""
+
+    def __init__(
+        self, read: Callable[[str], bytes], paths: Sequence[str], texts: dict[str, Json]
+    ) -> None:
+        super().__init__(read, paths)
+        self._stored, self._last = texts, [object()] * len(paths)
+        self._values, self._reasons = [0] * len(paths), bytearray(len(paths))
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        """Write the integers of all files; one that did not change has the same text object."""
+        texts = list(map(self._stored.get, self._paths))
+        for index in compress(range(len(texts)), map(is_not, texts, self._last)):
+            self.read_one(index, self._values, self._reasons, index)
+        self._last = texts
+        values[start : start + len(texts)] = self._values
+        reasons[start : start + len(texts)] = self._reasons
 
 
 class SteppedKernelLog:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 
 from agent.host import FileGroup, Host
 from agent.sampling import source
@@ -90,6 +90,8 @@ def _event(event: declare.EventClass, device: _ObservedPciDevice, now: NodeTimes
 
 ALL_ERRORS = "TOTAL_ERR"
 """Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""
+MAX_CACHED_TEXTS = 256
+"""Different contents of error files whose counts are kept: most files of a node are equal, and rarely change."""
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _ROOT_FILES = {"correctable": "cor", "nonfatal": "nonfatal", "fatal": "fatal"}
 _LINKS: dict[str, tuple[declare.Metric, str]] = {
@@ -224,7 +226,8 @@ class PcieSource(source.SourceWithFiles):
             into.put(column, source.parsed_reading(counts.text, file))
 
 
-def parse_aer(text: bytes) -> dict[str, int]:
+@lru_cache(MAX_CACHED_TEXTS)
+def parse_aer(text: bytes) -> Mapping[str, int]:
     """Counts by error from an aer_dev_* file, with the count of all errors as `ALL_ERRORS`.
 
     Names may contain spaces (older kernels), so a line is split at its last one; a line that does

@@ -392,7 +392,7 @@ def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> No
     code, output = run(command, "--replay", tmp_path)
     assert code == 1
     assert output.startswith(
-        f"Error: reading the capture failed: {tmp_path}/timeline.jsonl: damaged line 2: "
+        f"Error: reading the capture failed: {tmp_path}/timeline.jsonl: incomplete last line 2: "
     )
     assert output.count("\n") == 1
 
