@@ -1,11 +1,12 @@
 """Commands of the simulator.
 
-`railscope simulate` records a simulated node as a capture. `railscope simulate-agent` runs an agent
+`railscope simulate` records a simulated node or a cluster as captures, and scores the diagnosis of them. `railscope simulate-agent` runs an agent
 on a node that is simulated in real time.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from agent.sampling.source import format_count
 from railscope.capture import Capture, write_capture
-from simulator import SCENARIOS, NodeSpec, capture_metadata, find_model, moments
+from simulator import SCENARIOS, NodeSpec, SimulatorError, capture_metadata, find_model, moments
+from simulator.cluster import score_scenarios, scoring
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import ScenarioError, read_scenario
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
@@ -62,6 +64,55 @@ def cluster(scenario: Path, directory: Path) -> None:
     click.echo(
         f"{directory}: {plan.seconds} s of {nodes}, {format_count(len(plan.faults), 'fault')}"
     )
+
+
+@simulate.command()
+@click.option(
+    "--seeds", default="0-4", show_default=True, help="Seeds of the scenarios, as A-B or A."
+)
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    type=click.Choice(score_scenarios.CLASSES),
+    help="Class of the scenarios; may be repeated.  [default: all]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of scenarios at the same time.",
+)
+@click.option("--command", help="Program to score in place of railscope diagnose.")
+def score(seeds: str, classes: tuple[str, ...], jobs: int, command: str | None) -> None:
+    """Diagnose random clusters with and without faults, and compare the incidents with the truth.
+
+    Standard error has a line for each scenario, standard output the table: precision and recall with their
+    intervals of 95 %, the delay of detection, the share of faults whose cause has the highest confidence,
+    and false positives of healthy clusters, with the goals beside.
+    """
+    program = shlex.split(command) if command else scoring.DIAGNOSE
+    outcomes = []
+    try:
+        for outcome in scoring.run_all(
+            classes or score_scenarios.CLASSES, _seeds(seeds), jobs, program
+        ):
+            click.echo(outcome.line(), err=True)
+            outcomes.append(outcome)
+    except (SimulatorError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    for line in scoring.table(outcomes):
+        click.echo(line)
+
+
+def _seeds(text: str) -> range:
+    """Return the seeds A to B of `A-B`, or the seed `A`."""
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        message = f"invalid --seeds: {text!r}: expected A-B such as 0-9"
+        raise click.UsageError(message)
+    return range(int(first), int(last or first) + 1)
 
 
 def _problem(error: Exception) -> str:

@@ -52,6 +52,7 @@ class PortConditions:
     the port ignores; `misprioritized_sent` and `misprioritized_received` are shares of packets outside the
     lossless priority; `unanswered` is the share in which the port sends to receivers that do not respond.
     `retransmitted` is the share of sent packets that adaptive retransmission repeats without a loss.
+    `marking` and `switch_pauses` are the shares of usual marks and of usual pause that the leaf switch adds.
     `margin_lost` is the share lost of the errors that forward error correction can correct, on the worst lane.
     """
 
@@ -70,6 +71,8 @@ class PortConditions:
     lost_sent: float = 0.0
     ignored: float = 0.0
     retransmitted: float = 0.0
+    marking: float = 1.0
+    switch_pauses: float = 1.0
     misprioritized_sent: float = 0.0
     misprioritized_received: float = 0.0
     unanswered: float = 0.0

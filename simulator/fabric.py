@@ -172,7 +172,7 @@ class Cable:
                 misprioritized.add(round_randomly(count * share, rng), self._frame_words)
         counters.write_requests += round_randomly(received / _WRITE_PACKETS, rng)
         drift = self._mark_drift.advance(span.seconds)
-        usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
+        usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005) * conditions.marking
         share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
         marked = round_randomly(received * share, rng)
         counters.marked_packets += marked
@@ -213,7 +213,7 @@ class Cable:
         frames += rng.expovariate(20.0) * usual
         sent = round_randomly(frames, rng)
         frames = paused * span.length_ns / frame_ns
-        frames += rng.expovariate(1.0) * usual
+        frames += rng.expovariate(1.0) * usual * conditions.switch_pauses
         received = round_randomly(frames, rng)
         if not self.settings.is_protected:
             return

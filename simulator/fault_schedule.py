@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator import conditions, kernel_log, scenarios
+from simulator import conditions, kernel_log, port, scenarios
 from simulator.spec import NodeSpec, TimeSpan
 
 
@@ -161,7 +161,7 @@ class NodeFaultSchedule(FaultSchedule):
             pcie_halved=scripted.pcie_halved,
             pcie_errors=scripted.pcie_errors,
             removed=scripted.removed,
-            settings=scripted.settings,
+            settings=added.settings if scripted.settings == port.USUAL else scripted.settings,
             unprotected=scripted.unprotected,
             storm_warnings=scripted.storm_warnings,
             storm_errors=scripted.storm_errors,

@@ -245,14 +245,18 @@ def _node_number(name: str) -> int:
     return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
 
 
+def leaf_name(group: int, rail: int) -> str:
+    """Return the name of the leaf switch of a rail in a group of nodes."""
+    return f"leaf-{group * MAX_GPUS + rail + 1}"
+
+
 def _neighbour(cable: fabric.Cable, node: int, storage: list[fabric.Cable]) -> dict[str, Json]:
     group, place = divmod(max(node - 1, 0), _NODES_OF_A_GROUP)
     rail = cable.port.rail
     if rail is None:
         leaf, name = MAX_GPUS + storage.index(cable), f"storage-leaf-{storage.index(cable) + 1}"
     else:
-        leaf = group * MAX_GPUS + rail
-        name = f"leaf-{leaf + 1}"
+        leaf, name = group * MAX_GPUS + rail, leaf_name(group, rail)
     return {
         "chassis": f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00",
         "port": f"Ethernet{place // 2 + 1}/{place % 2 + 1}",

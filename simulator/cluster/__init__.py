@@ -7,4 +7,6 @@ job_model       iterations of jobs: compute, exchange, checkpoints, input
 cluster_model   all of them advance together, with the nodes (`simulator.node_model`)
 arrivals        heartbeats of the nodes, as the collector receives them
 captures        a capture per node, and the ground truth
+score_scenarios random scenarios of each class of incidents, and healthy ones
+scoring         comparison of a diagnosis with the ground truth
 """

@@ -22,7 +22,7 @@ import numpy as np
 
 from railscope.capture import CaptureMetadata, CaptureWriter
 from railscope.timestamps import SECOND_NS, format_timestamp
-from simulator import simulation
+from simulator import network_interfaces, simulation
 from simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, JobPlan, PlannedClusterFault
@@ -126,9 +126,7 @@ class GroundTruthRecorder:
         if entity == "storage":
             return [{"kind": "storage", "server": server_name(index)} for index in fault.filers]
         if entity == "leaf":
-            return [
-                {"kind": "leaf", "pod": pod, "rail": rail} for pod in fault.pods for rail in rails
-            ]
+            return [self._leaf(pod, rail) for pod in fault.pods for rail in rails]
         if entity == "node":
             return [
                 {"kind": "node", "node": self._model.nodes[node].spec.node} for node in fault.nodes
@@ -136,6 +134,15 @@ class GroundTruthRecorder:
         if entity == "nic":
             return [self._nic(node, rail) for node in fault.nodes for rail in rails]
         return [self._gpu(node, index) for node in fault.nodes for index in rails]
+
+    @staticmethod
+    def _leaf(pod: int, rail: int) -> dict[str, Any]:
+        return {
+            "kind": "leaf",
+            "pod": pod,
+            "rail": rail,
+            "switch": network_interfaces.leaf_name(pod, rail),
+        }
 
     def _gpu(self, node: int, index: int) -> dict[str, Any]:
         model = self._model.nodes[node]

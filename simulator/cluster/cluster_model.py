@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.timestamps import SECOND_NS
-from simulator import conditions, device_models, fault_schedule, nfs_mounts, node_model
+from simulator import conditions, device_models, fault_schedule, nfs_mounts, node_model, port
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
@@ -34,7 +34,8 @@ _PORT_EFFECTS = (
 _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("send", "deliver", "drain", "notifies", "reacts"), ("device", np.minimum)),
     **dict.fromkeys(
-        ("stuck", "unprotected", "thermal_resistance", *_PORT_EFFECTS), ("device", np.maximum)
+        ("stuck", "unprotected", "leaks", "thermal_resistance", *_PORT_EFFECTS),
+        ("device", np.maximum),
     ),
     "pace": ("device", np.multiply),
     **dict.fromkeys(("delay", "contention", "used"), ("node", np.maximum)),
@@ -384,7 +385,7 @@ def _port_conditions(
     found: _Conditions, traffic: _Traffic, number: int, rail: int
 ) -> conditions.PortConditions:
     """Return the conditions of a port as shares of the time in which it is busy."""
-    at = number, rail
+    at, leaf = (number, rail), (number * len(found.fabric.marks) // len(found.pace), rail)
     busy = float(traffic.busy[at])
     stuck = float(found.fabric.stuck[at])
 
@@ -405,6 +406,9 @@ def _port_conditions(
         misprioritized_sent=float(found.fabric.unprotected[at]),
         misprioritized_received=while_busy(traffic.misprioritized),
         unanswered=while_busy(traffic.unanswered),
+        settings=port.PortSettings(notifying=bool(found.fabric.notifies[at])),
+        marking=float(found.fabric.marks[leaf]),
+        switch_pauses=float(found.fabric.pauses[leaf]),
         pcie_write_stall_percent=float(found.pcie_write_stall_percent[at]),
         margin_lost=float(found.margin_lost[at]),
     )

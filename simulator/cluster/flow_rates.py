@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 from simulator.cluster.topology import ClusterTopology, FloatArray, FlowGroup
 
+_BURST_EXCESS = 0.02
+"""Excess of bursts over the mean rate of a receiver; senders that react to marks keep it out of the queue."""
+
 _RESIDUAL_PAUSE = 0.03
 """Share of an excess that still causes pause when senders react to marks: bursts before the reaction."""
 
@@ -47,8 +50,8 @@ class FabricState:
 
     `send`, `deliver` (links of a NIC, to and from the leaf), `drain` (rate at which a NIC accepts data),
     `stuck` (share of time in which it accepts nothing), `notifies` and `reacts` (congestion control of the
-    receiver and of the sender, 0 or 1), `unprotected` (share of sent traffic outside the lossless priority):
-    shape (nodes, rails). `up`, `down` (links of a leaf to and from the
+    receiver and of the sender, 0 or 1), `unprotected` (share of sent traffic outside the lossless priority),
+    `leaks` (share of sent packets that the link to the leaf corrupts): shape (nodes, rails). `up`, `down` (links of a leaf to and from the
     spines), `marks`, `pauses` (ECN and PFC of a leaf, 0 or 1) and `drops` (share of packets that a leaf
     loses): shape (pods, rails).
     """
@@ -60,6 +63,7 @@ class FabricState:
     notifies: FloatArray
     reacts: FloatArray
     unprotected: FloatArray
+    leaks: FloatArray
     up: FloatArray
     down: FloatArray
     marks: FloatArray
@@ -79,6 +83,7 @@ class FabricState:
             zeros(nics),
             ones(nics),
             ones(nics),
+            zeros(nics),
             zeros(nics),
             uplink,
             uplink.copy(),
@@ -212,7 +217,8 @@ class FlowSolver:
             queues.deliver[state.deliver < _UNREACHABLE] = (
                 0.0  # a switch drops what it cannot deliver
             )
-            blocked = self._propagate(state, queues, active)
+            bursts = _BURST_EXCESS * _Resources.from_flat(self._topology, speeds @ usage).drain
+            blocked = self._propagate(state, queues, bursts, active)
         rates = _Resources.from_flat(self._topology, speeds @ usage)
         receives = rates.drain > 0
         unprotected = queues.deliver * (1.0 - self._of_leaf(state.pauses))
@@ -247,9 +253,9 @@ class FlowSolver:
         return self._of_leaf(state.marks) * state.notifies
 
     def _propagate(
-        self, state: FabricState, queues: _Resources, active: Sequence[int]
+        self, state: FabricState, queues: _Resources, bursts: FloatArray, active: Sequence[int]
     ) -> _Resources:
-        """Return the share of time in which each port is paused by the queues that it feeds."""
+        """Return the share of time in which each port is paused by the queues and bursts that it feeds."""
         blocked = _Resources.zeros(self._topology)
         pauses, notified_share = self._of_leaf(state.pauses), self._notified_share(state)
         spine_marks = state.marks.max(axis=0)
@@ -260,6 +266,7 @@ class FlowSolver:
             into = np.maximum(
                 queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
             )
+            into = np.maximum(into, bursts[path.to_nic] * (1.0 - reaction))
             into *= pauses[path.to_nic]
             protected = 1.0 - state.unprotected[path.from_nic]
             far = path.is_remote
@@ -286,6 +293,7 @@ class FlowSolver:
             np.maximum.at(slowed, path.from_nic, share * state.notifies[path.to_nic])
             overflow = _LOST_IN_BURSTS + _LOST_OF_EXCESS * queues.deliver[path.to_nic]
             dropped = np.maximum(lost[path.to_nic], state.unprotected[path.from_nic] * overflow)
+            dropped = np.maximum(dropped, state.leaks[path.from_nic])
             np.maximum.at(retried, path.from_nic, dropped)
             np.maximum.at(received_lost, path.to_nic, dropped)
         return {"marked": marked, "lost": received_lost, "slowed": slowed, "retried": retried}

@@ -160,7 +160,7 @@ def read_scenario(path: Path) -> ClusterScenario:
     """Read a scenario file. Raises ScenarioError."""
     try:
         found = msgspec.convert(parse_toml(path.read_text(encoding="utf-8")), ClusterScenario)
-        problem = next(_problems(found), "")
+        problem = next(scenario_problems(found), "")
     except (OSError, UnicodeDecodeError, TomlError, msgspec.ValidationError) as error:
         problem = str(error).replace("Object contains unknown field", "unknown key")
     if problem:
@@ -169,7 +169,8 @@ def read_scenario(path: Path) -> ClusterScenario:
     return found
 
 
-def _problems(scenario: ClusterScenario) -> Iterator[str]:
+def scenario_problems(scenario: ClusterScenario) -> Iterator[str]:
+    """Yield what makes a scenario invalid."""
     size = scenario.cluster
     for key, value, choices in (
         ("model", size.model, device_models.SHORT_NAMES),

@@ -66,7 +66,8 @@ def test_without_marks_pause_limits_the_senders():
     state.marks[0, RAIL] = 0
     rates = solve(state, ACROSS, NEIGHBOUR)
     assert not rates.marked.any()
-    assert affected(rates.paused) == {(0, RAIL)}
+    assert rates.paused[0, RAIL] > 0.3
+    assert 0 < rates.paused[5, RAIL] < 0.03, "bursts"
     assert np.isclose(rates.paused[0, RAIL], 1 - 0.4 / RATE)
 
 

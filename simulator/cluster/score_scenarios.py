@@ -1,0 +1,219 @@
+"""Random scenarios for the score of the diagnosis: one for each class of incidents and seed, and healthy ones.
+
+Clusters, jobs, sample periods, strengths and times are drawn from the class and the seed. Every scenario
+has harmless events: checkpoints, evaluations, restarts, pause spikes, marks, errors of applications. A slow
+sample period allows more nodes, so that all scenarios take about the same time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+from simulator.cluster.scenario import (
+    FAULT_KINDS,
+    ClusterScenario,
+    JobPlan,
+    PlannedClusterFault,
+    SimulatedClusterSize,
+)
+
+HEALTHY, COMPOUND = "healthy", "compound"
+CLASSES = (
+    *sorted({kind.incident_class for kind in FAULT_KINDS.values() if kind.incident_class}),
+    COMPOUND,
+    HEALTHY,
+)
+"""Classes of scenarios: those of incidents, two faults at once, and none."""
+
+_SIZES = (
+    (1.0, 1, 4),
+    (2.0, 1, 6),
+    (2.5, 2, 4),
+    (5.0, 1, 8),
+    (5.0, 2, 5),
+    (10.0, 2, 6),
+    (10.0, 2, 8),
+)
+"""Sample period, pods, and nodes of a pod."""
+_MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS = 240, 270
+_MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS = 240, 360
+_REST_SECONDS = 30
+_MIN_JOB_NODES = 4
+_RAILS = 8
+_COMPOUNDS = (
+    ("transceiver", "slow_receiver"), ("hot_gpu", "incast"), ("storage_slow", "node_partition"),
+    ("gpu_lost", "pfc_storm"), ("slow_gpu", "rate_control_off"), ("late_host", "link_flap"),
+)  # fmt: skip
+_WHOLE_NODE = {"rate_control_off", "unprotected", "power_brake"}
+_BENIGN_SHARE, _SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.35, 0.7, 0.6, 0.5
+"""Probabilities of harmless events, of jobs, and of faults of several devices at once."""
+
+
+def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
+    """Return the scenario of a class and a seed. Raises ValueError for an unknown class."""
+    if incident_class not in CLASSES:
+        message = f"unknown class {incident_class!r}: expected one of {', '.join(CLASSES)}"
+        raise ValueError(message)
+    rng = random.Random(f"{incident_class}/{seed}")  # noqa: S311 - repeatable on purpose
+    draw = _ScenarioDraw(rng, needs_pods=incident_class == "uplink_congested")
+    faults = list(draw.faults(_names(incident_class, rng)))
+    return ClusterScenario(
+        seconds=draw.seconds,
+        step_seconds=draw.period,
+        jitter=rng.choice((0.0, 0.1, 0.3)),
+        lost=rng.choice((0.0, 0.01, 0.03)),
+        seed=rng.getrandbits(31),
+        cluster=draw.size,
+        jobs=draw.jobs,
+        faults=[*faults, *draw.harmless_events()],
+    )
+
+
+def _names(incident_class: str, rng: random.Random) -> Sequence[str]:
+    """Return the faults of a scenario."""
+    if incident_class == HEALTHY:
+        return ()
+    if incident_class == COMPOUND:
+        return rng.choice(_COMPOUNDS)
+    kinds = [name for name, kind in FAULT_KINDS.items() if kind.incident_class == incident_class]
+    return (rng.choice(kinds),)
+
+
+class _ScenarioDraw:
+    """A cluster with its jobs, in which faults and harmless events are drawn."""
+
+    def __init__(self, rng: random.Random, *, needs_pods: bool) -> None:
+        self._rng = rng
+        sizes = [size for size in _SIZES if size[1] > 1 or not needs_pods]
+        self.period, pods, per_pod = rng.choice(sizes)
+        self.size = SimulatedClusterSize(
+            pods=pods, nodes_per_pod=per_pod, model=rng.choice(("h100", "h200")), filers=2
+        )
+        self.onset = rng.uniform(_MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS)
+        self.length = rng.uniform(_MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS)
+        self.seconds = int(self.onset + self.length) + _REST_SECONDS
+        self.jobs = list(self._jobs(pods * per_pod, first_pod=per_pod))
+
+    def _jobs(self, nodes: int, first_pod: int) -> Iterator[JobPlan]:
+        """Yield a training job that spans the pods, and others on the remaining nodes."""
+        order = list(range(nodes))
+        count = self._rng.randint(max(_MIN_JOB_NODES, nodes // 2), nodes)
+        if nodes > first_pod:
+            # All nodes of the first pod, and some of the other one.
+            count = max(count, first_pod + 2)
+        yield self._training("alpha", order[:count], "research")
+        rest = order[count:]
+        if len(rest) > 1 and self._rng.random() < _SECOND_JOB_SHARE:
+            half = rest[: self._rng.randint(2, len(rest))]
+            yield self._training("beta", half, "vision")
+            rest = rest[len(half) :]
+        if rest and self._rng.random() < _SERVICE_SHARE:
+            load, rate = self._rng.uniform(0.3, 0.8), self._rng.uniform(0.02, 0.08)
+            yield JobPlan(
+                "gamma",
+                rest,
+                pattern="all_to_all",
+                iteration_seconds=0.4,
+                exchange=0.3,
+                rate=rate,
+                activity=0.3,
+                load=load,
+                checkpoint_period_seconds=0,
+                tenant="serving",
+                filer=1,
+            )
+
+    def _training(self, name: str, nodes: list[int], tenant: str) -> JobPlan:
+        rng = self._rng
+        breaks = []
+        if rng.random() < _BENIGN_SHARE / 2:
+            begin = rng.uniform(30.0, self.onset - 170.0)
+            breaks.append((begin, rng.uniform(20.0, 100.0)))
+        return JobPlan(
+            name,
+            nodes,
+            pattern=rng.choice(("ring", "ring", "ring", "tree", "all_to_all")),
+            iteration_seconds=_log_uniform(rng, 1.0, 12.0),
+            exchange=rng.uniform(0.3, 0.55),
+            rate=rng.uniform(0.6, 0.95),
+            activity=rng.uniform(0.85, 0.97),
+            checkpoint_period_seconds=rng.uniform(240.0, 500.0),
+            checkpoint_seconds=rng.uniform(15.0, 45.0),
+            evaluation_period_seconds=rng.choice((0.0, 0.0, 0.0, 420.0)),
+            evaluation_seconds=rng.uniform(60.0, 150.0),
+            tenant=tenant,
+            breaks=breaks,
+        )
+
+    def faults(self, names: Sequence[str]) -> Iterator[PlannedClusterFault]:
+        """Yield faults with these names on different nodes of the first job."""
+        nodes = self._rng.sample(self.jobs[0].nodes, len(self.jobs[0].nodes))
+        onset = self.onset
+        for name in names:
+            yield self._fault(name, nodes.pop(), onset)
+            onset += self._rng.uniform(0.0, 60.0)
+
+    def _fault(self, name: str, node: int, onset: float) -> PlannedClusterFault:
+        rng, kind, job = self._rng, FAULT_KINDS[name], self.jobs[0]
+        rail = rng.randrange(_RAILS)
+        indices, senders = [rail], list[int]()
+        pods, filers, nodes = list[int](), list[int](), [node]
+        if name == "host_bound_receiver":
+            half = rng.choice((0, _RAILS // 2))
+            indices = list(range(half, half + _RAILS // 2))
+        elif name in _WHOLE_NODE or kind.entity == "node":
+            indices = []
+        elif name == "nic_lost" and rng.random() < _MANY_SHARE:
+            indices = sorted(rng.sample(range(_RAILS), _RAILS // 2))
+        elif kind.entity == "leaf":
+            nodes, pods = [], [0]
+        elif kind.entity in {"job", "storage"}:
+            nodes, indices = [], []
+            filers = [job.filer] if kind.entity == "storage" else []
+        elif name == "incast":
+            candidates = [other for other in job.nodes if other != node]
+            senders = rng.sample(candidates, min(len(candidates), rng.randint(3, 7)))
+        if name == "power_brake" and rng.random() < _MANY_SHARE:
+            nodes = job.nodes[: rng.randint(2, 4)]
+        return PlannedClusterFault(
+            fault=name,
+            begin_seconds=round(onset, 1),
+            length_seconds=round(self.length, 1),
+            strength=round(rng.random(), 3),
+            nodes=nodes,
+            pods=pods,
+            indices=indices,
+            senders=senders,
+            filers=filers,
+            job=job.name if kind.entity == "job" else "",
+        )
+
+    def harmless_events(self) -> Iterator[PlannedClusterFault]:
+        """Yield harmless events at any time: marks, pause spikes, errors of applications."""
+        rng, nodes = self._rng, self.size.pods * self.size.nodes_per_pod
+        for name in (
+            "ecn_phase",
+            "pause_spike",
+            "pause_spike",
+            "application_error",
+            "channel_reset",
+        ):
+            if rng.random() >= _BENIGN_SHARE:
+                continue
+            is_leaf = FAULT_KINDS[name].entity == "leaf"
+            node, rail = rng.randrange(nodes), rng.randrange(_RAILS)
+            yield PlannedClusterFault(
+                fault=name,
+                begin_seconds=round(rng.uniform(20.0, self.seconds - 20.0), 1),
+                length_seconds=150.0 if is_leaf else max(self.period, 1.5),
+                strength=round(rng.random(), 3),
+                nodes=[] if is_leaf else [node],
+                pods=[rng.randrange(self.size.pods)] if is_leaf else [],
+                indices=[rail],
+            )
+
+
+def _log_uniform(rng: random.Random, lower: float, upper: float) -> float:
+    return lower * math.pow(upper / lower, rng.random())

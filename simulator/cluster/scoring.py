@@ -1,0 +1,330 @@
+"""Score of the diagnosis: random scenarios, the incidents that `railscope diagnose` reports, and the truth.
+
+An incident is correct if its class and its cause are those of a fault, and if its onset is between one
+evaluation before the fault and the deadline of the class after it. An incident of the severity warning or
+critical that is neither correct nor explained by another one is a false positive, once per run and class.
+Intervals are Wilson's, for a confidence of 95 %.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from railscope.timestamps import SECOND_NS, parse_timestamp
+from simulator.cluster.captures import write_cluster
+from simulator.cluster.score_scenarios import draw_scenario
+from simulator.spec import SimulatorError
+
+JsonObject: TypeAlias = dict[str, Any]
+DIAGNOSE = (sys.executable, "-P", "-m", "railscope", "diagnose")
+
+_EVALUATION_SECONDS = 10.0
+"""Time between two evaluations; an onset before the fault by less is exact."""
+
+_CONFIDENCE = 1.96
+_MIN_COVERED = 0.5
+"""Share of the parts of a cause that incidents must name."""
+
+_TIME_LIMIT_SECONDS = 1800.0
+
+
+class ScoreGoal(NamedTuple):
+    """Goal of a class: precision, recall, and the deadline of detection in seconds."""
+
+    precision: float = 0.95
+    recall: float = 0.95
+    deadline_seconds: float = 60.0
+
+
+_GOALS = {
+    "pfc_storm": ScoreGoal(0.99, 0.99),
+    **dict.fromkeys(("link_flap", "link_down", "gpu_lost", "row_remap", "agent_partition", "node_down",
+                     "nic_lost", "ecc_uncorrectable"), ScoreGoal(0.99, 0.99, 20.0)),
+    "transceiver_degraded": ScoreGoal(0.95, 0.98),
+    **dict.fromkeys(("storage_bound", "dataloader_stall", "host_late"), ScoreGoal(0.9, 0.95, 120.0)),
+    **dict.fromkeys(("nvlink_errors", "thermal_straggler", "gpu_straggler"), ScoreGoal(deadline_seconds=180.0)),
+    "nccl_hang": ScoreGoal(0.95, 0.99, 180.0),
+    **dict.fromkeys(("ecn_inactive", "lossless_broken", "ecn_late"), ScoreGoal(deadline_seconds=300.0)),
+    "clock_skew": ScoreGoal(0.99, 0.95, 60.0),
+}  # fmt: skip
+
+
+def goal_of(incident_class: str) -> ScoreGoal:
+    """Return the goal of a class."""
+    return _GOALS.get(incident_class, ScoreGoal())
+
+
+class ScoreError(SimulatorError, RuntimeError):
+    """The diagnosis failed, or its output is not JSON lines; the message states the run and the reason."""
+
+
+# One run -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FaultOutcome:
+    """Result for one fault: the delay of its detection, or None; and if its cause ranked first."""
+
+    incident_class: str
+    strength: float
+    delay_seconds: float | None = None
+    ranked_first: bool = False
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """Result of one scenario: its faults, and the classes of false positives."""
+
+    name: str
+    node_hours: float
+    faults: list[FaultOutcome] = field(default_factory=list)
+    false_classes: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """Return the result in one line."""
+        found = [
+            f"{fault.incident_class} "
+            + ("missed" if fault.delay_seconds is None else f"after {fault.delay_seconds:.0f} s")
+            + ("" if fault.ranked_first else ", not ranked first")
+            for fault in self.faults
+        ]
+        found += [f"false {name}" for name in self.false_classes]
+        return f"{self.name}: {'; '.join(found) or 'nothing reported'}"
+
+
+def run_scenario(incident_class: str, seed: int, command: Sequence[str]) -> RunOutcome:
+    """Simulate a scenario, diagnose its captures, and compare the result with the truth. Raises ScoreError."""
+    name, scenario = f"{incident_class}/{seed}", draw_scenario(incident_class, seed)
+    with tempfile.TemporaryDirectory(prefix="railscope-score-") as directory:
+        path = Path(directory)
+        write_cluster(scenario, path)
+        truths = [*map(json.loads, (path / "truth.jsonl").read_text("utf-8").splitlines())]
+        incidents = diagnose(name, path, command)
+    node_hours = scenario.topology.nodes * scenario.seconds / 3600
+    outcome = RunOutcome(name, node_hours)
+    compare(truths, incidents, scenario.step_seconds, outcome)
+    return outcome
+
+
+def diagnose(name: str, directory: Path, command: Sequence[str]) -> list[JsonObject]:
+    """Return the incidents that a program reports of captures. Raises ScoreError."""
+    arguments = [*command, "--captures", str(directory), "--format", "json"]
+    done = subprocess.run(  # noqa: S603 - the program that is scored
+        arguments, capture_output=True, check=False, text=True, timeout=_TIME_LIMIT_SECONDS
+    )
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        message = f"{name}: exit status {done.returncode} of {command[0]}: {reason[0]}"
+        raise ScoreError(message)
+    try:
+        return [json.loads(line) for line in done.stdout.splitlines()]
+    except ValueError as error:
+        message = f"{name}: invalid output: {error}: expected JSON lines"
+        raise ScoreError(message) from error
+
+
+def compare(
+    truths: Sequence[JsonObject],
+    incidents: Sequence[JsonObject],
+    period_seconds: float,
+    outcome: RunOutcome,
+) -> None:
+    """Add the result for each fault and the false positives to an outcome."""
+    correct: set[int] = set()
+    roots = [
+        incident
+        for incident in incidents
+        if not incident.get("explained_by") and incident["severity"] != "info"
+    ]
+    ranked = sorted(roots, key=lambda incident: -float(incident.get("confidence") or 0.0))
+    for truth in truths:
+        named = [
+            (index, incident)
+            for index, incident in enumerate(incidents)
+            if _has_class(incident, truth)
+            and _is_in_time(incident, truth, period_seconds)
+            and _covered(incident["cause"], truth) > 0
+        ]
+        correct |= {index for index, _ in named}
+        fault = FaultOutcome(truth["class"], truth["strength"])
+        if sum(_covered(incident["cause"], truth) for _, incident in named) >= _MIN_COVERED:
+            detected = min(_seconds(incident["detected"]) for _, incident in named)
+            fault.delay_seconds = max(detected - _seconds(truth["onset"]), 0.0)
+        later = [incident for incident in ranked if _is_in_time(incident, truth, period_seconds)]
+        fault.ranked_first = any(
+            _covered(incident["cause"], truth) > 0 for incident in later[: len(truths)]
+        )
+        outcome.faults.append(fault)
+    false = {
+        incident["class"]
+        for index, incident in enumerate(incidents)
+        if index not in correct
+        and incident["severity"] != "info"
+        and not incident.get("explained_by")
+    }
+    outcome.false_classes = sorted(false)
+
+
+def _has_class(incident: JsonObject, truth: JsonObject) -> bool:
+    return incident["class"] in {truth["class"], *truth["accepted"]}
+
+
+def _seconds(text: str) -> float:
+    return parse_timestamp(text) / SECOND_NS
+
+
+def _is_in_time(incident: JsonObject, truth: JsonObject, period_seconds: float) -> bool:
+    after = _seconds(incident["onset"]) - _seconds(truth["onset"])
+    deadline_seconds = goal_of(truth["class"]).deadline_seconds
+    return -max(period_seconds, _EVALUATION_SECONDS) <= after <= deadline_seconds
+
+
+def _covered(cause: JsonObject, truth: JsonObject) -> float:
+    """Return the share of a fault's cause that an incident names: 0 if it names something else."""
+    parts: list[JsonObject] = truth["cause"]
+    kinds = {part["kind"] for part in parts}
+    if cause["kind"] in kinds:
+        alternatives = [cause, *(cause.get("or") or [])]
+        if cause["kind"] in truth["accepted"]:
+            return float(any(other.get("rail") == cause.get("rail") for other in parts))
+        same = sum(any(_is_same(each, part) for each in alternatives) for part in parts)
+        return same / len(parts)
+    nodes = {part["node"] for part in parts if "node" in part}
+    if cause["kind"] == "node" and len(nodes) == 1:
+        is_accepted = len(parts) > 1 or "node" in truth["accepted"]
+        return float(is_accepted and cause["node"] in nodes)
+    return float(cause["kind"] in truth["accepted"])
+
+
+_KEYS = {
+    "gpu": ("uuid", "pci_address", "index"),
+    "nic": ("interface", "pci_address", "device"),
+    "leaf": ("switch", "rail"),
+    "job": ("workload", "job"),
+}
+"""Names of an entity on its node or in its cluster; the first one that is reported counts."""
+
+
+def _is_same(cause: JsonObject, part: JsonObject) -> bool:
+    """True if an incident names an entity of the truth."""
+    if cause["kind"] == "storage":
+        return _host(cause.get("server")) == _host(part["server"])
+    if cause.get("node") != part.get("node"):
+        return False
+    keys = _KEYS.get(cause["kind"], ())
+    named = next((key for key in keys if cause.get(key) not in {"", None}), "")
+    return not keys or bool(named and cause[named] == part.get(named))
+
+
+def _host(server: object) -> str:
+    return str(server).partition(":")[0]
+
+
+# All runs ----------------------------------------------------------------------------------------
+
+
+def run_all(
+    classes: Sequence[str], seeds: Sequence[int], jobs: int, command: Sequence[str]
+) -> Iterator[RunOutcome]:
+    """Run the scenarios of all classes and seeds, several at once, and yield the results. Raises ScoreError."""
+    pairs = [(name, seed) for seed in seeds for name in classes]
+    with ProcessPoolExecutor(jobs) as pool:
+        tasks = [pool.submit(run_scenario, name, seed, command) for name, seed in pairs]
+        try:
+            for task in tasks:
+                yield task.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
+    """Return the interval of a share; 0 to 1 without trials."""
+    if not trials:
+        return 0.0, 1.0
+    share, square = successes / trials, _CONFIDENCE**2
+    center = (share + square / (2 * trials)) / (1 + square / trials)
+    spread = math.sqrt(max(share * (1 - share), 0.0) / trials + square / (4 * trials**2))
+    spread *= _CONFIDENCE / (1 + square / trials)
+    return max(center - spread, 0.0), min(center + spread, 1.0)
+
+
+@dataclass(slots=True)
+class ClassScore:
+    """Sums over the runs of one class, or over all."""
+
+    faults: list[FaultOutcome] = field(default_factory=list)
+    false_positives: int = 0
+
+    @property
+    def delays(self) -> list[float]:
+        """Delays of all detected faults in seconds."""
+        return sorted(
+            fault.delay_seconds for fault in self.faults if fault.delay_seconds is not None
+        )
+
+    def cells(self, name: str, goal: ScoreGoal) -> list[str]:
+        """Return the cells of a row of the table."""
+        delays, count = self.delays, len(self.faults)
+        first = sum(fault.ranked_first for fault in self.faults)
+        return [
+            name,
+            str(count),
+            _share(len(delays), len(delays) + self.false_positives),
+            _share(len(delays), count),
+            f"{statistics.median(delays):.0f}" if delays else "-",
+            f"{delays[math.ceil(0.9 * len(delays)) - 1]:.0f}" if delays else "-",
+            _share(first, count),
+            f"{goal.precision:.2f}/{goal.recall:.2f}/{goal.deadline_seconds:.0f} s",
+        ]
+
+
+def _share(successes: int, trials: int) -> str:
+    if not trials:
+        return "-"
+    lower, upper = wilson_interval(successes, trials)
+    return f"{successes / trials:.3f} ({lower:.2f}-{upper:.2f})"
+
+
+_HEADER = ["class", "faults", "precision", "recall", "median s", "p90 s", "cause first", "goal"]
+_OVERALL = ScoreGoal(0.97, 0.95, 60.0)
+
+
+def table(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
+    """Yield the lines of the table: each class, all classes, and the false positives of healthy runs."""
+    scores: dict[str, ClassScore] = {}
+    total = ClassScore()
+    false = Counter(name for outcome in outcomes for name in outcome.false_classes)
+    for fault in (fault for outcome in outcomes for fault in outcome.faults):
+        scores.setdefault(fault.incident_class, ClassScore()).faults.append(fault)
+        total.faults.append(fault)
+    for name, count in false.items():
+        score = scores.setdefault(name, ClassScore())
+        score.false_positives, total.false_positives = count, total.false_positives + count
+    rows = [_HEADER, *(scores[name].cells(name, goal_of(name)) for name in sorted(scores))]
+    rows.append(total.cells("all", _OVERALL))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from _healthy_lines([outcome for outcome in outcomes if not outcome.faults])
+
+
+def _healthy_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
+    hours = sum(outcome.node_hours for outcome in outcomes)
+    if hours:
+        count = sum(len(outcome.false_classes) for outcome in outcomes)
+        lower, upper = (1000 * end for end in wilson_interval(min(count, hours), hours))
+        yield (
+            f"healthy: {len(outcomes)} runs, {hours:.1f} node-hours, {count} false positives:"
+            f" {1000 * count / hours:.1f} ({lower:.1f}-{upper:.1f}) per 1,000 node-hours, goal 1.0"
+        )
