@@ -39,6 +39,11 @@ settings.register_profile("thorough", deadline=None, max_examples=1000, derandom
 settings.load_profile("railscope")
 
 
+# As rarely as in a collector, which sets this for the process of a test as well; also while the tests
+# are collected.
+gc.set_threshold(50_000, 50, 1000)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let each worker import other modules first: in a fresh clone they share the work of compiling."""
     worker: dict[str, Any] = getattr(config, "workerinput", {})
@@ -60,12 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests out of garbage collection, which otherwise visits them again and again.
-
-    It runs as rarely as in a collector, which sets this for the process of the test as well.
-    """
+    """Leave modules and tests out of garbage collection, which otherwise visits them again and again."""
     gc.freeze()
-    gc.set_threshold(50_000, 50, 1000)
 
 
 @pytest.fixture(autouse=True)

@@ -27,10 +27,12 @@ def install(root: Path) -> str:
     return outcome.stdout
 
 
-@pytest.fixture(name="root")
-def _root(tmp_path: Path) -> Path:
-    assert install(tmp_path) == ""
-    return tmp_path
+@pytest.fixture(name="root", scope="module")
+def _root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation that no test changes."""
+    root = tmp_path_factory.mktemp("root")
+    assert install(root) == ""
+    return root
 
 
 def test_no_file_names_a_directory_that_was_not_chosen(root: Path):
@@ -134,11 +136,12 @@ def test_the_command_of_the_runbooks_is_on_the_path(root: Path):
     assert (root / "bin/railscope").readlink() == root / "opt/rs/bin/railscope"
 
 
-def test_what_the_administrator_changed_stays(root: Path):
-    agent, rules = root / "etc/rs/agent.toml", root / "etc/rs/prometheus/rules/gpu.yml"
+def test_what_the_administrator_changed_stays(tmp_path: Path):
+    assert install(tmp_path) == ""
+    agent, rules = tmp_path / "etc/rs/agent.toml", tmp_path / "etc/rs/prometheus/rules/gpu.yml"
     agent.write_text('node = "mine"\n')
     rules.write_text("groups: []\n")
-    output = install(root)
+    output = install(tmp_path)
     assert agent.read_text() == 'node = "mine"\n'
     assert rules.read_text() == "groups: []\n"
     assert output == f"kept {rules}; the new version is {rules}.new\n"

@@ -7,15 +7,13 @@ from functools import cache
 
 import pytest
 from support.capture_index import CaptureIndex
+from support.simulated import HEATING_SECONDS, SECONDS, scenario_run, scenario_seconds
 
-from railscope.capture import Capture, Json
+from railscope.capture import Json
 from simulator import SCENARIOS, NodeSpec, simulate
 from simulator.scenarios import scenario_of
 
-SECONDS, ONSET = 40, 20
-HEATING_SECONDS, HEATING_ONSET = 60, 30
-"""Of the scenario "thermal": a GPU takes half a minute to become hot."""
-GPUS = 4
+ONSET, HEATING_ONSET = SECONDS // 2, HEATING_SECONDS // 2
 STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3
 OTHER_DEVICE, OTHER_INTERFACE, OTHER_GPU = "mlx5_4", "ens3f0np0", 2
 LINE_BYTES_PER_SECOND = 50_000_000_000
@@ -23,17 +21,13 @@ LINE_BYTES_PER_SECOND = 50_000_000_000
 
 def span(scenario: str) -> tuple[int, int]:
     """Return the second of the onset, and the last second."""
-    return (HEATING_ONSET, HEATING_SECONDS) if scenario == "thermal" else (ONSET, SECONDS)
-
-
-@cache
-def run(scenario: str) -> Capture:
-    return simulate(NodeSpec("gpu-001", scenario=scenario, gpus=GPUS), span(scenario)[1])
+    seconds = scenario_seconds(scenario)
+    return seconds // 2, seconds
 
 
 @cache
 def index(scenario: str) -> CaptureIndex:
-    return CaptureIndex(run(scenario))
+    return CaptureIndex(scenario_run(scenario))
 
 
 def stored(scenario: str, section: str, key: str, second: int) -> Json:
@@ -83,7 +77,7 @@ def marked(scenario: str, device: str, interface: str) -> float:
 
 
 def log(scenario: str) -> list[str]:
-    return [record for moment in run(scenario).moments[1:] for record in moment.log]
+    return [record for moment in scenario_run(scenario).moments[1:] for record in moment.log]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -99,7 +93,7 @@ def test_until_half_time_every_job_is_healthy(scenario: str) -> None:
     assert rate(scenario, "rx_prio3_pause_duration", early=True) < 1000
     assert nvml(scenario, f"UtilizationRates({STRUCK_GPU})", ONSET // 2)["gpu"] > 90
     assert nvml(scenario, f"PowerUsage({STRUCK_GPU})", ONSET // 2) > 300_000
-    assert not [record for m in run(scenario).moments[1:ONSET] for record in m.log]
+    assert not [record for m in scenario_run(scenario).moments[1:ONSET] for record in m.log]
 
 
 def test_idle_means_idle() -> None:
@@ -188,8 +182,8 @@ def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
 def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
     lost = {"error": ["nvml", 15]}
     assert nvml("xid79", f"UUID({STRUCK_GPU})", ONSET - 1) != lost
-    assert nvml("xid79", "Count()") == GPUS
-    start = run("xid79").moments[0]
+    assert nvml("xid79", "Count()") == 4
+    start = scenario_run("xid79").moments[0]
     own = [call for call in start.calls if re.match(rf"nvml.*\({STRUCK_GPU}[,)]", call)]
     assert len(own) > 30
     assert all(stored("xid79", "calls", call, ONSET) == lost for call in own)
@@ -254,7 +248,7 @@ def test_a_driver_reload_lets_counters_begin_at_zero() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_kernel_records_are_numbered_and_dated(scenario: str) -> None:
-    capture = run(scenario)
+    capture = scenario_run(scenario)
     boot_us = capture.about.started_boot_ns // 1000
     sequence, latest_us = 0, 0
     for moment in capture.moments:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.capture_index import index_of
 from support.examples import few_examples
+from support.simulated import scenario_run, scenario_seconds
 
 from railscope.capture import PENDING, Capture, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
@@ -124,8 +125,9 @@ def test_all_views_of_a_port_agree(spec: NodeSpec, second: int) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_all_views_of_a_port_agree_throughout_a_fault(scenario: str) -> None:
-    capture = simulate(NodeSpec("gpu-001", gpus=4, scenario=scenario), 48)
-    for second in (0, 24, 25, 27, 36, 48):
+    capture, last = scenario_run(scenario), scenario_seconds(scenario)
+    onset = last // 2
+    for second in (0, onset, onset + 1, onset + 3, onset * 3 // 2, last):
         check_ports(CaptureView(capture, second))
 
 

@@ -10,8 +10,7 @@ DEFAULT = 10
 """Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
-_SHARE = 3
-_SHARE_OF_FEWER = 5
+_SHARE = 5
 
 
 # Built rather than filtered: of all characters too few are printable for `filter(str.isprintable)`.
@@ -27,7 +26,7 @@ def names(max_size: int) -> st.SearchStrategy[str]:
 
 
 def few_examples(count: int) -> settings:
-    """A third of `count` examples, and many with the profile `thorough`, for a property of a simulated node."""
+    """A fifth of `count` examples, and many with the profile `thorough`, for a property of a simulated node."""
     return settings(
         max_examples=count * _THOROUGH_FACTOR if _is_thorough() else -(-count // _SHARE),
         suppress_health_check=list(HealthCheck),
@@ -37,9 +36,7 @@ def few_examples(count: int) -> settings:
 def fewer_examples(count: int) -> settings:
     """A fifth of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
     return settings(
-        max_examples=(
-            count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE_OF_FEWER)
-        )
+        max_examples=(count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE))
     )
 
 

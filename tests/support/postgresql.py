@@ -34,18 +34,24 @@ class PostgreSQL:
     def address(self, database: str) -> str:
         return f"postgresql://{USER}@/{database}?host={quote(str(self._directory), safe='')}"
 
-    def database(self) -> str:
-        """Create an empty database and return its URL."""
+    def database(self, template: str = "template1") -> str:
+        """Create an empty database, or a copy of one without clients, and return its URL."""
         name = f"ledger_{next(self._numbers)}"
+        create = f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY"
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY".encode())
+            connection.execute(create.encode())
         return self.address(name)
 
     def drop(self, url: str) -> None:
         """Drop a database, even with clients connected."""
-        name = url.partition("@/")[2].partition("?")[0]
+        name = name_in(url)
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def name_in(url: str) -> str:
+    """Return the name of the database in a URL."""
+    return url.partition("@/")[2].partition("?")[0]
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from simulator.device_models import GpuModel
 
 NOT_SUPPORTED = {"error": ["nvml", 3]}
 SECONDS, STEP = 40, 10
+HEATING_SECONDS = 60
+"""Of the scenario "thermal": a GPU takes half a minute to become hot."""
 
 
 def modes_of(model: GpuModel) -> list[str]:
@@ -61,6 +63,17 @@ def node(model: str, mode: str = "whole", seed: int = 0, scenario: str = "traini
     """A node with two GPUs."""
     spec = NodeSpec("gpu-001", seed=seed, gpus=2, model=model, mode=mode, scenario=scenario)
     return simulate(spec, SECONDS, STEP)
+
+
+def scenario_seconds(scenario: str) -> int:
+    """Return the length of a run; the fault begins at half time."""
+    return HEATING_SECONDS if scenario == "thermal" else SECONDS
+
+
+@cache
+def scenario_run(scenario: str) -> Capture:
+    """A node with four GPUs, each second."""
+    return simulate(NodeSpec("gpu-001", scenario=scenario, gpus=4), scenario_seconds(scenario))
 
 
 def pairs(capture: Capture) -> Iterator[tuple[CapturedNvml, CapturedNvml]]:

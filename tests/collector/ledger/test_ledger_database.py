@@ -92,21 +92,21 @@ def test_another_schema_version_is_rejected_and_left_alone(url, version):
     engine.dispose()
 
 
-def test_a_database_with_tables_of_others_is_rejected(url):
-    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+def test_a_database_with_tables_of_others_is_rejected(empty_url):
+    engine = create_engine(empty_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE ledger_entry (x INTEGER)"))
     engine.dispose()
     with pytest.raises(UnusableLedgerError, match="foreign tables: ledger_entry"):
-        Ledger.open(url, metadata)
+        Ledger.open(empty_url, metadata)
 
 
-def test_a_ledger_is_there_after_it_was_closed(url):
-    first = Ledger.open(url, metadata)
+def test_a_ledger_is_there_after_it_was_closed(empty_url):
+    first = Ledger.open(empty_url, metadata)
     tiling = metered(held("GPU-0", "red"))
     first.write(tiling)
     first.close()
-    second = Ledger.open(url, metadata)
+    second = Ledger.open(empty_url, metadata)
     assert revision_of(second, "GPU-0", DAY).tiling == tiling
     second.close()
 

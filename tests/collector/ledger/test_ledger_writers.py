@@ -40,15 +40,15 @@ def write_at_once(url, tilings):
         return list(pool.map(lambda mine: written_by(url, barrier, mine), tilings))
 
 
-def test_different_tilings_written_at_once_are_revisions_of_their_own(url):
+def test_different_tilings_written_at_once_are_revisions_of_their_own(empty_url):
     tilings = [
         [metered(held("GPU-0", f"tenant-{writer}-{turn}")) for turn in range(ROUNDS)]
         for writer in range(WRITERS)
     ]
-    results = write_at_once(url, tilings)
+    results = write_at_once(empty_url, tilings)
     numbers = sorted(written.revision for mine in results for written in mine)
     assert numbers == list(range(1, WRITERS * ROUNDS + 1))
-    ledger = Ledger.open(url, metadata)
+    ledger = Ledger.open(empty_url, metadata)
     for mine, theirs in zip(tilings, results, strict=True):
         for tiling, written in zip(mine, theirs, strict=True):
             assert written.added
