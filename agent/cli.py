@@ -18,10 +18,9 @@ from agent.machine_sources import machine_sources
 from agent.sampling.meter import measure_memory
 from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
-from railscope import device_names, exposition, service, settings, timestamps, wire
+from railscope import cli, device_names, exposition, service, settings, timestamps, wire
 from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
 from railscope.catalog.declare import MetricDetail
-from railscope.cli import format_option
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 
@@ -113,7 +112,7 @@ def run_agent(
 @config_option
 @_root
 @_replay
-@format_option("prom", "openmetrics", "json", "dcgm")
+@cli.format_option("prom", "openmetrics", "json", "dcgm")
 @click.option(
     "--detail",
     type=click.Choice([detail.value for detail in MetricDetail]),
@@ -162,7 +161,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 @config_option
 @_root
 @_replay
-@format_option("text", "json")
+@cli.format_option("text", "json")
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, the distances between GPUs and NICs, and the rails of the NICs.
 

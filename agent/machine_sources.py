@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from agent.config import AgentSettings, SourcePeriods
-from agent.gpus.inventory import GpuInventory
-from agent.gpus.process_lists import ProcessLists
+from agent.gpus import inventory, process_lists
 from agent.health.gpu_facts import SOURCES
 from agent.sampling.source import Source
-from agent.sources.gpudirect import GpuDirectSource
-from agent.sources.hardware_sensors import HwmonSource, RaplSource
+from agent.sources import gpudirect, hardware_sensors, nfs, nic_burst, nic_settings, nvme, rdma
 from agent.sources.network import BondSource, LinkSource, ProtocolSource
-from agent.sources.nfs import NfsSource
-from agent.sources.nic_burst import NicBurstSource
 from agent.sources.nic_counters import LinkErrorSource, NicSource
 from agent.sources.nic_ports import NeighbourSource, OpticsSource
-from agent.sources.nic_settings import NicSettingsSource
 from agent.sources.node import EdacSource, HostSource
-from agent.sources.nvidia.activity import GpuActivitySource, GpuBurstSource
-from agent.sources.nvidia.events import NvmlEventSource
-from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource, MigSource
-from agent.sources.nvidia.nvlink import NvLinkSource
-from agent.sources.nvidia.pcie import GpuPathSource
-from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
-from agent.sources.nvme import NvmeSource
+from agent.sources.nvidia import activity, events, gpu_devices, nvlink, pcie, processes
 from agent.sources.parallel_filesystems import CephSource, LustreSource
 from agent.sources.pcie import PcieSource
-from agent.sources.rdma import RdmaSource
 from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import KernelLogStream, XidMatcher
 from agent.topology import network, rails
@@ -38,43 +26,43 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
         xids or XidMatcher(),
     )
-    gpus, lists = GpuInventory(wiring), ProcessLists()
+    gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
     bursts = settings.bursts
     burst_sampling: list[Source] = [
-        NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
-        GpuBurstSource(bursts.window_seconds, gpus),
+        nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
+        activity.GpuBurstSource(bursts.window_seconds, gpus),
     ]
     all_sources: list[Source] = [
-        GpuSource.load(gpus),
-        GpuActivitySource(gpus),
-        NvmlEventSource(matcher, gpus),
-        GpuSharingSource(gpus, lists),
-        GpuProcessSource(gpus),
-        MigSource(gpus),
-        GpuSource.health(gpus),
-        GpuDeviceSource(gpus),
-        GpuPathSource(gpus, settings.pcie),
-        NvLinkSource.traffic(gpus),
-        GpuSource.settings(gpus),
-        NvLinkSource.signal(gpus),
-        RdmaSource(wiring),
+        gpu_devices.GpuSource.load(gpus),
+        activity.GpuActivitySource(gpus),
+        events.NvmlEventSource(matcher, gpus),
+        processes.GpuSharingSource(gpus, lists),
+        processes.GpuProcessSource(gpus),
+        gpu_devices.MigSource(gpus),
+        gpu_devices.GpuSource.health(gpus),
+        gpu_devices.GpuDeviceSource(gpus),
+        pcie.GpuPathSource(gpus, settings.pcie),
+        nvlink.NvLinkSource.traffic(gpus),
+        gpu_devices.GpuSource.settings(gpus),
+        nvlink.NvLinkSource.signal(gpus),
+        rdma.RdmaSource(wiring),
         NicSource(wiring),
         LinkSource(wiring),
         LinkErrorSource(wiring),
-        NicSettingsSource(wiring),
+        nic_settings.NicSettingsSource(wiring),
         OpticsSource(wiring),
         NeighbourSource(wiring),
         PcieSource(),
         HostSource(),
         ProtocolSource(),
         BondSource(),
-        GpuDirectSource(),
-        NfsSource(),
+        gpudirect.GpuDirectSource(),
+        nfs.NfsSource(),
         LustreSource(),
         CephSource(),
-        NvmeSource(),
-        RaplSource(),
-        HwmonSource(),
+        nvme.NvmeSource(),
+        hardware_sensors.RaplSource(),
+        hardware_sensors.HwmonSource(),
         EdacSource(),
         KernelLogStream(matcher),
         ClaimSource(settings.tenancy, settings.node, gpus, lists),
@@ -91,7 +79,9 @@ def assign_periods(sources: list[Source], periods: SourcePeriods) -> list[Source
     return sources
 
 
-_NEEDED = frozenset({ClaimSource.name, MigSource.name, NvmlEventSource.name, *SOURCES})
+_NEEDED = frozenset(
+    {ClaimSource.name, gpu_devices.MigSource.name, events.NvmlEventSource.name, *SOURCES}
+)
 """Without them a claimed GPU would count as free, a present one as missing, or a failed one as healthy."""
 
 

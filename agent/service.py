@@ -14,34 +14,23 @@ from pathlib import Path
 import structlog
 
 from agent.config import AgentSettings
-from agent.endpoint.claims_endpoint import ClaimsEndpoint
-from agent.endpoint.http_server import HttpServer
+from agent.endpoint import claims_endpoint, http_server
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
 from agent.machine_sources import assign_periods, machine_sources
-from agent.sampling.counter_unwrap import CounterStateFile
-from agent.sampling.governor import BudgetKeeper
-from agent.sampling.hang_guard import CallTime
+from agent.sampling import counter_unwrap, governor, hang_guard, sampler, source_reader, status
 from agent.sampling.meter import ProcessMeter, create_meter
-from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
-from agent.sampling.source_reader import REPROBE_NS
-from agent.sampling.status import AuditLogState, ShippingStats
 from agent.shipping.collector_client import CollectorLinkError
 from agent.shipping.shipper import EventNumbering, Shipper
+from agent.sources import nic_counters, rdma, tenancy
 from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
-from agent.sources.nic_counters import NicSource
 from agent.sources.nvidia.processes import GpuProcessSource
-from agent.sources.rdma import RdmaSource
-from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import XidMatcher
-from railscope import __version__, server_connections
+from railscope import __version__, reading, server_connections, service, untrusted_text
 from railscope.frame import Event, Frame, FrameOrigin
-from railscope.reading import Absent
-from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
-from railscope.untrusted_text import printable
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +40,7 @@ RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 UNSHIPPED_SOURCES = {GpuProcessSource.name}
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
-DERIVED_SOURCES = (ClaimSource.name, GpuVerdictSource.name, SelfMetricsSource.name)
+DERIVED_SOURCES = (tenancy.ClaimSource.name, GpuVerdictSource.name, SelfMetricsSource.name)
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 
 
@@ -63,12 +52,12 @@ def is_shipped(frame: Frame) -> bool:
 def node_name(settings: AgentSettings, host: Host) -> str:
     """Return the configured name, or else the host name."""
     if settings.node:
-        return printable(settings.node)
+        return untrusted_text.printable(settings.node)
     try:
         name = host.read("/proc/sys/kernel/hostname").decode(errors="surrogateescape").strip()
     except OSError:
         name = os.uname().nodename
-    return printable(name)
+    return untrusted_text.printable(name)
 
 
 @dataclass
@@ -79,13 +68,13 @@ class Agent:
     host: Host
     node: str = ""
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    stats: ShippingStats = field(default_factory=ShippingStats)
+    stats: status.ShippingStats = field(default_factory=status.ShippingStats)
     own_events: list[Event] = field(default_factory=list)
     meter: ProcessMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
-    call_time: CallTime = field(default_factory=CallTime)
+    call_time: hang_guard.CallTime = field(default_factory=hang_guard.CallTime)
     """Durations of calls and reads."""
-    reprobe_ns: int = REPROBE_NS
+    reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
 
     def __post_init__(self) -> None:
@@ -96,13 +85,13 @@ class Agent:
         meter = self.meter or create_meter(self.host)
         self._numbering = EventNumbering()
         sources = self._sources()
-        self.keeper = BudgetKeeper(self.settings.budget, sources, meter, self._drop_caches)
-        self.sampler = Sampler(
+        self.keeper = governor.BudgetKeeper(self.settings.budget, sources, meter, self._drop_caches)
+        self.sampler = sampler.Sampler(
             self.host,
             self.origin,
             sources,
             self._publish,
-            ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
+            sampler.ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
             self.keeper,
             call_time=self.call_time,
             reprobe_ns=self.reprobe_ns,
@@ -119,8 +108,8 @@ class Agent:
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
-        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, ClaimSource))
-        self._claims = ClaimsEndpoint(
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
+        self._claims = claims_endpoint.ClaimsEndpoint(
             self.settings.tenancy, self._state, self._tenancy, self.host.clock
         )
 
@@ -161,12 +150,12 @@ class Agent:
         gc.freeze()
         self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
         for source in self.sampler.sources:
-            if isinstance(source, RdmaSource | NicSource):
+            if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
-                source.remember(CounterStateFile(memory, self.host.boot_id))
+                source.remember(counter_unwrap.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
-        server = HttpServer(self.endpoint.respond)
+        server = http_server.HttpServer(self.endpoint.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             await self._claims.start()
@@ -184,10 +173,10 @@ class Agent:
                     listen=f"{host}:{port}",
                     advice="set metrics_token_file, or listen on 127.0.0.1",
                 )
-            notify("READY=1")
+            service.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())
-                group.create_task(feed_watchdog())
+                group.create_task(service.feed_watchdog())
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
@@ -208,7 +197,7 @@ class Agent:
             WitnessStore,
         )
 
-        self.stats.audit_log = AuditLogState()
+        self.stats.audit_log = status.AuditLogState()
         return AuditWitness(
             self.settings.witness,
             self.node,
@@ -222,7 +211,7 @@ class Agent:
     @property
     def _state(self) -> Path:
         """State directory of the agent."""
-        return state_directory(self.settings)
+        return service.state_directory(self.settings)
 
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.url:
@@ -264,7 +253,7 @@ class Agent:
     def _waits(self, source: Source) -> bool:
         """True if a source has readings that need a second read."""
         frame = self.sampler.statuses[source.name].frame
-        return frame is not None and Absent.NOT_DUE.value in frame.reasons
+        return frame is not None and reading.Absent.NOT_DUE.value in frame.reasons
 
     @property
     def clock(self) -> Clock:

@@ -19,9 +19,7 @@ from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from collector.workloads.job_view import RunningJobs
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.exposition import TextFormat
-from railscope.wire import Batch, WireEntity, WireSchema
+from railscope import claim_terms, exposition, wire
 
 NS = 1_000_000_000
 NOW_NS = 1_790_000_000 * NS
@@ -62,7 +60,7 @@ class JobCluster:
                     known_schema.digest,
                     timestamps_ns,
                 )
-                batch = Batch(stream_name, digest, 1, times, times, *load.pack_rows(rows))
+                batch = wire.Batch(stream_name, digest, 1, times, times, *load.pack_rows(rows))
                 update = NodeUpdate(
                     load.name(number), "run", "boot", known_schema.layout, batch, NOW_NS
                 )
@@ -71,7 +69,7 @@ class JobCluster:
                     job = (number * len(known_schema.gpus) + place) // GPUS_PER_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
                     roster.set_holdings(
-                        gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)]
+                        gpu.uuid, [JobHolding(key, load.name(number), claim_terms.GPU_CAPACITY, 1)]
                     )
         return cls(core, roster, FleetPositions(core, roster))
 
@@ -122,7 +120,7 @@ def main(report: harness.BenchReport, nodes: int, directory: Path) -> None:
     jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)
     cells = list(view.cells())
     scrape = _median_seconds(lambda: list(whole.view().cells()), TURNS // 10) - refresh
-    text = render(cells, TextFormat.PROMETHEUS)
+    text = render(cells, exposition.TextFormat.PROMETHEUS)
     report.ratio("processor time per GPU, all / a tenth of them", refresh / few / SMALL, LINEAR)
     report.ratio("refresh of the jobs / its period", refresh / VIEWS_SECONDS, OF_A_PERIOD)
     report.figure("cluster", f"{nodes:,} nodes, {gpus:,} GPUs, {jobs:,} jobs")
@@ -141,10 +139,10 @@ def on_rails(stream: load.SourceLoad) -> load.SourceLoad:
         if entity.kind in _ON_RAILS:
             rail = numbers.setdefault(entity.key, len(numbers)) % load.DEVICES
             facts = {**entity.facts, "rail": str(rail)}
-            entities.append(WireEntity(entity.kind, entity.key, facts))
+            entities.append(wire.WireEntity(entity.kind, entity.key, facts))
         else:
             entities.append(entity)
-    schema: WireSchema = msgspec.structs.replace(stream.schema, entities=tuple(entities))
+    schema: wire.WireSchema = msgspec.structs.replace(stream.schema, entities=tuple(entities))
     return msgspec.structs.replace(stream, schema=schema)
 
 

@@ -30,8 +30,7 @@ from agent.config import (
 from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_readers, recorded_host
 from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
-from railscope import capture, service
-from railscope.reading import Absent
+from railscope import capture, reading, service
 
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
@@ -142,7 +141,7 @@ class _CountedFile:
         self._host.preads += 1
         return self._files.text(index)
 
-    def texts(self) -> list[bytes | Absent]:
+    def texts(self) -> list[bytes | reading.Absent]:
         self._host.preads += self._count
         return self._files.texts()
 

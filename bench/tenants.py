@@ -27,10 +27,7 @@ import click
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
-from collector.jobs.job_list import GpuModels, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import number_placeholders
-from collector.jobs.job_metering import job_evidence
-from collector.jobs.job_reconciliation import compare_jobs
+from collector.jobs import job_list, job_list_import, job_metering, job_reconciliation
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.metering import evidence
 from collector.metering.tiling import GpuTimeline
@@ -79,16 +76,16 @@ def _ns(text: str) -> int | None:
     return round(Decimal(text) * SECOND_NS) if text else None
 
 
-def jobs_of_trace(instances: Iterable[TraceInstance]) -> list[ListedJob]:
+def jobs_of_trace(instances: Iterable[TraceInstance]) -> list[job_list.ListedJob]:
     """Return the instances with GPUs, as jobs of a list that names no GPUs."""
     return [
-        ListedJob(
+        job_list.ListedJob(
             instance.start_ns,
             instance.name,
             instance.application,
             "",
             instance.end_ns,
-            unplaced=(UnnamedGpus("", instance.gpus, "the trace names none"),),
+            unplaced=(job_list.UnnamedGpus("", instance.gpus, "the trace names none"),),
         )
         for instance in instances
         if instance.gpus
@@ -260,10 +257,10 @@ def _real(report: BenchReport) -> None:
     with ProcessStopwatch() as metering:
         instances = read_trace()
         listed = jobs_of_trace(instances)
-        jobs = number_placeholders(listed, "", GpuModels()).jobs
+        jobs = job_list_import.number_placeholders(listed, "", job_list.GpuModels()).jobs
         gpu_days = 0
         ledger = []
-        for gpu_evidence in job_evidence(jobs).values():
+        for gpu_evidence in job_metering.job_evidence(jobs).values():
             (stay,) = gpu_evidence.stays
             gpu = MeteredGpu.compute(gpu_evidence, {})
             for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
@@ -272,7 +269,7 @@ def _real(report: BenchReport) -> None:
                 ledger += [e for e in tiling.entries if e.tenant and e.tiling is Tiling.COMPUTE]
         held_time = sum(int(entry.quantity) for entry in ledger)
     with ProcessStopwatch() as comparing:
-        comparison = compare_jobs(ledger, listed, 0)
+        comparison = job_reconciliation.compare_jobs(ledger, listed, 0)
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
     title = "a real month, held - sum of its instances, GPU-ns"
     report.ratio(title, abs(held_time - expected) / GPU_CAPACITY, EXACT)

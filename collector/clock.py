@@ -23,9 +23,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from railscope.durable_files import write_durably
+from railscope import durable_files, untrusted_text
 from railscope.timestamps import SECOND_NS
-from railscope.untrusted_text import DECODING_ERRORS
 
 log = structlog.get_logger(__name__)
 
@@ -238,7 +237,7 @@ class CollectorClock:
         if not self._is_open or self._state is None or self.defect:
             return  # this collector may not write the file
         try:
-            write_durably(self.directory / FILE, encode_state(self._state))
+            durable_files.write_durably(self.directory / FILE, encode_state(self._state))
         except OSError as error:
             log.warning("clock_write_failed", problem=str(error))
 
@@ -270,7 +269,7 @@ def read_state(directory: Path) -> ClockState | None:
         state = msgspec.json.decode(content, type=ClockState)
     except FileNotFoundError:
         return None
-    except (OSError, *DECODING_ERRORS) as error:
+    except (OSError, *untrusted_text.DECODING_ERRORS) as error:
         message = f"cannot read {directory / FILE}: {error}"
         raise ClockFileError(message) from error
     if checksum != b"%08x\n" % zlib.crc32(content):

@@ -35,8 +35,7 @@ from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.work_limits import limit_memory_arenas, tune_interpreter
-from collector.workloads.job_readings import MeasureAverages
-from collector.workloads.job_roster import compile_pattern
+from collector.workloads import job_readings, job_roster
 from railscope import __version__, durable_files, server_connections, service, timestamps
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
@@ -108,7 +107,7 @@ class Collector:
             self.core.evidence,
             lambda: self.files.evidence,
             is_ready=False,
-            pod_job_pattern=compile_pattern(self.settings.pod_job_pattern),
+            pod_job_pattern=job_roster.compile_pattern(self.settings.pod_job_pattern),
         )
         self.finalizer = DayFinalizer(
             self.core.evidence,
@@ -133,7 +132,7 @@ class Collector:
                 self.core, self.files.desired_state, lambda: self.files.retired.content
             ),
             max_jobs=self.settings.max_jobs,
-            averages=MeasureAverages(self.settings.straggler_time_constant_seconds),
+            averages=job_readings.MeasureAverages(self.settings.straggler_time_constant_seconds),
             wall_ns=self.clock.now_ns,
         )
         self.reading = ReadPool()

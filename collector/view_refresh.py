@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from collector.account.account_cells import tenant_cells
-from collector.account.account_sums import AmountTotals, GpuTimeAccount
-from collector.account.live_account import LiveAccount
+from collector.account import account_cells, account_sums, live_account
 from collector.files.tenancy_files import Quotas
 from collector.fleet import fleet, view_cells
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
@@ -40,7 +38,7 @@ class CollectorViews:
     rail: view_cells.View = field(default_factory=lambda: view_cells.View("rail", 0))
     tenant: view_cells.View = field(default_factory=lambda: view_cells.View("tenant", 0))
     node: view_cells.View = field(default_factory=lambda: view_cells.View("node", 0))
-    account: GpuTimeAccount | None = None
+    account: account_sums.GpuTimeAccount | None = None
     """None while the claims of GPUs cannot be determined."""
     duration_ns: int = 0
     inventory: view_cells.View = field(default_factory=lambda: view_cells.View("inventory", 0))
@@ -54,7 +52,7 @@ class ViewRefresher:
     """Keeps `views` up to date."""
 
     core: CollectorState
-    live: LiveAccount
+    live: live_account.LiveAccount
     stale_seconds: float
     period_seconds: float
     wall_ns: Callable[[], int] = time.time_ns
@@ -184,11 +182,11 @@ class ViewRefresher:
         return tenants_of
 
     def _tenants(
-        self, account: GpuTimeAccount | None, held_units: Mapping[str, Units]
+        self, account: account_sums.GpuTimeAccount | None, held_units: Mapping[str, Units]
     ) -> Iterator[view_cells.ViewCell]:
         if account:
-            amounts: AmountTotals = self.live.amounts.totals()
-            yield from tenant_cells(account, amounts, held_units, self.quotas())
+            amounts: account_sums.AmountTotals = self.live.amounts.totals()
+            yield from account_cells.tenant_cells(account, amounts, held_units, self.quotas())
 
     def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, fleet.FleetNode]:
         """Return all nodes except stale ones that were removed from the inventory."""

@@ -16,10 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from railscope import RailscopeError
-from railscope.claim_terms import parse_written_share, share_text
-from railscope.timestamps import TimestampError, parse_timestamp
-from railscope.untrusted_text import CsvError, parse_csv
+from railscope import RailscopeError, claim_terms, timestamps, untrusted_text
 
 DATED_COLUMNS = ("tenant", "gpu", "from", "to")
 _COLUMNS = (*DATED_COLUMNS, "share", "workload", "owner", "exclusive", "system")
@@ -50,12 +47,12 @@ def parse_claims_file(text: str, *, dated: bool = False) -> tuple[ClaimsFileLine
     """Parse a file. With `dated`, every claim must have a start. Raises ClaimsFileError."""
     try:
         return tuple(_parse_lines(text, dated=dated))
-    except CsvError as error:
+    except untrusted_text.CsvError as error:
         raise ClaimsFileError(str(error)) from error
 
 
 def _parse_lines(text: str, *, dated: bool) -> Iterator[ClaimsFileLine]:
-    rows = parse_csv(text)
+    rows = untrusted_text.parse_csv(text)
     number, first = next(rows, (1, []))
     header = ["gpu" if name == "holds" else name for name in first]
     unknown = sorted(set(header) - set(_COLUMNS))
@@ -98,15 +95,15 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
         row.get("workload", ""),
         row.get("owner", ""),
         exclusive=_parse_flag("exclusive", row.get("exclusive", "true")) and not share,
-        share=share_text(parse_written_share(share)) if share else "",
+        share=claim_terms.share_text(claim_terms.parse_written_share(share)) if share else "",
         system=_parse_flag("system", row.get("system", "")),
     )
 
 
 def _parse_time(name: str, text: str) -> int | None:
     try:
-        return parse_timestamp(text) if text else None
-    except TimestampError as error:
+        return timestamps.parse_timestamp(text) if text else None
+    except timestamps.TimestampError as error:
         message = f"invalid {name}: {error}"
         raise ClaimsFileError(message) from error
 

@@ -23,7 +23,6 @@ import msgspec
 
 from railscope import reading, untrusted_text, wire
 from railscope.frame import Event, Frame
-from railscope.untrusted_text import DECODING_ERRORS
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -162,7 +161,7 @@ def _invalid(subject: str) -> Iterator[None]:
     """Raise WireError instead of an error of msgspec."""
     try:
         yield
-    except DECODING_ERRORS as error:
+    except untrusted_text.DECODING_ERRORS as error:
         message = f"invalid {subject}: {error}"
         raise wire.WireError(message) from error
 

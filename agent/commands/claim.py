@@ -18,8 +18,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
-from railscope import http_responses, service, settings
-from railscope.cli import format_option
+from railscope import cli, http_responses, service, settings
 
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
@@ -264,7 +263,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
 
 
 @claim.command(name="list")
-@format_option("table", "json")
+@cli.format_option("table", "json")
 @_agent_options
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""

@@ -31,12 +31,10 @@ from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
+from railscope import server_connections, service, untrusted_text
 from railscope.claim_terms import ShareError, parse_written_share, share_text
-from railscope.server_connections import is_loopback, split_address
-from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
 from railscope.timestamps import SECOND_NS, TimestampError, format_timestamp, from_datetime
-from railscope.untrusted_text import DECODING_ERRORS
 
 log = structlog.get_logger(__name__)
 
@@ -157,7 +155,7 @@ class ClaimsEndpoint:
     async def _respond(self, request: AgentRequest) -> AgentResponse:
         try:
             return await self._answer(request)
-        except DECODING_ERRORS as error:
+        except untrusted_text.DECODING_ERRORS as error:
             is_json = isinstance(error, msgspec.ValidationError)
             status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
             return _json_response({"error": str(error)}, status)
@@ -173,14 +171,14 @@ class ClaimsEndpoint:
         if request.path == CLAIMS_PATH and request.method == "POST":
             start = msgspec.json.decode(request.body, type=ClaimStartRequest)
             claim = self._claim(start)
-            stored = await run_in_thread(
+            stored = await service.run_in_thread(
                 self._tenancy.commands.start, claim, allow_restart=start.allow_restart
             )
             return _json_response({"claim": _claim_json(stored)})
         if end and request.method == "POST":
             end_time = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
             edge = self._timestamp(end_time, "end")
-            stored = await run_in_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
+            stored = await service.run_in_thread(self._tenancy.commands.end, unquote(end[1]), *edge)
             return _json_response({"claim": _claim_json(stored)})
         is_known = request.path == CLAIMS_PATH or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND
@@ -293,8 +291,8 @@ def _read_token(settings: TenancySettings) -> str:
     """Return the token of the address. Raises SettingsError without one, or if it is not loopback."""
     if not settings.listen:
         return ""
-    host, _ = split_address(settings.listen)
-    if not is_loopback(host):
+    host, _ = server_connections.split_address(settings.listen)
+    if not server_connections.is_loopback(host):
         message = (
             f"invalid tenancy.listen {settings.listen}: expected a loopback address: "
             "127.0.0.1 or ::1"

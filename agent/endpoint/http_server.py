@@ -18,8 +18,7 @@ from http import HTTPStatus
 import h11
 import structlog
 
-from railscope import server_connections
-from railscope.service import run_in_thread
+from railscope import server_connections, service
 
 log = structlog.get_logger(__name__)
 
@@ -200,7 +199,7 @@ class _HttpConversation:
         body, more = response.body, dict(response.headers)
         if "gzip" in headers.get("accept-encoding", "") and body:
             if len(body) > COMPRESSED_AT_ONCE_BYTES:
-                body = await run_in_thread(gzip.compress, body, GZIP_LEVEL)
+                body = await service.run_in_thread(gzip.compress, body, GZIP_LEVEL)
             else:
                 body = gzip.compress(body, GZIP_LEVEL)
             more["Content-Encoding"] = "gzip"

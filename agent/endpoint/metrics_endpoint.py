@@ -8,8 +8,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
-from agent.config import MetricsSettings
-from agent.endpoint import EndpointError
+from agent import config, endpoint
 from agent.endpoint.http_server import AgentRequest, AgentResponse
 from agent.sampling.status import STARTING, SourceState
 from railscope import __version__
@@ -29,11 +28,11 @@ UNUSED_NS = 5 * 60 * SECOND_NS
 """Time after which the cache drops a selection that is not requested."""
 
 
-class _QueryError(EndpointError, ValueError):
+class _QueryError(endpoint.EndpointError, ValueError):
     """An invalid query of a scrape; the message states what was expected."""
 
 
-def configured_selection(settings: MetricsSettings) -> MetricSelection:
+def configured_selection(settings: config.MetricsSettings) -> MetricSelection:
     """Return the selection of the settings. Raises SettingsError for an unknown group."""
     if unknown := settings.groups.keys() - SUBJECTS.keys():
         raise SettingsError(_format_invalid("metrics.groups", min(unknown), sorted(SUBJECTS)))

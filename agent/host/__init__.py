@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from railscope import frame, reading
 from railscope.capture import Json, NvmlError
-from railscope.frame import NodeTimestamp
-from railscope.reading import Absent
 
 __all__ = ["Clock", "FileGroup", "Host", "Json", "KernelLog", "NvmlError"]
 
@@ -23,7 +22,7 @@ __all__ = ["Clock", "FileGroup", "Host", "Json", "KernelLog", "NvmlError"]
 class Clock(Protocol):
     """Clocks of the node, and waiting on them."""
 
-    def now(self) -> NodeTimestamp:
+    def now(self) -> frame.NodeTimestamp:
         """Wall clock (UTC) and boot clock (advances during suspend), each in nanoseconds."""
         ...
 
@@ -48,7 +47,7 @@ class FileGroup(Protocol):
         """Content of one file. Raises OSError."""
         ...
 
-    def texts(self) -> list[bytes | Absent]:
+    def texts(self) -> list[bytes | reading.Absent]:
         """Content of each file, or the reason why it cannot be read."""
         ...
 

@@ -18,9 +18,8 @@ import msgspec
 import structlog
 
 from agent.host import FileGroup
-from railscope.durable_files import write_atomically
+from railscope import durable_files, untrusted_text
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
-from railscope.untrusted_text import DECODING_ERRORS
 
 _COUNTER_BYTES = 64
 _TEXT_BYTES = 4096  # the kernel prints at most one page for a sysfs file
@@ -310,7 +309,7 @@ class BootStateFile:
             state = msgspec.json.decode(self._path.read_bytes(), type=shape)
         except FileNotFoundError:
             return None
-        except (OSError, *DECODING_ERRORS) as error:
+        except (OSError, *untrusted_text.DECODING_ERRORS) as error:
             self._log_failure("read", error)
             return None
         return state if state.boot_id == self.boot_id else None
@@ -323,7 +322,7 @@ class BootStateFile:
         if not self._path.parent.is_dir():
             return
         try:
-            write_atomically(self._path, msgspec.json.encode(state))
+            durable_files.write_atomically(self._path, msgspec.json.encode(state))
         except OSError as error:
             self._log_failure("write", error)
 

@@ -8,8 +8,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from railscope.http_responses import bound_responses
-from railscope.server_connections import is_loopback
+from railscope import http_responses, server_connections
 
 MAX_BYTES = 64 << 20
 PATH = "/pods"
@@ -23,7 +22,7 @@ def read_pod_list(
     """Answer to GET /pods. Raises OSError; PermissionError if the kubelet denies the request."""
     parts = urlsplit(url)
     connection = _connection(url, ca_file, timeout)
-    bound_responses(connection, max_bytes, timeout)
+    http_responses.bound_responses(connection, max_bytes, timeout)
     failure = f"cannot read the pod list from {url}"
     headers = {"Accept": "application/json", "Connection": "close"}
     if token_file:  # a token is never sent unencrypted
@@ -62,7 +61,7 @@ def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConne
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=ca_file or None)
         return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
-    if parts.scheme != "http" or not is_loopback(host):
+    if parts.scheme != "http" or not server_connections.is_loopback(host):
         message = (
             f"invalid URL {url}: expected https://NODE:10250/pods, or http:// "
             "and a loopback address"

@@ -16,10 +16,8 @@ from typing import Protocol, TypeVar
 
 from agent.host import Clock, Json
 from agent.host.files import PlainFiles
-from railscope import capture as capture_format
+from railscope import capture as capture_format, frame, timestamps
 from railscope.capture import PENDING, Capture, CaptureTimeline, result
-from railscope.frame import NodeTimestamp
-from railscope.timestamps import MICROSECOND_NS
 
 BEFORE_START = -1
 REPLAY_POLL_SECONDS = 0.02
@@ -38,10 +36,10 @@ class RecordedClock:
     offset_ns: int = 0
     """Offset into the capture."""
 
-    def now(self) -> NodeTimestamp:
+    def now(self) -> frame.NodeTimestamp:
         """Return wall and boot clock of the recorded node."""
         wall_ns = self.about.started_wall_ns + self.offset_ns
-        return NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
+        return frame.NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:
         """Advance to a time without waiting."""
@@ -255,7 +253,7 @@ class RecordedKernelLog:
             self._seen_until = BEFORE_START
         records = self._timeline.log_between(self._seen_until, now)
         self._seen_until = now
-        shift_us = self._shift_ns() // MICROSECOND_NS
+        shift_us = self._shift_ns() // timestamps.MICROSECOND_NS
         return [
             _RECORD.sub(lambda match: _shift_record(match, shift_us), record) for record in records
         ]

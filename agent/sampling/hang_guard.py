@@ -25,14 +25,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
-from agent.sampling.answer_completeness import ROSTERS, AnswerRosters
-from agent.sampling.answer_shapes import (
-    SHAPES,
-    Shape,
-    checked_path,
-    well_formed,
-    well_formed_file,
-)
+from agent.sampling import answer_completeness, answer_shapes
 from railscope.reading import Absent, reason_of
 
 SLICE_SECONDS = 0.1
@@ -143,7 +136,7 @@ class GuardedHost(HostWrapper):
         super().__init__(host)
         self._hung = hung
         self._time = time
-        self._rosters = AnswerRosters()
+        self._rosters = answer_completeness.AnswerRosters()
         self._rejected: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -183,7 +176,7 @@ class GuardedHost(HostWrapper):
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
-        return well_formed_file(path, self._query(path, self._host.read))
+        return answer_shapes.well_formed_file(path, self._query(path, self._host.read))
 
     def names(self, path: str) -> list[str]:
         """Return the entries of a directory."""
@@ -194,7 +187,7 @@ class GuardedHost(HostWrapper):
         return self._query(path, self._host.resolve)
 
     def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
-        checked_path(path)
+        answer_shapes.checked_path(path)
         return self.make_call(device_of(path), path, call, path)
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
@@ -206,7 +199,7 @@ class GuardedHost(HostWrapper):
         device, name, shape, has_roster = _describe_call(host_interface, function, arguments[:1])
         answer = self.make_call(device, name, self._host.call, host_interface, function, *arguments)
         if shape:
-            answer = well_formed(host_interface, function, shape, answer)
+            answer = answer_shapes.well_formed(host_interface, function, shape, answer)
         if has_roster:
             answer = self._rosters.complete_answer(
                 self, host_interface, function, arguments, answer
@@ -278,7 +271,7 @@ class GuardedFiles:
         device, _, files = self._groups[group]
         within = index - self._starts[group]
         content = self._guard.make_call(device, device, lambda: files.text(within))
-        return well_formed_file(device, content)
+        return answer_shapes.well_formed_file(device, content)
 
     def texts(self) -> list[bytes | Absent]:
         """Return the content of each file, or the reason why it cannot be read."""
@@ -301,7 +294,7 @@ class GuardedFiles:
 
 def _well_formed_text(content: bytes) -> bytes | Absent:
     try:
-        return well_formed_file("", content)
+        return answer_shapes.well_formed_file("", content)
     except OSError as error:
         return reason_of(error)
 
@@ -322,14 +315,14 @@ MAX_CACHED_DEVICES = 2048
 @lru_cache(MAX_CACHED_DEVICES)
 def _describe_call(
     host_interface: str, function: str, arguments: tuple[int | str, ...]
-) -> tuple[str, str, Shape | None, bool]:
+) -> tuple[str, str, answer_shapes.Shape | None, bool]:
     """Return the device and the name of a call, the shape of its answer, and True if it lists devices."""
     name = f"{host_interface}.{function}"
     return (
         device_of_call(host_interface, function, arguments),
         name,
-        SHAPES.get(name),
-        name in ROSTERS,
+        answer_shapes.SHAPES.get(name),
+        name in answer_completeness.ROSTERS,
     )
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from agent.sampling.hang_guard import HungCall
-from agent.sampling.meter import ReadCost
+from agent.sampling import hang_guard, meter
 from agent.sampling.source import ProbeFinding, ProbeVerdict, Source
 from agent.sampling.source_reader import ReadOutcome
 from railscope.catalog import agent as catalog, declare, entities
@@ -43,7 +42,7 @@ class SourceState:
     reads: int = 0
     missed_ticks: int = 0
     duration_ns: int = 0
-    last_cost: ReadCost | None = None
+    last_cost: meter.ReadCost | None = None
     """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
@@ -157,7 +156,7 @@ class SourceGrader:
         }
         self._queue_event(catalog.SOURCE_EVENT, Entity(entities.SOURCE, (name,)), facts, now)
 
-    def record_hang(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
+    def record_hang(self, call: hang_guard.HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
         hung_ns = max(now.boot_ns - call.since_ns, 0)
         hung_seconds = round(hung_ns / SECOND_NS, 1)

@@ -24,10 +24,8 @@ from pathlib import Path
 
 import structlog
 
-from agent.config import CollectorLink
-from agent.host import Clock
-from agent.sampling.hang_guard import DeviceThread
-from agent.sampling.status import ShippingStats
+from agent import config, host
+from agent.sampling import hang_guard, status
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
 from railscope import __version__, durable_files, envelopes, timestamps, wire
@@ -75,11 +73,11 @@ def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
 class Shipper:
     """Ships frames to a collector until cancelled."""
 
-    link: CollectorLink
+    link: config.CollectorLink
     origin: FrameOrigin
-    clock: Clock
+    clock: host.Clock
     directory: Path
-    stats: ShippingStats
+    stats: status.ShippingStats
     events: list[Event]
     """Events of the agent, which its own source reports."""
     _pending: list[Frame] = field(default_factory=list)
@@ -107,7 +105,7 @@ class Shipper:
         self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
         self._schemas = SpooledSchemas(self.directory / "schemas")
         self._client = CollectorClient(self.link)
-        self._disk = DeviceThread("spool")
+        self._disk = hang_guard.DeviceThread("spool")
         self._update_stats()
 
     def publish(self, frame: Frame) -> None:

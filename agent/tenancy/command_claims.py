@@ -16,14 +16,11 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import TenancyError
 from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope.claim_terms import ClaimAuthority
-from railscope.durable_files import DamagedFileError, read_json, write_json
-from railscope.reading import Absent
-from railscope.timestamps import DAY_NS
+from railscope import claim_terms, durable_files, reading, timestamps
 
 SUBJECT = "claims by command"
 CLAIMS_FILE = "claims-told.json"
-KEEP_ENDED_NS = DAY_NS
+KEEP_ENDED_NS = timestamps.DAY_NS
 MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Schedulers that a workload may name: `slurm:123` is Slurm's job 123, and its owner a Slurm account."""
@@ -98,8 +95,8 @@ class CommandClaims:
         path = self._directory / CLAIMS_FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            stored = read_json(path, list[CommandClaim])
-        except DamagedFileError as error:
+            stored = durable_files.read_json(path, list[CommandClaim])
+        except durable_files.DamagedFileError as error:
             self._problem, stored = str(error), None
         except OSError as error:
             self._problem = (
@@ -188,7 +185,7 @@ class CommandClaims:
             if stored.end_ns is None or stored.end_ns > keep_ns
         }
         try:
-            write_json(self._path, [*past, *claims.values()])
+            durable_files.write_json(self._path, [*past, *claims.values()])
         except OSError as error:
             message = f"cannot write {self._path}: {error.strerror or error}"
             raise ClaimNotStoredError(message) from error
@@ -206,7 +203,7 @@ class CommandClaims:
             finding = ProbeFinding(
                 SUBJECT, ProbeVerdict.BROKEN, self._problem, "check the state directory"
             )
-            return ClaimReport((), (finding,), Absent.GONE)
+            return ClaimReport((), (finding,), reading.Absent.GONE)
         node_claims = self.node_claims
         if self._problem:
             verdict = ProbeVerdict.BROKEN if "damaged" in self._problem else ProbeVerdict.ABSENT
@@ -235,7 +232,7 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
         source, workload = COMMAND_SOURCE, claim.workload
     return NodeClaim(
         source=source,
-        authority=ClaimAuthority.SCHEDULER,
+        authority=claim_terms.ClaimAuthority.SCHEDULER,
         workload=workload,
         owner=claim.owner,
         tenant=claim.tenant,

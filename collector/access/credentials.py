@@ -51,12 +51,9 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from collector.fleet.view_cells import ViewCell
-from railscope.claim_terms import MAX_NODE_AUTHORITY
-from railscope.settings import SettingsError
-from railscope.timestamps import from_datetime
-from railscope.untrusted_text import TomlError, parse_toml
+from railscope import claim_terms, settings, timestamps, untrusted_text
 
-MAX_AUTHORITY = int(MAX_NODE_AUTHORITY)
+MAX_AUTHORITY = int(claim_terms.MAX_NODE_AUTHORITY)
 """Highest authority of a claim that arrives over the network: that of a scheduler on the node.
 
 Higher ones (an imported job list, an administrator) are configured at the collector only.
@@ -199,20 +196,20 @@ def load_credentials(path: Path) -> Credentials:
         message = (
             f"missing tokens_file {path}; fix: create it with `railscope collector token NODE`"
         )
-        raise SettingsError(message) from None
+        raise settings.SettingsError(message) from None
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read tokens_file {path}: {error}"
-        raise SettingsError(message) from error
+        raise settings.SettingsError(message) from error
     except TokensFileError as error:
         message = f"invalid tokens_file {path}: {error}"
-        raise SettingsError(message) from error
+        raise settings.SettingsError(message) from error
 
 
 def parse_credentials(text: str) -> Credentials:
     """Parse credentials from the text of a file. Raises TokensFileError."""
     try:
-        content = parse_toml(text)
-    except TomlError as error:
+        content = untrusted_text.parse_toml(text)
+    except untrusted_text.TomlError as error:
         message = f"invalid TOML: {error}"
         raise TokensFileError(message) from error
     unknown = set(content) - set(_SECTION_NAMES)
@@ -327,7 +324,7 @@ def _parse_until_ns(value: object, location: str) -> int | None:
     if not isinstance(value, datetime) or value.tzinfo is None:
         message = f"{location}: invalid until: expected a time with an offset, such as 2027-01-01T00:00:00Z"
         raise TokensFileError(message)
-    return from_datetime(value)
+    return timestamps.from_datetime(value)
 
 
 def _parse_revoked(section: Mapping[str, object]) -> frozenset[str]:
@@ -370,7 +367,7 @@ def read_certificate(der: bytes) -> ClientCertificate:
         certificate = x509.load_der_x509_certificate(der)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         common_name = str(names[0].value) if len(names) == 1 else ""
-        until_ns = from_datetime(certificate.not_valid_after_utc)
+        until_ns = timestamps.from_datetime(certificate.not_valid_after_utc)
         return ClientCertificate(
             fingerprint, common_name, _named_credential(_uris(certificate)), until_ns
         )

@@ -16,9 +16,7 @@ import msgspec
 import structlog
 
 from collector.access import credentials as credential_types
-from railscope.durable_files import write_durably
-from railscope.service import run_in_thread
-from railscope.timestamps import SECOND_NS
+from railscope import durable_files, service, timestamps
 
 _WATCH_SECONDS = 1.0
 
@@ -43,7 +41,7 @@ class TokensFile:
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
         while True:
-            credentials = await run_in_thread(self.read)
+            credentials = await service.run_in_thread(self.read)
             if credentials is not None and credentials != self.credentials:
                 self.credentials = credentials
                 log.info("tokens_loaded", file=str(self.path), entries=len(credentials.entries))
@@ -142,7 +140,7 @@ class RecordedCredentials:
             for key, entry in credentials.entries.items()
         ]
         state = _StoredCredentials(entries, sorted(credentials.revoked))
-        write_durably(self.path, msgspec.json.encode(state))
+        durable_files.write_durably(self.path, msgspec.json.encode(state))
         self.credentials = credentials
 
 
@@ -181,7 +179,7 @@ def _keys_by_holder(
     keys: dict[credential_types.Credential, dict[credential_types.CredentialKey, str]] = {}
     for key, entry in entries.items():
         credential = entry.credential
-        until = "" if entry.until_ns is None else f" until {entry.until_ns // SECOND_NS}"
+        until = "" if entry.until_ns is None else f" until {entry.until_ns // timestamps.SECOND_NS}"
         limit = (
             f" max_rank {credential.max_authority}"
             if credential.max_authority != credential_types.MAX_AUTHORITY

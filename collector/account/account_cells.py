@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from collector.account.account_sums import (
-    AmountTotals,
-    GpuTimeAccount,
-    gpu_nanoseconds,
-    month_start,
-)
+from collector.account import account_sums
 from collector.files.tenancy_files import Quotas
 from collector.fleet.view_cells import ViewCell
 from collector.metering import measures, tiling
@@ -25,8 +20,8 @@ def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
     day = timestamp_ns // (24 * HOUR_NS)
     if period == "day":
         return day, day + 1
-    first = month_start(day)
-    return first, month_start(first + 31)
+    first = account_sums.month_start(day)
+    return first, account_sums.month_start(first + 31)
 
 
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
@@ -39,7 +34,7 @@ _AMOUNTS: dict[measures.CountedQuantity, declare.Metric] = {
 }
 
 
-def cluster_cells(account: GpuTimeAccount) -> Iterator[ViewCell]:
+def cluster_cells(account: account_sums.GpuTimeAccount) -> Iterator[ViewCell]:
     """Yield the GPU time of the cluster by state."""
     yield ViewCell(catalog.GPU_CAPACITY, (), float(account.capacity / _UNIT_SECONDS))
     for state, units in account.states().items():
@@ -47,7 +42,10 @@ def cluster_cells(account: GpuTimeAccount) -> Iterator[ViewCell]:
 
 
 def tenant_cells(
-    account: GpuTimeAccount, amounts: AmountTotals, held_units: Mapping[str, Units], quotas: Quotas
+    account: account_sums.GpuTimeAccount,
+    amounts: account_sums.AmountTotals,
+    held_units: Mapping[str, Units],
+    quotas: Quotas,
 ) -> Iterator[ViewCell]:
     """Yield GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
     tenants = account.tenants()
@@ -76,13 +74,13 @@ def tenant_cells(
             yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
 
 
-def account_json(account: GpuTimeAccount) -> dict[str, Any]:
+def account_json(account: account_sums.GpuTimeAccount) -> dict[str, Any]:
     """Return an account in integers as strings: JSON readers that use doubles are exact to 104 days only.
 
     All values are in nanoseconds of whole GPUs. Held, idle, unknown and the other states add up to
     the capacity.
     """
-    states = gpu_nanoseconds(account.states())
+    states = account_sums.gpu_nanoseconds(account.states())
     held_ns = sum(states[state] for state in tiling.HELD_STATES)
     return {
         "until_ns": str(account.until_ns),
@@ -98,7 +96,7 @@ def account_json(account: GpuTimeAccount) -> dict[str, Any]:
             for step, days in sorted(account.clock_suspect.items())
         ],
         "tenants": {
-            tenant: _tenant_json(gpu_nanoseconds(tenant_account))
+            tenant: _tenant_json(account_sums.gpu_nanoseconds(tenant_account))
             for tenant, tenant_account in account.tenants().items()
         },
     }

@@ -31,13 +31,7 @@ from collector.evidence import (
 from collector.metering import evidence as usage_evidence, holders, placement, tiling
 from collector.metering.overlaps import OverlapKind, find_overlaps
 from collector.metering.units import Tiling, Units, exact
-from collector.workloads.job_roster import (
-    NO_PODS,
-    JobHolding,
-    JobRoster,
-    find_holdings,
-    join_pod_holdings,
-)
+from collector.workloads import job_roster
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, FOREVER_NS
@@ -70,7 +64,7 @@ class GpuAccount:
     uncertainty_ns: int
     stays: tuple[usage_evidence.NodeStay, ...]
     """Its time in service, over all time."""
-    holdings: tuple[JobHolding, ...] = ()
+    holdings: tuple[job_roster.JobHolding, ...] = ()
     """Holdings of jobs at `at_ns`."""
 
     @classmethod
@@ -122,7 +116,7 @@ class GpuAccount:
             next_ns=ahead[0] if ahead else FOREVER_NS,
             uncertainty_ns=uncertainty_ns,
             stays=evidence.stays,
-            holdings=find_holdings(evidence, present, now_ns),
+            holdings=job_roster.find_holdings(evidence, present, now_ns),
         )
 
     def is_extensible(self, now_ns: int) -> bool:
@@ -264,9 +258,9 @@ class LiveAccount:
     """True once the ledger's sums have been loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a refresh: finalized sums change between two refreshes, not within one."""
-    roster: JobRoster = field(default_factory=JobRoster)
+    roster: job_roster.JobRoster = field(default_factory=job_roster.JobRoster)
     """Holdings of jobs as of the last refresh."""
-    pod_job_pattern: re.Pattern[str] = NO_PODS
+    pod_job_pattern: re.Pattern[str] = job_roster.NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _rates: dict[account_sums.Rates, account_sums.Rates] = field(default_factory=dict)
     """Shared by GPUs in equal states."""
@@ -356,7 +350,7 @@ class LiveAccount:
         self._report_conflicts(gpu, evidence, history)
         self._report_excess(placer, history)
         self.roster.set_holdings(
-            gpu, join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
+            gpu, job_roster.join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
         )
         if new is None:
             if evidence.stays:

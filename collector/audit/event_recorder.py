@@ -25,10 +25,8 @@ from collector.audit import event_records, log_secrets, log_writer, recorder_sta
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, build_record
+from railscope import durable_files, service, wire
 from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
-from railscope.durable_files import write_durably
-from railscope.service import run_in_thread
-from railscope.wire import Envelope
 
 _ANY_NUMBER = (1 << 53) - 1
 """Placeholder sequence number of a record that has none yet: no other number is longer."""
@@ -86,7 +84,7 @@ class EventRecorder:
             actor = RecordActor("collector", self.audit.source.id)
             self._facts.append(RecordDraft(kind, actor, self.wall_ns(), "done", data=data))
 
-    def check_envelope(self, record: FrameRecord, envelope: Envelope) -> None:
+    def check_envelope(self, record: FrameRecord, envelope: wire.Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
         facts = self.nodes.observe(record, envelope)
         if facts:
@@ -134,7 +132,7 @@ class EventRecorder:
         content = self.snapshot()
         try:
             if content is not None:
-                write_durably(self.file, content)
+                durable_files.write_durably(self.file, content)
         except OSError as error:
             log.warning("audit_copy_write_failed", file=str(self.file), problem=error.strerror)
 
@@ -143,7 +141,7 @@ class EventRecorder:
         log.warning("audit_events_reloaded", events=self.overflowed)
         self._has_overflowed, self._is_rereading = False, True
         events = self.reread()
-        while missing := await run_in_thread(self._find_unrecorded, events):
+        while missing := await service.run_in_thread(self._find_unrecorded, events):
             self._queue.extend(missing)
             while self.waiting_items:
                 await self._record_batch()
@@ -167,7 +165,7 @@ class EventRecorder:
         events = list(islice(self._queue, MAX_BATCH_EVENTS))
         while True:
             try:
-                drafts = await run_in_thread(self._make_drafts, events)
+                drafts = await service.run_in_thread(self._make_drafts, events)
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))

@@ -22,15 +22,9 @@ import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, tiles
 from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, read_payload
+from railscope import durable_files
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import MAX_RECORD_BYTES
-from railscope.durable_files import (
-    append_durably,
-    make_directory,
-    sync_directory,
-    truncate_durably,
-    write_durably,
-)
 
 MAX_GROUP_RECORDS = 256
 _BLOCK_BYTES = 4096
@@ -224,7 +218,7 @@ class Journal:
         `owned` is the epoch of the last owner; 0 if the log is new. Raises JournalError, HousekeepingError,
         OSError.
         """
-        make_directory(self.directory)
+        durable_files.make_directory(self.directory)
         size = signed.size
         acknowledged = self._read_acknowledged(owned)
         files = read_journal(self.directory)
@@ -253,7 +247,7 @@ class Journal:
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
             self._marker = _parse_name(newest.path)[1]
             self._offset = newest.ends
-            truncate_durably(self._descriptor, newest.ends)
+            durable_files.truncate_durably(self._descriptor, newest.ends)
             self._replace_statement()
         else:
             self.rotate()
@@ -275,7 +269,7 @@ class Journal:
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
         data = frame_payload(self._marker, tiles.encode_bundle(records))
-        append_durably(self._descriptor, data, self._offset)
+        durable_files.append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         for record in records:
             self._tree.append(merkle.leaf_hash(record))
@@ -301,7 +295,7 @@ class Journal:
     def _replace_statement(self) -> None:
         """Replace the file that acknowledges the durable records and lists the files. Raises OSError."""
         statement = self._current_statement()
-        write_durably(self._path, statement)
+        durable_files.write_durably(self._path, statement)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         if self._acknowledged_descriptor >= 0:
             os.close(self._acknowledged_descriptor)
@@ -329,7 +323,7 @@ class Journal:
         """
         if self._descriptor >= 0:
             # Remains of a failed group must not stay in a file that is not the newest.
-            truncate_durably(self._descriptor, self._offset)
+            durable_files.truncate_durably(self._descriptor, self._offset)
             if self._offset == 0:
                 return
         marker = os.urandom(MARKER_BYTES)
@@ -337,7 +331,7 @@ class Journal:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._files.append(path.name)
         try:
-            sync_directory(self.directory)
+            durable_files.sync_directory(self.directory)
             self._replace_statement()
         except OSError:
             # The current file continues to be written, and must remain the newest.

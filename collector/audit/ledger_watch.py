@@ -24,10 +24,8 @@ from collector.audit import AuditLogError
 from collector.audit.log_writer import AuditLog, LogWriteError
 from collector.ledger import audit_outbox, head_chain
 from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
+from railscope import durable_files, service, untrusted_text
 from railscope.audit.record import RecordActor, RecordData
-from railscope.durable_files import write_durably
-from railscope.service import run_in_thread
-from railscope.untrusted_text import DECODING_ERRORS
 
 KNOWN_HEAD_FILE = "ledger.known"
 """Name of the file in the collector's state directory."""
@@ -42,7 +40,7 @@ def read_known_head(path: Path) -> head_chain.ChainHead | None:
         return msgspec.json.decode(path.read_bytes(), type=head_chain.ChainHead)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except DECODING_ERRORS as error:
+    except untrusted_text.DECODING_ERRORS as error:
         message = f"damaged file {path}: {error}"
         raise ValueError(message) from error
 
@@ -160,7 +158,7 @@ class LedgerWatch:
         """Check once per period, until cancelled."""
         while True:
             try:
-                await run_in_thread(self.check)
+                await service.run_in_thread(self.check)
             except OlderCopyError as error:
                 await self._report(str(error))
             except UnusableLedgerError:
@@ -202,7 +200,7 @@ class LedgerWatch:
     def _store_known_head(self, newest: head_chain.ChainHead) -> None:
         self.known_head = newest
         try:
-            write_durably(self.head_file, msgspec.json.encode(newest))
+            durable_files.write_durably(self.head_file, msgspec.json.encode(newest))
             self._is_stored = True
         except OSError as error:
             log.warning("state_file_write_failed", file=str(self.head_file), problem=str(error))

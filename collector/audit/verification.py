@@ -27,10 +27,9 @@ from collector.audit import (
 from collector.audit.tiles import WIDTH, Tiles, widths
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError
+from railscope import service, timestamps
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
-from railscope.service import run_in_thread
-from railscope.timestamps import SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +377,7 @@ class PeriodicVerification:
         """Verify the log once, on a separate thread."""
         began_ns = self.clock_ns()
         try:
-            await run_in_thread(self._verify)
+            await service.run_in_thread(self._verify)
         except directory_check.LogVerificationError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
@@ -399,4 +398,4 @@ class PeriodicVerification:
     @property
     def age_seconds(self) -> float | None:
         """Seconds since the log was last verified successfully; None if it has not been yet."""
-        return (self.clock_ns() - self._valid_ns) / SECOND_NS if self._valid_ns else None
+        return (self.clock_ns() - self._valid_ns) / timestamps.SECOND_NS if self._valid_ns else None

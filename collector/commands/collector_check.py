@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from sqlalchemy.engine import URL, make_url
 
+from collector import administrator_files, tables
 from collector.access import credentials
-from collector.administrator_files import AdministratorFiles
 from collector.audit import log_secrets
 from collector.config import CollectorSettings
 from collector.evidence.evidence_store import EvidenceStore
@@ -27,7 +27,6 @@ from collector.files import seller_file
 from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
-from collector.tables import metadata
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service
 from railscope.settings import SettingsError
@@ -66,7 +65,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("tls", lambda: _check_tls(settings))
     yield _run_check("state_directory", lambda: _check_directory(directory, running=running))
     yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
-    files = AdministratorFiles.from_settings(settings)
+    files = administrator_files.AdministratorFiles.from_settings(settings)
     files.refresh()
     for file in files.all_files:
         if file.path:
@@ -167,7 +166,7 @@ def _check_database(url: URL) -> Iterator[Database | None]:
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         yield None
         return
-    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
+    database = Database(url.render_as_string(hide_password=False), tables.metadata, make=False)
     try:
         yield database
     finally:

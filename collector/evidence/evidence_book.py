@@ -24,9 +24,8 @@ from collector.evidence import (
 from collector.fleet import schema_columns, schemas
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import QUARANTINE_NS
+from railscope import claim_terms, timestamps
 from railscope.catalog.tenancy import SOURCES
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import FOREVER_NS
 from railscope.wire import Batch, Envelope
 
 FLAGGED_NS = 2_000_000_000
@@ -321,7 +320,7 @@ class EvidenceBook:
         """Return the claim with its authority limited to the maximum of the node's token."""
         if claim.authority <= record.max_authority:
             return claim
-        limit = ClaimAuthority(record.max_authority)
+        limit = claim_terms.ClaimAuthority(record.max_authority)
         source = claim.source if claim.source in SOURCES else "other"
         levels = {"source": source, "reported": claim.authority.name, "accepted": limit.name}
         facts = {name: value.lower() for name, value in levels.items()}
@@ -445,5 +444,5 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-_NEVER = node_intervals.FirstContact(FOREVER_NS)
+_NEVER = node_intervals.FirstContact(timestamps.FOREVER_NS)
 _CLAIMS_PER_STEP = 256

@@ -18,8 +18,7 @@ from collector.evidence import (
     gpu_node_history,
     node_intervals,
 )
-from collector.fleet.schema_columns import ReportedMigInstance
-from collector.fleet.schemas import KnownSchema
+from collector.fleet import schema_columns, schemas
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import GAP_NS
 from railscope.timestamps import FOREVER_NS
@@ -52,7 +51,7 @@ class GpuMemory(msgspec.Struct):
         return {presence.node for presence in self.presences.values()}
 
     def add_layout(
-        self, parts: tuple[ReportedMigInstance, ...], span: node_intervals.SampleSpan
+        self, parts: tuple[schema_columns.ReportedMigInstance, ...], span: node_intervals.SampleSpan
     ) -> bool:
         """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
         for layout in self.layouts:
@@ -136,7 +135,7 @@ class BootTimes(NamedTuple):
     """The largest of the batches without GPUs."""
 
     @classmethod
-    def of_batches(cls, batches: Sequence[tuple[Batch, KnownSchema]]) -> BootTimes:
+    def of_batches(cls, batches: Sequence[tuple[Batch, schemas.KnownSchema]]) -> BootTimes:
         """Return the times of batches."""
         first_ns = other_first_ns = FOREVER_NS
         last_ns = other_last_ns = uncertainty_ns = 0

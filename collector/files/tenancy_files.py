@@ -31,10 +31,8 @@ import structlog
 
 from collector.files import watched_file
 from collector.metering import evidence, timeline
-from railscope import claim_terms
+from railscope import claim_terms, timestamps, untrusted_text
 from railscope.claims_file import ClaimsFileError, parse_claims_file
-from railscope.timestamps import FOREVER_NS, HOUR_NS
-from railscope.untrusted_text import NumberError, parse_decimal
 
 log = structlog.get_logger(__name__)
 
@@ -148,7 +146,7 @@ def parse_claims(text: str) -> FileClaims:
     return FileClaims.from_claims(
         FileClaim(
             line.start_ns or 0,
-            FOREVER_NS if line.end_ns is None else line.end_ns,
+            timestamps.FOREVER_NS if line.end_ns is None else line.end_ns,
             line.tenant,
             line.gpu,
             line.share,
@@ -279,7 +277,7 @@ class Quota:
     @property
     def gpu_time_ns(self) -> Fraction | None:
         """GPU time per period."""
-        return None if self.gpu_hours is None else self.gpu_hours * HOUR_NS
+        return None if self.gpu_hours is None else self.gpu_hours * timestamps.HOUR_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +316,8 @@ def _amount(text: str, location: str) -> Fraction | None:
     if not text:
         return None
     try:
-        return parse_decimal(text, minimum=0)
-    except NumberError as error:
+        return untrusted_text.parse_decimal(text, minimum=0)
+    except untrusted_text.NumberError as error:
         message = f"invalid quota: {location}: {error}"
         raise watched_file.FileError(message) from error
 

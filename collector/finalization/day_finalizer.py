@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from collector import config, work_limits
 from collector.account.live_account import LiveAccount
-from collector.config import MeteringSettings
 from collector.evidence import (
     claim_events,
     evidence_book,
@@ -30,7 +30,6 @@ from collector.evidence import (
 )
 from collector.finalization import ledger_days
 from collector.ledger import database, row_conversion
-from collector.work_limits import return_free_memory
 from railscope.durable_files import write_durably
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
@@ -63,7 +62,7 @@ class DayFinalizer:
     open: Callable[[], ledger_days.MeteringStores]
     texts: Callable[[], Mapping[str, str] | None]
     """Content of administrators' files; None while one of them could never be read."""
-    settings: MeteringSettings
+    settings: config.MeteringSettings
     state: Path
     """File with the timestamp up to which changes of the database have been processed."""
     wall_ns: Callable[[], int] = time.time_ns
@@ -99,7 +98,7 @@ class DayFinalizer:
         """Run until cancelled."""
         while True:
             await self.attempt()
-            await run_in_thread(return_free_memory)
+            await run_in_thread(work_limits.return_free_memory)
             await asyncio.sleep(self.settings.period_seconds)
 
     def close(self) -> None:

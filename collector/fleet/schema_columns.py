@@ -22,10 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.metering import measures, units
-from railscope.catalog import KINDS, METRICS
-from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
-from railscope.catalog.agent import SOURCE_STATE, SOURCE_STATES
-from railscope.catalog.declare import Metric, MetricKind
+from railscope.catalog import KINDS, METRICS, account, agent, declare
 from railscope.catalog.entities import GPU as GPU_ENTITY
 from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
@@ -33,11 +30,11 @@ from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
 
 Positions: TypeAlias = npt.NDArray[np.intp]
-ColumnKey: TypeAlias = tuple[Metric, tuple[str, ...]]
+ColumnKey: TypeAlias = tuple[declare.Metric, tuple[str, ...]]
 """A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
 NO_MEMBER = -1
-_COMPARED = frozenset((each.metric, each.part) for each in STRAGGLER_MEASURES.values())
+_COMPARED = frozenset((each.metric, each.part) for each in account.STRAGGLER_MEASURES.values())
 
 
 def columns_of(wire: WireSchema) -> Iterator[tuple[int, WireGroup, int]]:
@@ -46,16 +43,16 @@ def columns_of(wire: WireSchema) -> Iterator[tuple[int, WireGroup, int]]:
     return ((column, group, member) for column, (group, member) in enumerate(members))
 
 
-def is_of_jobs(metric: Metric, entity: WireEntity) -> bool:
+def is_of_jobs(metric: declare.Metric, entity: WireEntity) -> bool:
     """True if the views of jobs read the columns of a metric and an entity."""
     if entity.kind != metric.about.name:
         return False
-    return metric in BY_JOB or (metric, part_of_key(entity)) in _COMPARED
+    return metric in account.BY_JOB or (metric, part_of_key(entity)) in _COMPARED
 
 
-def has_rate(metric: Metric, entity: WireEntity) -> bool:
+def has_rate(metric: declare.Metric, entity: WireEntity) -> bool:
     """True if a view reads the rate of a counter."""
-    if metric.kind is not MetricKind.COUNTER or entity.kind != metric.about.name:
+    if metric.kind is not declare.MetricKind.COUNTER or entity.kind != metric.about.name:
         return False
     return bool(metric.rollups) or is_of_jobs(metric, entity)
 
@@ -342,7 +339,7 @@ def _memory_of(slices: int, gigabytes: int, model: str) -> int:
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
 """The stream with the devices of each kind; the name of its source is the same."""
 AGENT_STREAM = "agent"
-UNSUPPORTED = next(code for code, name in SOURCE_STATES.items() if name == "unsupported")
+UNSUPPORTED = next(code for code, name in agent.SOURCE_STATES.items() if name == "unsupported")
 _NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
 
 
@@ -444,7 +441,7 @@ def _states(wire: WireSchema) -> dict[str, int]:
     return {
         source: column
         for column, group, member in columns_of(wire)
-        if group.metric == SOURCE_STATE.name
+        if group.metric == agent.SOURCE_STATE.name
         for source in wire.entities[member].key[:1]
         if source in STREAMS.values()
     }

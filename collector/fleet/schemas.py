@@ -27,19 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from collector.fleet.schema_columns import (
-    JobColumns,
-    MeteredColumns,
-    ShownDeviceColumns,
-    columns_of,
-    device_columns_like,
-    find_device_columns,
-    find_metered_columns,
-    has_rate,
-    is_of_jobs,
-    job_columns,
-)
-from collector.fleet.schema_files import SchemaFiles, decode_schema, encode_schema, schema_digest
+from collector.fleet import schema_columns, schema_files
 from collector.fleet.schema_templates import (
     EncodedSchema,
     SchemaTemplates,
@@ -100,9 +88,9 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
-            if metric and is_of_jobs(metric, entity):
+            if metric and schema_columns.is_of_jobs(metric, entity):
                 viewed.add(column)
-            if metric and has_rate(metric, entity):
+            if metric and schema_columns.has_rate(metric, entity):
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
@@ -171,11 +159,11 @@ class KnownSchema:
     shape: bytes
     layout: SchemaLayout
     gpus: tuple[SchemaGpu, ...]
-    metered: MeteredColumns
-    showing: ShownDeviceColumns
+    metered: schema_columns.MeteredColumns
+    showing: schema_columns.ShownDeviceColumns
     names: Mapping[device_names.DeviceKey, device_names.Names]
     """Shared by all schemas with the same devices."""
-    jobs: JobColumns | None = None
+    jobs: schema_columns.JobColumns | None = None
     job_gpus: tuple[str, ...] = ()
     """The UUID of each owner of columns of jobs; empty for the GPU on a rail."""
     size_bytes: int = 0
@@ -196,7 +184,7 @@ class StoredSchemas:
     """All stored schemas by hash. Methods that block are marked."""
 
     def __init__(self, directory: Path) -> None:
-        self._files = SchemaFiles(directory)
+        self._files = schema_files.SchemaFiles(directory)
         self._by_digest: dict[bytes, KnownSchema] = {}
         self._shapes: dict[bytes, KnownSchema] = {}
         """A schema of each shape, of which further ones share the parts that are equal."""
@@ -221,12 +209,12 @@ class StoredSchemas:
         return damaged
 
     def _read(self, content: bytes) -> EncodedSchema:
-        form = self._templates.find(content) or decode_schema(content)
-        return EncodedSchema(content, schema_digest(content), form)
+        form = self._templates.find(content) or schema_files.decode_schema(content)
+        return EncodedSchema(content, schema_files.schema_digest(content), form)
 
     def recognize(self, content: bytes) -> EncodedSchema:
         """Return an encoded schema, decoded unless it is stored or matches a template. Raises WireError."""
-        digest = schema_digest(content)
+        digest = schema_files.schema_digest(content)
         form = self._by_digest.get(digest) or self._templates.find(content)
         if form:
             return EncodedSchema(content, digest, form)
@@ -334,14 +322,16 @@ class StoredSchemas:
         shape = wire_format.layout_hash(wire, rails)
         like = self._shapes.get(shape)
         gpus = _schema_gpus(wire, rails, like.gpus if like else ())
-        jobs = like.jobs if like else job_columns(wire)
+        jobs = like.jobs if like else schema_columns.job_columns(wire)
         schema = KnownSchema(
             encoded.digest,
             like.shape if like else shape,
             like.layout if like else make_layout(wire),
             gpus,
-            find_metered_columns(wire, rails),
-            device_columns_like(like.showing, wire) if like else find_device_columns(wire),
+            schema_columns.find_metered_columns(wire, rails),
+            schema_columns.device_columns_like(like.showing, wire)
+            if like
+            else schema_columns.find_device_columns(wire),
             self._names_of(list(map(_encode, device_names.devices_in(wire.entities)))),
             jobs,
             jobs.gpus(wire) if jobs else (),
@@ -374,14 +364,14 @@ class StoredSchemas:
         """Add a template, unless schemas like this one would have to be checked individually."""
         with suppress(wire_format.WireError):
             check_schema(wire, wire_format.MAX_COLUMNS)
-            if encode_schema(envelopes.decode_schema(content)) == content:
+            if schema_files.encode_schema(envelopes.decode_schema(content)) == content:
                 self._templates.add(wire, content, schema)
 
     def _names_of(
         self, devices: Sequence[bytes]
     ) -> Mapping[device_names.DeviceKey, device_names.Names]:
         """Return the names of encoded devices; most schemas of a node have the same."""
-        key = schema_digest(b"".join(devices))
+        key = schema_files.schema_digest(b"".join(devices))
         names = self._names.get(key)
         if names is None:
             entities = [_decode_entity(device) for device in devices]
@@ -405,7 +395,7 @@ def _schema_gpus(
         by_member: dict[int, list[int]] = {
             number: [] for number, entity in enumerate(wire.entities) if entity.kind == GPU_STREAM
         }
-        for column, _, member in columns_of(wire):
+        for column, _, member in schema_columns.columns_of(wire):
             if member in by_member:
                 by_member[member].append(column)
         columns = [np.array(positions, np.intp) for positions in by_member.values()]

@@ -21,24 +21,16 @@ from itertools import chain
 import structlog
 from aiohttp import web
 
+from collector import config, http, work_limits
 from collector.access.credentials import Credential
 from collector.audit import collector_records, event_records
-from collector.config import IngestLimits
 from collector.fleet import sheets
 from collector.fleet.schema_templates import EncodedSchema
 from collector.fleet.schemas import KnownSchema
 from collector.framelog import framelog, segment_files
-from collector.http import HttpApiError
 from collector.http.access_control import json_response
-from collector.state.collector_state import (
-    CollectorState,
-    EnvelopeCost,
-    envelope_cost,
-    find_exceeded_bounds,
-)
-from collector.work_limits import LogRateLimit
-from railscope import envelopes, http_responses, timestamps, wire
-from railscope.service import run_in_thread
+from collector.state import collector_state
+from railscope import envelopes, http_responses, service, timestamps, wire
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +63,7 @@ _REASONS = {
 _STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
 
 
-class NotAcknowledgedError(HttpApiError):
+class NotAcknowledgedError(http.HttpApiError):
     """An envelope that is not acknowledged: text and more for the sender, reason for the counter."""
 
     def __init__(self, text: object, reason: str, **more: object) -> None:
@@ -111,16 +103,16 @@ class NodeSender:
 class Ingest:
     """The ingest route."""
 
-    core: CollectorState
+    core: collector_state.CollectorState
     log: framelog.FrameLog
-    limits: IngestLimits
+    limits: config.IngestLimits
     on_denial: Callable[[collector_records.DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
-    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: work_limits.LogRateLimit = field(default_factory=work_limits.LogRateLimit)
     closed_reason: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
@@ -255,7 +247,7 @@ class Ingest:
                 envelope, schemas = opened.decode_envelope(), opened.schemas
             else:
                 async with self._large:
-                    envelope, schemas = await run_in_thread(_unpack, body, max_bytes)
+                    envelope, schemas = await service.run_in_thread(_unpack, body, max_bytes)
         except wire.WireVersionError as error:
             raise NotAcknowledgedError(error, "version", version=wire.VERSION) from error
         except wire.WireError as error:
@@ -270,7 +262,7 @@ class Ingest:
     ) -> None:
         try:
             async with self._large:
-                new = await run_in_thread(self._find_new, contents)
+                new = await service.run_in_thread(self._find_new, contents)
         except wire.WireError as error:
             raise NotAcknowledgedError(error, "format") from error
         if not new:
@@ -283,7 +275,7 @@ class Ingest:
         if problem := self.core.schemas.reason_to_reject(node, sizes):
             raise NotAcknowledgedError(problem, "schemas")
         try:
-            stored = await run_in_thread(self._check_and_store, new)
+            stored = await service.run_in_thread(self._check_and_store, new)
             self.core.schemas.record_uses(node, [schema.digest for schema in stored])
             sender.schemas.count += len(stored)
         except (ValueError, ArithmeticError, LookupError) as error:
@@ -343,10 +335,10 @@ class Ingest:
 
     def _check_bounds(
         self, envelope: wire.Envelope, schemas: Sequence[KnownSchema]
-    ) -> EnvelopeCost:
-        cost = envelope_cost(envelope, schemas)
+    ) -> collector_state.EnvelopeCost:
+        cost = collector_state.envelope_cost(envelope, schemas)
         problems = [
-            *find_exceeded_bounds(cost, self.limits),
+            *collector_state.find_exceeded_bounds(cost, self.limits),
             *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
         if problems:

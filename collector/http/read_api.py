@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from collector import administrator_files, view_refresh, work_limits
 from collector.access.credentials import Credential, Role, tenant_account, tenant_cells
 from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
-from collector.administrator_files import AdministratorFiles
 from collector.audit.collector_records import AuditTrail
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
@@ -30,9 +30,7 @@ from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
-from collector.view_refresh import CollectorViews
 from collector.views.rollups import find_fresh_rows, node_rollups
-from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import __version__, exposition, reading, server_connections, service, timestamps
@@ -87,7 +85,7 @@ class CollectorMetrics:
 
     core: CollectorState
     log: framelog.FrameLog
-    files: AdministratorFiles
+    files: administrator_files.AdministratorFiles
     finalizer: DayFinalizer
     sink: InfluxSink
     trail: AuditTrail
@@ -95,7 +93,7 @@ class CollectorMetrics:
     connections: server_connections.ServerConnections
     conflicts: IdentityConflictDetector
     quarantine: segment_files.RecordQuarantine
-    limits: Sequence[LogRateLimit] = ()
+    limits: Sequence[work_limits.LogRateLimit] = ()
     """All rate limits of log lines."""
     audit: Callable[[], list[view_cells.ViewCell]] = list
     """Returns the cells of the audit log's components."""
@@ -107,7 +105,7 @@ class CollectorMetrics:
             return f"{self.files.unknown} has never been valid"
         return "" if self.finalizer.live.is_ready else "the ledger has not been read yet"
 
-    def cells(self, views: CollectorViews) -> list[view_cells.ViewCell]:
+    def cells(self, views: view_refresh.CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
         counts = self.core.counts
         plain = [
@@ -203,7 +201,7 @@ class ViewApi:
 
     core: CollectorState
     metrics: CollectorMetrics
-    views: Callable[[], CollectorViews]
+    views: Callable[[], view_refresh.CollectorViews]
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
     ledger_problem: Callable[[], Awaitable[str]] = _no_problem

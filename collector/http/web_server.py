@@ -29,8 +29,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from collector.access.credentials import Credential
-from railscope import durable_files, server_connections
-from railscope.service import run_in_thread
+from railscope import durable_files, server_connections, service
 
 log = structlog.get_logger(__name__)
 
@@ -218,6 +217,6 @@ class SpaceWatch:
     async def wait(self) -> None:
         """Return once there is space. Raises OSError for any other failure."""
         # No event signals that a file system has free space again.
-        while await run_in_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
+        while await service.run_in_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self.retry_seconds)
         log.info("writes_resumed", directory=str(self.directory))

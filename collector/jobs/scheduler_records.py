@@ -12,11 +12,8 @@ from pathlib import Path
 import msgspec
 
 from collector.files.tenancy_files import TenantMappings
-from collector.jobs import JobsError
+from collector.jobs import JobsError, job_list_reader, job_metering, job_reconciliation
 from collector.jobs.job_list import JobListError, ListedJob, account_name, map_tenants
-from collector.jobs.job_list_reader import read_jobs
-from collector.jobs.job_metering import format_count, format_hours
-from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
 from collector.ledger.ledger_store import Ledger
 from collector.metering import tiling, units
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
@@ -55,7 +52,7 @@ class SchedulerRecords:
             for path in paths:
                 try:
                     text = path.read_text(encoding="utf-8")
-                    job_list = read_jobs(text, _FORMATS[scheduler], zone)
+                    job_list = job_list_reader.read_jobs(text, _FORMATS[scheduler], zone)
                 except (JobListError, OSError, UnicodeDecodeError) as error:
                     message = f"cannot read the scheduler's records {path}: {error}"
                     raise SchedulerRecordsError(message) from error
@@ -66,7 +63,7 @@ class SchedulerRecords:
 
     def compare_with(
         self, ledger: Ledger, period: units.Period, tolerance_ns: int
-    ) -> JobComparison:
+    ) -> job_reconciliation.JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises UnusableLedgerError."""
         entries = (
             # With tenants as named in the scheduler records.
@@ -74,7 +71,9 @@ class SchedulerRecords:
             for entry in _by_gpu(ledger, period)
             if _is_from(entry, self.schedulers)
         )
-        return compare_jobs(entries, self.jobs, tolerance_ns, period, self.unended)
+        return job_reconciliation.compare_jobs(
+            entries, self.jobs, tolerance_ns, period, self.unended
+        )
 
 
 def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
@@ -94,11 +93,11 @@ def _is_from(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
 # Text ----------------------------------------------------------------------------
 
 
-def comparison_text(comparison: JobComparison) -> Iterator[str]:
+def comparison_text(comparison: job_reconciliation.JobComparison) -> Iterator[str]:
     """Lines of text: tenants, and the jobs that differ."""
     jobs, tenants = (
-        format_count(comparison.jobs, "job"),
-        format_count(len(comparison.tenants), "tenant"),
+        job_metering.format_count(comparison.jobs, "job"),
+        job_metering.format_count(len(comparison.tenants), "tenant"),
     )
     yield f"R3: {jobs} of the scheduler's records, {tenants}"
     for check in comparison.tenants:
@@ -119,7 +118,7 @@ def comparison_text(comparison: JobComparison) -> Iterator[str]:
         yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
 
 
-def _format_difference(diff: JobDifference) -> str:
+def _format_difference(diff: job_reconciliation.JobDifference) -> str:
     run, kinds = diff.run, "; ".join(diff.kinds)
     tenant = run.job.tenant if run.job else ""
     tenants = sorted({claim_time.tenant for claim_time in run.claim_times})
@@ -127,7 +126,7 @@ def _format_difference(diff: JobDifference) -> str:
     if tenant not in tenants:
         owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"
     gpus = (
-        f"{format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
+        f"{job_metering.format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
         " the scheduler's records"
     )
     off = ""
@@ -143,4 +142,4 @@ def _format_difference(diff: JobDifference) -> str:
 
 def _hours(gpu_ns: Fraction) -> str:
     sign = "-" if gpu_ns < 0 else ""
-    return sign + format_hours(int(abs(gpu_ns)))
+    return sign + job_metering.format_hours(int(abs(gpu_ns)))

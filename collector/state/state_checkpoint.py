@@ -22,8 +22,7 @@ from collector.fleet.fleet import SeenEvent
 from collector.framelog.received_frames import ReceivedRun
 from collector.state import StateError
 from collector.state.collector_state import CollectorState
-from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import WireEvent
+from railscope import untrusted_text, wire
 
 MAGIC = b"railscope checkpoint 1\n"
 """Start of every file."""
@@ -87,7 +86,7 @@ class FactsPart(msgspec.Struct, array_like=True, tag=True):
 class EventsPart(msgspec.Struct, array_like=True, tag=True):
     """Recent events: node, boot and event."""
 
-    events: list[tuple[str, str, WireEvent]]
+    events: list[tuple[str, str, wire.WireEvent]]
 
 
 class CheckpointTrailer(msgspec.Struct, array_like=True, tag="Ending"):
@@ -172,7 +171,7 @@ def decode_parts(content: bytes) -> list[CheckpointPart]:
                 message = f"damaged part at byte {position}: wrong checksum"
                 raise StateCheckpointError(message)
             parts.append(_decoder.decode(payload))
-        except (struct.error, *DECODING_ERRORS) as error:
+        except (struct.error, *untrusted_text.DECODING_ERRORS) as error:
             message = f"cannot decode the part at byte {position}: {error}"
             raise StateCheckpointError(message) from error
         position += _HEAD.size + length

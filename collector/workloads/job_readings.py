@@ -25,11 +25,10 @@ from collector.fleet import schema_columns, schemas, sheets
 from collector.fleet.fleet import FleetNode
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import NO_JOB, NO_POSITION, JobRoster, Numbers
+from railscope import frame, timestamps
 from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.declare import Rollup
-from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, REASONS, Absent
-from railscope.timestamps import SECOND_NS
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class FleetPositions:
         jobs = self.roster.job_of_position
         for gpu in self.gpus(node):
             position = by_gpu.get(gpu.uuid, NO_POSITION)
-            if gpu.rail == NO_RAIL or position == NO_POSITION:
+            if gpu.rail == frame.NO_RAIL or position == NO_POSITION:
                 continue
             before = rail_positions.setdefault(gpu.rail, position)
             if before != NO_POSITION and jobs[before] != jobs[position]:
@@ -294,7 +293,7 @@ class MeasureAverages:
         self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
     ) -> dict[str, GpuValues]:
         """Return the means by measure, including the current readings."""
-        seconds = max((now_ns - self._at_ns) / SECOND_NS, 1e-3) if self._at_ns else 1.0
+        seconds = max((now_ns - self._at_ns) / timestamps.SECOND_NS, 1e-3) if self._at_ns else 1.0
         before = self._jobs
         present = job_of_position[: len(before)]
         same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)

@@ -28,8 +28,7 @@ import yaml
 from dashboards import build, prometheus_api, promql
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
-from railscope.capture import write_capture
-from railscope.service import run_in_thread
+from railscope import capture, service
 from simulator import NodeSpec, capture_metadata, moments
 from simulator.demo.process import Program, ProgramError
 
@@ -102,7 +101,7 @@ _AGENT_SETTINGS = {
 @asynccontextmanager
 async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
     """Run a collector, agents and a Prometheus; yield the address of Prometheus, and our own programs."""
-    tokens = await run_in_thread(_prepare, directory, seconds)
+    tokens = await service.run_in_thread(_prepare, directory, seconds)
     async with AsyncExitStack() as stack:
 
         async def start(name: str, arguments: list[str], more: Mapping[str, str]) -> Program:
@@ -143,7 +142,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     tokens = {node.spec.node: secrets.token_urlsafe(24) for node in SITE_NODES}
     for node in SITE_NODES:
         length = round(2 * node.struck_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
-        write_capture(
+        capture.write_capture(
             directory / node.spec.node,
             capture_metadata(node.spec, length),
             moments(node.spec, length),

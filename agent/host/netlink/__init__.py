@@ -23,7 +23,6 @@ from agent.host.netlink.connection import (
     open_socket,
 )
 from agent.host.netlink.ethtool import EthtoolFamily
-from agent.host.netlink.network_devices import RdmaStatistics
 from railscope.capture import Json
 
 __all__ = ["Netlink"]
@@ -40,7 +39,7 @@ class Netlink:
         self._connections = NetlinkConnections(open_socket)
         ethtool = EthtoolFamily(partial(self._connections.connection, GENERIC))
         self._module_half = ethtool.module_half
-        self.rdma = RdmaStatistics(partial(self._connections.connection, RDMA))
+        self.rdma = network_devices.RdmaStatistics(partial(self._connections.connection, RDMA))
         self._functions: dict[str, Callable[..., Json]] = {
             "links": lambda: network_devices.list_links(self._connections.connection(ROUTE)),
             "dcb": lambda interface: network_devices.read_dcb(
