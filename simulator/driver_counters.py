@@ -104,6 +104,12 @@ def optional_counters(cable: fabric.Cable) -> dict[str, int]:
 
 def port_values(cable: fabric.Cable) -> dict[str, int]:
     """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
+    if not cable.port_values:
+        cable.port_values = _port_values(cable)
+    return cable.port_values
+
+
+def _port_values(cable: fabric.Cable) -> dict[str, int]:
     counters = cable.counters
     counts = {name: getattr(counters, name) for name in _COUNTED}
     for direction, flow in (("sent", counters.sent), ("received", counters.received)):

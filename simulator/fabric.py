@@ -49,6 +49,8 @@ class Cable:
         self.pcie_read_stall_percent = 0
         self.pcie_write_stall_percent = 0
         self.counters = port_model.PortCounters()
+        self.port_values: dict[str, int] = {}
+        """Values that `driver_counters` has derived from the present state; none before it does."""
         self._rng = rng
         self._usual_marked = 10 ** rng.uniform(-5.0, -3.0)
         self._usual_pauses_per_second = 10 ** rng.uniform(-1.3, 0.5)
@@ -86,7 +88,7 @@ class Cable:
 
     def reload(self) -> None:
         """Reset the counters, as after a driver load."""
-        self.counters = port_model.PortCounters()
+        self.counters, self.port_values = port_model.PortCounters(), {}
         self._signal.reload()
 
     def advance(
@@ -103,6 +105,7 @@ class Cable:
         self.removed = self.removed or conditions.removed
         if self.removed:
             return
+        self.port_values = {}
         self.settings, self.lanes = conditions.settings, conditions.lanes
         self.pcie_halved = conditions.pcie_halved
         self.counters.pcie_errors += conditions.pcie_errors

@@ -32,9 +32,25 @@ _NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/dev
 _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
 
 
-def show_directories(model: node_model.NodeModel, into: CaptureMoment) -> None:
-    """Add the directory entries to a `CaptureMoment` that contains all other results."""
-    entries = _entries(into)
+class SimulatedDirectories:
+    """Directory entries, which are computed again only after a path has appeared, vanished or failed."""
+
+    def __init__(self) -> None:
+        self._paths: tuple[frozenset[str], ...] = ()
+        self._entries: dict[str, set[str]] = {}
+
+    def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
+        """Add the directory entries to a `CaptureMoment` that contains all other results."""
+        failed = frozenset(path for path, content in into.files.items() if type(content) is dict)
+        paths = (frozenset(into.files), frozenset(into.links), failed)
+        if paths != self._paths:
+            self._paths, self._entries = paths, _entries(into)
+        _show_directories(model, into, self._entries)
+
+
+def _show_directories(
+    model: node_model.NodeModel, into: CaptureMoment, entries: dict[str, set[str]]
+) -> None:
     for cable in model.present_cables:
         _show_nic_directories(into, cable.port, entries)
     into.names[f"{_NET}/{node_hardware.LOOPBACK}"] = sorted(
@@ -162,7 +178,7 @@ class NodeInterfaces:
             network_interfaces.show_neighbours,
             interface_settings.show_ofed_files,
             host_files.show_pci_devices,
-            show_directories,
+            SimulatedDirectories().show,
             host_files.show_host,
             owners.show_owners,
             kernel_log.SimulatedKernelLog(model).show,
