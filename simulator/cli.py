@@ -104,6 +104,8 @@ def score(seeds: str, classes: tuple[str, ...], jobs: int, command: str | None) 
         raise click.ClickException(str(error)) from error
     for line in scoring.table(outcomes):
         click.echo(line)
+    if any(outcome.problem for outcome in outcomes):
+        raise click.exceptions.Exit(1)
 
 
 def _seeds(text: str) -> range:

@@ -66,7 +66,7 @@ def goal_of(incident_class: str) -> ScoreGoal:
 
 
 class ScoreError(SimulatorError, RuntimeError):
-    """The diagnosis failed, or its output is not JSON lines; the message states the run and the reason."""
+    """The diagnosis failed, or its output is not JSON lines; the message states the reason."""
 
 
 # One run -----------------------------------------------------------------------------------------
@@ -84,12 +84,16 @@ class FaultOutcome:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """Result of one scenario: its faults, and the classes of false positives."""
+    """Result of one scenario: its faults, and the classes of false positives.
+
+    `problem` is the reason why the diagnosis failed; its faults then count as missed.
+    """
 
     name: str
     node_hours: float
     faults: list[FaultOutcome] = field(default_factory=list)
     false_classes: list[str] = field(default_factory=list)
+    problem: str = ""
 
     def line(self) -> str:
         """Return the result in one line."""
@@ -100,37 +104,45 @@ class RunOutcome:
             for fault in self.faults
         ]
         found += [f"false {name}" for name in self.false_classes]
+        found += [f"failed: {self.problem}"] if self.problem else []
         return f"{self.name}: {'; '.join(found) or 'nothing reported'}"
 
 
 def run_scenario(incident_class: str, seed: int, command: Sequence[str]) -> RunOutcome:
-    """Simulate a scenario, diagnose its captures, and compare the result with the truth. Raises ScoreError."""
+    """Simulate a scenario, diagnose its captures, and compare the result with the truth."""
     name, scenario = f"{incident_class}/{seed}", draw_scenario(incident_class, seed)
     with tempfile.TemporaryDirectory(prefix="railscope-score-") as directory:
         path = Path(directory)
         write_cluster(scenario, path)
         truths = [*map(json.loads, (path / "truth.jsonl").read_text("utf-8").splitlines())]
-        incidents = diagnose(name, path, command)
-    node_hours = scenario.topology.nodes * scenario.seconds / 3600
-    outcome = RunOutcome(name, node_hours)
+        node_hours = scenario.topology.nodes * scenario.seconds / 3600
+        outcome = RunOutcome(name, node_hours)
+        try:
+            incidents = diagnose(path, command)
+        except ScoreError as error:
+            incidents, outcome.problem = [], str(error)
     compare(truths, incidents, scenario.step_seconds, outcome)
     return outcome
 
 
-def diagnose(name: str, directory: Path, command: Sequence[str]) -> list[JsonObject]:
+def diagnose(directory: Path, command: Sequence[str]) -> list[JsonObject]:
     """Return the incidents that a program reports of captures. Raises ScoreError."""
     arguments = [*command, "--captures", str(directory), "--format", "json"]
-    done = subprocess.run(  # noqa: S603 - the program that is scored
-        arguments, capture_output=True, check=False, text=True, timeout=_TIME_LIMIT_SECONDS
-    )
+    try:
+        done = subprocess.run(  # noqa: S603 - the program that is scored
+            arguments, capture_output=True, check=False, text=True, timeout=_TIME_LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"no end within {error.timeout:.0f} s"
+        raise ScoreError(message) from error
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        message = f"{name}: exit status {done.returncode} of {command[0]}: {reason[0]}"
+        message = f"exit status {done.returncode} of {command[0]}: {reason[0]}"
         raise ScoreError(message)
     try:
         return [json.loads(line) for line in done.stdout.splitlines()]
     except ValueError as error:
-        message = f"{name}: invalid output: {error}: expected JSON lines"
+        message = f"invalid output: {error}: expected JSON lines"
         raise ScoreError(message) from error
 
 
@@ -237,7 +249,7 @@ def _host(server: object) -> str:
 def run_all(
     classes: Sequence[str], seeds: Sequence[int], jobs: int, command: Sequence[str]
 ) -> Iterator[RunOutcome]:
-    """Run the scenarios of all classes and seeds, several at once, and yield the results. Raises ScoreError."""
+    """Run the scenarios of all classes and seeds, several at once, and yield the results in their order."""
     pairs = [(name, seed) for seed in seeds for name in classes]
     with ProcessPoolExecutor(jobs) as pool:
         tasks = [pool.submit(run_scenario, name, seed, command) for name, seed in pairs]
@@ -316,7 +328,12 @@ def table(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield from _healthy_lines([outcome for outcome in outcomes if not outcome.faults])
+    yield from _healthy_lines(
+        [outcome for outcome in outcomes if not (outcome.faults or outcome.problem)]
+    )
+    failed = sum(bool(outcome.problem) for outcome in outcomes)
+    if failed:
+        yield f"failed: {failed} of {len(outcomes)} runs; their faults count as missed"
 
 
 def _healthy_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:

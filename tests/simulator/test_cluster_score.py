@@ -141,13 +141,15 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     found = outcome_of([truth(NIC)], [incident(NIC), incident(NODE, "host_late")])
     missed = outcome_of([truth(NIC)], [])
     healthy = outcome_of([], [incident(NIC, "pfc_storm"), incident(OTHER_NIC, "pfc_storm")])
-    lines = list(table([found, missed, healthy]))
+    failed = RunOutcome("failed", 1.0, problem="exit status 1")
+    lines = list(table([found, missed, healthy, failed]))
     rows = {line.split("  ")[0]: line.split() for line in lines}
     assert rows["slow_receiver"][1:3] == ["2", "1.000"]
     assert rows["slow_receiver"][4] == "0.500"
     assert rows["host_late"][2] == "0.000"
     assert rows["all"][2] == "0.333"
-    assert lines[-1].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
+    assert lines[-1] == "failed: 1 of 4 runs; their faults count as missed"
+    assert lines[-2].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
 
 
 def test_intervals_are_those_of_wilson():
@@ -158,13 +160,13 @@ def test_intervals_are_those_of_wilson():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("raise SystemExit('no captures')", "run: exit status 1 of .*: no captures"),
-        ("print('{')", "run: invalid output: .*: expected JSON lines"),
+        ("raise SystemExit('no captures')", "^exit status 1 of .*: no captures"),
+        ("print('{')", "^invalid output: .*: expected JSON lines"),
     ],
 )
 def test_a_program_that_fails_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ScoreError, match=problem):
-        diagnose("run", tmp_path, [sys.executable, "-c", text])
+        diagnose(tmp_path, [sys.executable, "-c", text])
 
 
 @pytest.mark.thorough
