@@ -47,13 +47,15 @@ QUICK = AgentBenchLength(
 @harness.benchmark("Agent", full=THOROUGH, quick=QUICK)
 def main(report: harness.BenchReport, length: AgentBenchLength, directory: Path) -> None:
     """Measure the agent and print ratios."""
-    scrape_ratios(report, directory, length)
-    tick_ratios(report, directory, length)
+    with host_files.memory_directory() as trees:
+        scrape_ratios(report, directory, trees / "scraped", length)
+        tick_ratios(report, directory, trees, length)
 
 
-def scrape_ratios(report: harness.BenchReport, directory: Path, length: AgentBenchLength) -> None:
+def scrape_ratios(
+    report: harness.BenchReport, directory: Path, root: Path, length: AgentBenchLength
+) -> None:
     """Measure a live scrape of 8 RDMA devices by three programs."""
-    root = directory / "scraped"
     host_files.write_tree(root, DEVICES)
     schedules = {
         CONSECUTIVE: agent_costs.ScrapeSchedule(length.fast_scrapes, None),
@@ -98,9 +100,11 @@ def scrape_ratios(report: harness.BenchReport, directory: Path, length: AgentBen
     )
 
 
-def tick_ratios(report: harness.BenchReport, directory: Path, length: AgentBenchLength) -> None:
+def tick_ratios(
+    report: harness.BenchReport, directory: Path, trees: Path, length: AgentBenchLength
+) -> None:
     """Measure a whole tick of about 3,000 values, from reading to the acknowledgement."""
-    mixed, files = directory / "mixed", directory / "files"
+    mixed, files = trees / "mixed", trees / "files"
     answers = directory / "answers.msgpack"
     moving = host_files.write_tree(mixed, DEVICES)
     host_files.write_answers(answers, ANSWER_SECONDS)

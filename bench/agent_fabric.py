@@ -50,12 +50,13 @@ QUICK = FabricBenchLength(1, 1, scrapes=2, responses=5, ticks=20, hours=0.05)
 @harness.benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
 def main(report: harness.BenchReport, length: FabricBenchLength, directory: Path) -> None:
     """Measure the fabric sources and print ratios."""
-    bench = FabricBench(report, host_files.write_fabric(directory), directory, length)
-    bench.counters()
-    bench.burst_sampling()
-    bench.calls()
-    bench.memory()
-    bench.long_run()
+    with host_files.memory_directory() as files:
+        bench = FabricBench(report, host_files.write_fabric(files), directory, length)
+        bench.counters()
+        bench.burst_sampling()
+        bench.calls()
+        bench.memory()
+        bench.long_run()
 
 
 @dataclass(frozen=True, slots=True)

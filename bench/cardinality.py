@@ -254,18 +254,19 @@ def serving(packed: bytes) -> Iterator[str]:
 
 def measure_own(size: CardinalitySize, directory: Path) -> OwnCost:
     """Measure an agent at its default periods, and a collector at the natural period of its nodes."""
-    tree, files = directory / "tree", directory / "files"
     answers = directory / "answers.msgpack"
-    moving = host_files.write_tree(tree, _RDMA_DEVICES)
     host_files.write_answers(answers, _ANSWER_SECONDS)
-    counted = host_files.write_tree(files, _VALUES // host_files.VALUES_PER_PORT)
     times = size.agent_seconds, _SETTLE_SECONDS, size.push_seconds
-    agent, reader = (
-        agent_costs.measure_ticks(
-            agent_costs.TickPlan(root, directory, moved, 1.0, *times, answers_path)
+    with host_files.memory_directory() as trees:
+        tree, files = trees / "tree", trees / "files"
+        moving = host_files.write_tree(tree, _RDMA_DEVICES)
+        counted = host_files.write_tree(files, _VALUES // host_files.VALUES_PER_PORT)
+        agent, reader = (
+            agent_costs.measure_ticks(
+                agent_costs.TickPlan(root, directory, moved, 1.0, *times, answers_path)
+            )
+            for root, moved, answers_path in ((tree, moving, answers), (files, counted, None))
         )
-        for root, moved, answers_path in ((tree, moving, answers), (files, counted, None))
-    )
     load.save(load.streams_of_a_node(directory), directory / "streams")
     received = fleets.measure(size.fleet, directory / "streams", directory)
     return OwnCost(agent, reader.memory.resident, received)
