@@ -99,6 +99,7 @@ class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
             return msgspec.convert(json.loads(text), cls)
 
 
+READ_BYTES = 1 << 20
 _moment_decoder = msgspec.json.Decoder(CaptureMoment)
 
 
@@ -210,7 +211,7 @@ def read_moments(directory: Path) -> Iterator[CaptureMoment]:
     path = directory / "timeline.jsonl"
     number, line = 0, b""
     try:
-        with path.open("rb") as lines:
+        with path.open("rb", buffering=READ_BYTES) as lines:
             for line in lines:
                 number += 1
                 yield CaptureMoment.from_line(line)

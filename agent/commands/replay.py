@@ -11,7 +11,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -34,6 +34,7 @@ from agent.streams.kernel_log import XidMatcher
 from railscope import __version__, capture, envelopes, wire
 from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
 from railscope.frame import Frame, FrameOrigin
+from railscope.reading import Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
@@ -44,6 +45,15 @@ EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
 STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
 """Sources of states that others derive nothing from between their reads: they keep their period."""
+STATIC_SOURCES = {
+    "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
+    "nic_settings", "optics",
+}  # fmt: skip
+"""Sources whose readings depend on the present answers only, and not on the time: most of these never change."""
+REPROBE_SAME_NS = 900 * SECOND_NS
+"""Time after which a source searches for devices although none seems to have come or gone."""
+_VARYING = {r.value for r in Absent} - {Absent.UNSUPPORTED.value, Absent.DENIED.value}
+"""Reasons of readings that may change with time."""
 SAMPLES_OF_AN_ENVELOPE = 64
 GC_ALLOCATIONS = 100_000
 """Each moment replaces thousands of answers, without reference cycles: searches for cycles can be rare."""
@@ -74,6 +84,31 @@ class _ReplayedSource:
     status: SourceState
     reader: SourceReader
     due_ns: int = 0
+    used: set[str] = field(default_factory=set)
+    """Keys of the queries of the last probe and of the reads since."""
+    is_outdated: bool = True
+    """True if the answer to one of these queries may have changed."""
+    has_new_devices: bool = False
+    """True if devices may have come or gone since the last probe."""
+    _probed_ns: int = 0
+
+    def read(self, host: recorded_host.SteppedHost, grader: SourceGrader) -> Frame | None:
+        """Return the next frame; the last one with a new time if all answers are the same."""
+        now, before = host.clock.now(), self.status.frame
+        if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
+            self.status.frame = self.reader.repeat(before)
+            return self.status.frame
+        if self.has_new_devices and now.boot_ns - self._probed_ns >= REPROBE_NS:
+            self.reader.forget_plan()
+        host.used.clear()
+        outcome = self.reader.run()
+        grader.record_return(self.status, outcome, now)
+        if outcome.cost.probe:
+            self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
+        if self.status.source.name in STATIC_SOURCES:
+            self.used |= host.used
+            self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
+        return outcome.frame
 
     def plan(self, now_ns: int) -> None:
         """Set the next time: a tenth earlier, as samples have some jitter."""
@@ -111,7 +146,7 @@ class CaptureReplay:
         self._sources: list[_ReplayedSource] = []
         for source in _select(_all_sources(settings, lambda: statuses), names):
             status = statuses[source.name] = SourceState(source)
-            reader = SourceReader(source, guard, self.origin)
+            reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
 
     def samples(self) -> Iterator[list[Frame]]:
@@ -154,15 +189,18 @@ class CaptureReplay:
             self.problem = error
 
     def _advance(self, moment: CaptureMoment) -> None:
-        has_new_queries = self._host.advance(moment)
-        if has_new_queries:
-            is_begin = moment.offset_ns < BEGIN_NS
-            for source in self._sources:
-                if is_begin or source.status.state == UNSUPPORTED:
-                    source.reader.forget_plan()
-                    source.due_ns = 0
-        if self._update_hung_calls(moment):
-            for source in self._sources:
+        changed = self._host.changed_keys(moment)
+        has_new_devices = self._host.advance(moment)
+        is_other_hung = self._update_hung_calls(moment)
+        is_begin = moment.offset_ns < BEGIN_NS
+        for source in self._sources:
+            source.has_new_devices |= has_new_devices
+            source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
+            if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
+                source.reader.forget_plan()
+                source.due_ns = 0
+            if is_other_hung:
+                source.is_outdated = True
                 source.reader.forget_plan()
 
     def _update_hung_calls(self, moment: CaptureMoment) -> bool:
@@ -191,11 +229,10 @@ class CaptureReplay:
         for source in self._sources:
             if source.due_ns > now.boot_ns:
                 continue
-            outcome = source.reader.run()
-            self._grader.record_return(source.status, outcome, now)
+            frame = source.read(self._host, self._grader)
             source.plan(now.boot_ns)
-            if outcome.frame:
-                frames.append(self._numbering.number_events(outcome.frame))
+            if frame:
+                frames.append(self._numbering.number_events(frame))
         self._grader.events.clear()
         return frames
 

@@ -283,11 +283,16 @@ class SteppedHost:
             section: {} for section in capture_format.SECTIONS
         }
         self._log = SteppedKernelLog()
+        self.used: set[str] = set()
+        """Keys of the queries since the set was cleared."""
 
     def advance(self, moment: capture_format.CaptureMoment) -> bool:
-        """Apply the differences of a moment; return True if it has answers to new queries."""
+        """Apply the differences of a moment; return True if devices may have come or gone.
+
+        Then a directory or a link has changed, or there is an answer to a new query.
+        """
         self.clock.go_to(moment.offset_ns)
-        has_new_queries = False
+        has_new_queries = bool(moment.names or moment.links)
         for section, answers in self._state.items():
             changed: dict[str, Json] = getattr(moment, section)
             has_new_queries |= not changed.keys() <= answers.keys()
@@ -295,40 +300,75 @@ class SteppedHost:
         self._log.records += moment.log
         return has_new_queries
 
+    def changed_keys(self, moment: capture_format.CaptureMoment) -> set[str]:
+        """Return the keys of the files and calls that a moment changes, other than counts in settings."""
+        before = self._state["calls"]
+        same = {
+            key
+            for key, answer in moment.calls.items()
+            if key.startswith(_SETTINGS)
+            and _without_counts(answer) == _without_counts(before.get(key))
+        }
+        return (moment.calls.keys() | moment.files.keys()) - same
+
     def read(self, path: str) -> bytes:
         """Content of a file."""
-        text: str = _stored_answer(self._state["files"], path)
+        text: str = self._stored_answer("files", path)
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
         """Entries of a directory."""
-        entries: list[str] = _stored_answer(self._state["names"], path)
+        entries: list[str] = self._stored_answer("names", path)
         return entries
 
     def resolve(self, path: str) -> str:
         """Target of a path."""
-        target: str = _stored_answer(self._state["links"], path)
+        target: str = self._stored_answer("links", path)
         return target
 
     def open_file_group(self, paths: Sequence[str]) -> SteppedFiles:
         """Open a group of counter files."""
-        return SteppedFiles(self.read, paths, self._state["files"])
+        return SteppedFiles(self, paths, self._state["files"])
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Result of a call."""
-        calls = self._state["calls"]
         if function not in BATCH_FUNCTIONS:
-            return _stored_answer(calls, _cached_call_key(host_interface, function, arguments))
+            key = _cached_call_key(host_interface, function, arguments)
+            return self._stored_answer("calls", key)
         keys = _entry_keys(host_interface, function, arguments)
-        pairs: list[Json] = list(map(calls.get, keys))
+        self.used.update(keys)
+        pairs: list[Json] = list(map(self._state["calls"].get, keys))
         if set(map(type, pairs)) == {list}:
             return [[value for _, value in pairs], [code for code, _ in pairs]]
-        return assemble_batch(lambda key: _stored_answer(calls, str(key)), keys)
+        return assemble_batch(lambda key: self._stored_answer("calls", str(key)), keys)
+
+    def _stored_answer(self, section: str, key: str) -> Json:
+        self.used.add(key)
+        try:
+            stored = self._state[section][key]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
+        if type(stored) is not dict:
+            return stored
+        if stored == PENDING:
+            raise TimeoutError(errno.ETIMEDOUT, f"{key} had not returned")
+        return result(stored)
 
     def kernel_log(self) -> SteppedKernelLog:
         """The recorded kernel log. Raises OSError if it could not be read during the recording."""
         result(self._state["calls"].get(KERNEL_LOG))
         return self._log
+
+
+_SETTINGS = ("netlink.dcb(", "netlink.fec(", "netlink.pause(")
+_COUNTS = {"statistics", "requests", "indications"}
+"""Members of these answers about settings that are counters."""
+
+
+def _without_counts(answer: Json) -> Json:
+    if type(answer) is not dict:
+        return answer
+    return {key: _without_counts(part) for key, part in answer.items() if key not in _COUNTS}
 
 
 _cached_call_key = lru_cache(MAX_CACHED_KEYS)(call_key)
@@ -342,30 +382,17 @@ def _entry_keys(
     return tuple(call_key(host_interface, function, (device, entry)) for entry in entries)
 
 
-def _stored_answer(answers: dict[str, Json], key: str) -> Json:
-    try:
-        stored = answers[key]
-    except KeyError:
-        raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
-    if type(stored) is not dict:
-        return stored
-    if stored == PENDING:
-        raise TimeoutError(errno.ETIMEDOUT, f"{key} had not returned")
-    return result(stored)
-
-
 class SteppedFiles(PlainFiles):
     """Files of a recorded node: their integers are parsed when their text has changed."""
 
-    def __init__(
-        self, read: Callable[[str], bytes], paths: Sequence[str], texts: dict[str, Json]
-    ) -> None:
-        super().__init__(read, paths)
-        self._stored, self._last = texts, [object()] * len(paths)
+    def __init__(self, host: SteppedHost, paths: Sequence[str], texts: dict[str, Json]) -> None:
+        super().__init__(host.read, paths)
+        self._host, self._stored, self._last = host, texts, [object()] * len(paths)
         self._values, self._reasons = [0] * len(paths), bytearray(len(paths))
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
         """Write the integers of all files; one that did not change has the same text object."""
+        self._host.used.update(self._paths)
         texts = list(map(self._stored.get, self._paths))
         for index in compress(range(len(texts)), map(is_not, texts, self._last)):
             self.read_one(index, self._values, self._reasons, index)

@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.host import Host, NvmlError
 from agent.sampling import counter_unwrap, known_devices, source
@@ -116,6 +116,12 @@ class SourceReader:
         if outcome.frame is not None:
             self._sequence -= 1
             self._kept_events += outcome.frame.events
+
+    def repeat(self, frame: Frame) -> Frame:
+        """Return the frame of a read whose answers are all those of an earlier one."""
+        self._sequence += 1
+        now = self._host.clock.now()
+        return replace(frame, sequence=self._sequence, timestamp=now, events=())
 
     def forget_plan(self) -> None:
         """Make the next run probe: a probe or a read was interrupted."""

@@ -11,13 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from support.cases import CASES, capture_of
 from support.clock import NS
-from support.reading import readings
+from support.reading import ORIGIN, readings
 
 from agent.cli import agent
 from agent.commands.check import CaptureWalk
 from agent.commands.replay import CaptureReplay
 from agent.config import AgentSettings, BurstSettings
-from agent.host.recorded_host import call_key
+from agent.host.recorded_host import RecordedClock, RecordedHost, call_key
+from agent.machine_sources import machine_sources
+from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
 from railscope import envelopes, wire
 from railscope.capture import PENDING, Capture, CaptureError, CaptureMetadata, CaptureMoment
@@ -93,6 +95,27 @@ def test_a_call_without_a_result_is_a_timeout_of_its_device_until_it_returns(
     hung = [[isinstance(reading, Absent) for reading in of_sample] for of_sample in power]
     assert hung == [[False, at in {2, 3, 4}] for at in range(13)]
     assert all(of_sample[1] is Absent.TIMEOUT for of_sample in power[2:5])
+
+
+@pytest.mark.parametrize("scenario", ["pcie_degraded", "row_remap", "settings_drift", "nic_lost"])
+def test_a_repeated_frame_has_the_readings_of_a_read(scenario: str, tmp_path: Path) -> None:
+    capture = simulate(NodeSpec("n1", gpus=2, scenario=scenario), 120, 10)
+    names = ("pcie", "gpu_pcie", "gpu_health", "nic_settings", "neighbour")
+    found = replayed(written(capture, tmp_path / "c"), *names)
+    clock = RecordedClock(capture.about)
+    host = RecordedHost(capture, clock, lambda: clock.offset_ns)
+    readers = {
+        source.name: SourceReader(source, host, ORIGIN)
+        for source in machine_sources(SETTINGS)
+        if source.name in names
+    }
+    for frame in found:
+        clock.go_to(frame.timestamp.boot_ns - capture.about.started_boot_ns)
+        expected = readers[frame.schema.stream].run().frame
+        assert expected is not None
+        assert readings(frame) == readings(expected)
+        assert [e.event_class for e in frame.events] == [e.event_class for e in expected.events]
+    assert len(found) > 3 * 12
 
 
 def test_each_source_is_read_at_every_sample_or_at_its_longer_period(tmp_path: Path) -> None:
