@@ -125,7 +125,7 @@ class Cable:
         self._loaded = receive
         self._transfer(span, send, receive, conditions)
         self._pause(span, demand.busy, (paused, pausing), conditions)
-        self._count_losses(span, dropped, max(1.0 - up, conditions.unanswered * demand.busy))
+        self._count_losses(span, dropped, max(1.0 - up, conditions.unanswered))
         stall_percent = conditions.pcie_write_stall_percent + _MAX_STALL_PERCENT * excess
         self._stall(span, demand.busy, stall_percent)
         for outage in outages:

@@ -315,9 +315,7 @@ class ClusterModel:
         for index, job in enumerate(self.jobs):
             speed = float(rates.speeds[index]) if rates and index in active else 1.0
             speed *= float(found.collective[index])
-            slowest = float(
-                (found.pace[job.plan.nodes].min(axis=1) * (1.0 - found.delay[job.plan.nodes])).min()
-            )
+            slowest = _slowest(found, job)
             present = self._present(job, span)
             progress = job.advance(span, slowest, speed, float(found.supply[index]), present)
             share[job.plan.nodes] = progress.exchange * job.traffic_share(progress)
@@ -345,7 +343,7 @@ class ClusterModel:
         if number in self._job_of:
             job, step = self.jobs[self._job_of[number]], self.steps[self._job_of[number]]
             pace = found.pace[number]
-            slowest = found.pace[job.plan.nodes].min()
+            slowest = _slowest(found, job)
             busy = np.divide(slowest, pace, out=np.ones_like(pace), where=pace > 0)
             demands = job.demand(step.progress, busy.tolist(), float(found.delay[number]))
         faults = self._node_faults[number]
@@ -372,6 +370,12 @@ class ClusterModel:
             self.jobs[self._job_of[number]].plan.filer if number in self._job_of else 0,
         )
         node.advance_under(until_ns, node_model.NodeDemand(demands[0], demands, rails, host))
+
+
+def _slowest(found: _Conditions, job: ClusterJob) -> float:
+    """Return the pace of the slowest GPU of a job, with the delay of its host."""
+    nodes = job.plan.nodes
+    return float((found.pace[nodes].min(axis=1) * (1.0 - found.delay[nodes])).min())
 
 
 def _add_progress(total: JobProgress, progress: JobProgress, weight: float) -> None:
@@ -405,7 +409,7 @@ def _port_conditions(
         ignored=1.0 - float(found.fabric.reacts[at]),
         misprioritized_sent=float(found.fabric.unprotected[at]),
         misprioritized_received=while_busy(traffic.misprioritized),
-        unanswered=while_busy(traffic.unanswered),
+        unanswered=float(traffic.unanswered[at]),
         settings=port.PortSettings(notifying=bool(found.fabric.notifies[at])),
         marking=float(found.fabric.marks[leaf]),
         switch_pauses=float(found.fabric.pauses[leaf]),

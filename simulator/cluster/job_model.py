@@ -170,17 +170,16 @@ class ClusterJob:
         speed = progress.exchanged / progress.exchange if progress.exchange else 1.0
         demands = []
         for share in busy:
-            computes = max(share - delay, 0.0)
-            waits = (progress.computing + progress.updating) * max(1.0 - share, 0.0)
+            waits = (progress.computing + progress.updating) * max(1.0 - share - delay, 0.0)
             spinning = _SPIN_ACTIVITY * (progress.exchange + waits)
             activity = (
-                self.plan.activity * progress.computing * computes
+                self.plan.activity * progress.computing * share
                 + progress.exchange * (_EXCHANGE_ACTIVITY - _SPIN_ACTIVITY) * speed
                 + _UPDATE_ACTIVITY * progress.updating * share
                 + _CHECKPOINT_ACTIVITY * progress.checkpoint
             ) * less + spinning
             memory = (
-                _COMPUTE_MEMORY * progress.computing * computes
+                _COMPUTE_MEMORY * progress.computing * share
                 + _EXCHANGE_MEMORY * progress.exchanged
                 + _UPDATE_MEMORY * progress.updating * share
                 + _CHECKPOINT_ACTIVITY * progress.checkpoint

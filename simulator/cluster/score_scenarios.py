@@ -11,6 +11,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from simulator.cluster.scenario import (
     FAULT_KINDS,
     ClusterScenario,
@@ -41,6 +43,9 @@ _MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS = 240, 270
 _MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS = 240, 360
 _REST_SECONDS = 30
 _MIN_JOB_NODES = 4
+_BUSY_UPLINKS = 0.5
+"""Uplink capacity that an all-to-all exchange over two pods nearly uses."""
+
 _RAILS = 8
 _COMPOUNDS = (
     ("transceiver", "slow_receiver"), ("hot_gpu", "incast"), ("storage_slow", "node_partition"),
@@ -89,8 +94,13 @@ class _ScenarioDraw:
         sizes = [size for size in _SIZES if size[1] > 1 or not needs_pods]
         self.period, pods, per_pod = rng.choice(sizes)
         self.size = SimulatedClusterSize(
-            pods=pods, nodes_per_pod=per_pod, model=rng.choice(("h100", "h200")), filers=2
+            pods=pods,
+            nodes_per_pod=per_pod,
+            uplinks=_BUSY_UPLINKS if needs_pods else 1.0,
+            model=rng.choice(("h100", "h200")),
+            filers=2,
         )
+        self._spans_all = needs_pods
         self.onset = rng.uniform(_MIN_ONSET_SECONDS, _MAX_ONSET_SECONDS)
         self.length = rng.uniform(_MIN_LENGTH_SECONDS, _MAX_LENGTH_SECONDS)
         self.seconds = int(self.onset + self.length) + _REST_SECONDS
@@ -102,8 +112,11 @@ class _ScenarioDraw:
         count = self._rng.randint(max(_MIN_JOB_NODES, nodes // 2), nodes)
         if nodes > first_pod:
             # All nodes of the first pod, and some of the other one.
-            count = max(count, first_pod + 2)
-        yield self._training("alpha", order[:count], "research")
+            count = nodes if self._spans_all else max(count, first_pod + 2)
+        job = self._training("alpha", order[:count], "research")
+        if self._spans_all:
+            job = replace(job, pattern="all_to_all", rate=self._rng.uniform(0.6, 0.85))
+        yield job
         rest = order[count:]
         if len(rest) > 1 and self._rng.random() < _SECOND_JOB_SHARE:
             half = rest[: self._rng.randint(2, len(rest))]

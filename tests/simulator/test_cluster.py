@@ -180,6 +180,22 @@ def test_ranks_of_a_hung_collective_spin_and_send_nothing(tmp_path: Path):
     assert not gpu.demand.exchanged
 
 
+def test_the_other_nodes_of_a_job_wait_for_a_late_host(tmp_path: Path):
+    model = model_of(tmp_path, fault("late_host", begin_seconds=0, strength=0.6, nodes=[1]))
+    late, other = model.nodes[1], model.nodes[0]
+    assert late.gpus[0].silicon.occupied_percent < 90 < other.gpus[0].silicon.occupied_percent
+    assert late.server.pressure["cpu"].some_percent[0] > 20
+    healthy = model_of(tmp_path, "").nodes[0]
+    active = [node.gpus[0].cycles.sm for node in (other, healthy)]
+    assert active[0] < active[1], "they spin on few multiprocessors"
+
+
+def test_senders_to_a_dead_node_time_out_on_all_rails(tmp_path: Path):
+    model = model_of(tmp_path, fault("node_down", begin_seconds=10, nodes=[1]))
+    assert all(port.counters.ack_timeouts > 50 for port in model.nodes[0].cables[:8])
+    assert not model.nodes[2].cables[0].counters.ack_timeouts
+
+
 def test_arrivals_end_with_a_node_or_its_network(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     faults = fault("node_down", begin_seconds=30, nodes=[1])
