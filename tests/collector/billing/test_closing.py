@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -31,6 +31,7 @@ from support.books import (
     meter,
     released_gpu,
 )
+from support.fork_server import ForkServer
 
 from collector.billing import administration, tables
 from collector.billing.billing_store import BillingStore
@@ -176,47 +177,20 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
 # Concurrent and interrupted closings
 # ----------------------------------------------------------------------
 
-SCRIPT = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from sqlalchemy import event
-from support.books import ONE, manager_after
-from collector.billing.period_closing import BillingBooks
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 
-ledger = Ledger.open({url!r}, metadata)
-if {dies!r}:
-    def die(connection, cursor, statement, *_rest):
-        if {dies!r} in statement:
-            os.kill(os.getpid(), signal.SIGKILL)
-    event.listen(ledger.database.engine, "after_cursor_execute", die)
-print("ready", flush=True)
-sys.stdin.readline()
-print(BillingBooks.for_ledger(ledger).close(ONE, manager_after(ONE)).closing.manifest_root)
-"""
+@cache
+def closers() -> ForkServer:
+    """Return the server of processes that close the period."""
+    return ForkServer(str(Path(__file__).with_name("closer.py")))
 
 
-def started(request, url: str, dies: str = "") -> subprocess.Popen[str]:
-    tests = str(request.config.rootpath / "tests")
-    script = SCRIPT.format(tests=tests, url=url, dies=dies)
-    command = [sys.executable, "-c", script]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, request):
+def test_processes_that_close_at_once_issue_one_set_of_invoices(url, ledger, tmp_path):
     books = books_with(ledger, ALL)
-    closers = [started(request, url) for _ in range(4)]
-    for closer in closers:
-        assert closer.stdout.readline() == "ready\n"
-    for closer in closers:
-        closer.stdin.write("\n")
-        closer.stdin.flush()
-    found = [closer.communicate(timeout=60) for closer in closers]
-    assert [closer.returncode for closer in closers] == [0] * 4, found
+    status, output = closers().run(str(tmp_path), url, "", "4")
+    *roots, ends = output.splitlines()
+    assert (status, ends) == (0, "[0, 0, 0, 0]"), output
     (closing,) = books.store.closings()
-    assert {output for output, _ in found} == {f"{closing.manifest_root}\n"}
+    assert roots == [closing.manifest_root] * 4
     assert [invoice.tenant for invoice in books.store.invoices()] == ["green", "red"]
     assert sum(name.startswith("billing.issue/") for name in in_outbox(ledger.database)) == 2
 
@@ -266,12 +240,10 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
         "INSERT INTO audit_outbox",
     ],
 )
-def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
+def test_a_closing_that_is_killed_leaves_nothing(url, ledger, tmp_path, dies):
     books = books_with(ledger, ALL)
-    closer = started(request, url, dies)
-    assert closer.stdout.readline() == "ready\n"
-    _, errors = closer.communicate("\n", timeout=60)
-    assert closer.returncode == -signal.SIGKILL, errors
+    killed = f"[{-signal.SIGKILL}]\n"
+    assert closers().run(str(tmp_path), url, dies, "1") == (0, killed)
     with ledger.database.transaction() as connection:
         rows = {
             table.name: connection.execute(select(table)).all()
