@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -25,10 +26,17 @@ def build_demo_months(factory: pytest.TempPathFactory) -> Path:
         if not file.exists():
             partial = directory / "demo-months.partial"
             ledger = Ledger.open(f"sqlite:///{partial}", metadata)
-            billing_demo.run_demo(ledger)
+            result = billing_demo.run_demo(ledger)
             ledger.close()
+            file.with_suffix(".result").write_bytes(pickle.dumps(result))
             partial.rename(file)
     return file
+
+
+def result_of_demo(months: Path) -> billing_demo.BillingDemo:
+    """Return what the demo returned when it made the ledger."""
+    found: billing_demo.BillingDemo = pickle.loads(months.with_suffix(".result").read_bytes())  # noqa: S301 - own file
+    return found
 
 
 def copy_demo_months(months: Path, file: Path) -> str:

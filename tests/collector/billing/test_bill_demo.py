@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.demo_months import copy_demo_months, result_of_demo
 from support.exports import parse_csv
 from support.statement_readers import from_csv, from_json, total_amount
 
@@ -27,15 +28,15 @@ from railscope.timestamps import HOUR_NS
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(demo_months: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A ledger with both months in it."""
-    return f"sqlite:///{tmp_path_factory.mktemp('demo') / 'ledger.sqlite'}"
+    return copy_demo_months(demo_months, tmp_path_factory.mktemp("demo") / "ledger.sqlite")
 
 
 @pytest.fixture(scope="module")
-def found(url: str) -> Iterator[tuple[billing_demo.BillingDemo, BillingBooks]]:
+def found(demo_months: Path, url: str) -> Iterator[tuple[billing_demo.BillingDemo, BillingBooks]]:
     ledger = Ledger.open(url, metadata)
-    yield billing_demo.run_demo(ledger), BillingBooks.for_ledger(ledger)
+    yield result_of_demo(demo_months), BillingBooks.for_ledger(ledger)
     ledger.close()
 
 
