@@ -161,7 +161,7 @@ class CollectorState:
         for batch, schema in known_batches:
             # A checkpoint contains its sequence, but not its content for the current state.
             self._apply_last_frame(record, envelope, batch, schema)
-        yield
+            yield
         streams = self.received.run_streams(envelope.node, envelope.run)
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
         yield from self.evidence.steps(record, envelope, fresh_batches)

@@ -99,3 +99,11 @@ def test_short_turns_of_others_cause_no_pause() -> None:
     pauses, turns = work_of(5, HandClock(), other_seconds=SLICE_SECONDS / 1000)
     assert pauses == []
     assert turns >= 5, "they ran nevertheless"
+
+
+def test_work_has_a_share_of_the_time_while_others_never_pause() -> None:
+    busy, clock = 0.05, HandClock()
+    pauses, turns = work_of(100, clock, other_seconds=busy)
+    assert pauses == []
+    assert clock.now - turns * busy >= 100 * SLICE_SECONDS * 0.99, "the work"
+    assert turns <= 40, "slices of 10 ms instead of 1 ms"
