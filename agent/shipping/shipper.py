@@ -43,6 +43,8 @@ MAX_EVENTS_OF_AN_ENVELOPE = 4_000
 FIRST_RETRY_SECONDS = 0.5
 SHUTDOWN_SECONDS = 3.0
 MAX_FLUSH_DELAY_SECONDS = 0.2
+ROUND_SECONDS = 0.01
+"""Maximum duration from the first frame of a round of reads to the last one, usually."""
 UNSPOOLED_SECONDS = 1.0
 """Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
 RUN_END_FILE = "run_end.json"
@@ -169,14 +171,15 @@ class Shipper:
             await self.flush()
 
     async def _wait_for_reads(self, seconds: float) -> None:
-        """Wait for the first frame that is read when a flush is due.
+        """Wait for the frames that are read when a flush is due.
 
-        Reads wake the event loop anyway, and packing at the same time would contend with them.
+        Packing at the same time would contend with the reads, and with the event loop that publishes frames.
         """
         self._is_flush_due.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_flush_due.wait()
+                await asyncio.sleep(ROUND_SECONDS)
 
     async def flush(self) -> None:
         """Pack the pending frames into envelopes, to be sent from memory or spooled."""

@@ -55,7 +55,9 @@ async def test_an_envelope_contains_the_reads_that_are_due_with_it(tmp_path: Pat
             run.clock.advance(seconds)
             assert collector.requests == []
             run.publish()
-            await run.shipped(2)
+            await asyncio.sleep(0)
+            run.publish()  # the next frame of the same round
+            await run.shipped(3)
         assert len(collector.requests) == 3, "one envelope, and its schema"
 
 
