@@ -51,6 +51,12 @@ _COMPOUNDS = (
     ("transceiver", "slow_receiver"), ("hot_gpu", "incast"), ("storage_slow", "node_partition"),
     ("gpu_lost", "pfc_storm"), ("slow_gpu", "rate_control_off"), ("late_host", "link_flap"),
 )  # fmt: skip
+_NICS = ("cx7", "cx7", "cx7", "cx7", "bnxt", "mixed")
+_OF_FULL_COUNTERS = {
+    "cnp_ignored", "cnp_not_sent", "ecn_late", "link_transmit_errors", "transport_retry",
+    "unprotected_traffic", COMPOUND,
+}  # fmt: skip
+"""Classes with counters that only ConnectX has."""
 _WHOLE_NODE = {"rate_control_off", "unprotected", "power_brake"}
 _BENIGN_SHARE, _SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.35, 0.7, 0.6, 0.5
 """Probabilities of harmless events, of jobs, and of faults of several devices at once."""
@@ -62,7 +68,11 @@ def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
         message = f"unknown class {incident_class!r}: expected one of {', '.join(CLASSES)}"
         raise ValueError(message)
     rng = random.Random(f"{incident_class}/{seed}")  # noqa: S311 - repeatable on purpose
-    draw = _ScenarioDraw(rng, needs_pods=incident_class == "uplink_congested")
+    draw = _ScenarioDraw(
+        rng,
+        needs_pods=incident_class == "uplink_congested",
+        any_nic=incident_class not in _OF_FULL_COUNTERS,
+    )
     faults = list(draw.faults(_names(incident_class, rng)))
     return ClusterScenario(
         seconds=draw.seconds,
@@ -89,7 +99,7 @@ def _names(incident_class: str, rng: random.Random) -> Sequence[str]:
 class _ScenarioDraw:
     """A cluster with its jobs, in which faults and harmless events are drawn."""
 
-    def __init__(self, rng: random.Random, *, needs_pods: bool) -> None:
+    def __init__(self, rng: random.Random, *, needs_pods: bool, any_nic: bool) -> None:
         self._rng = rng
         sizes = [size for size in _SIZES if size[1] > 1 or not needs_pods]
         self.period, pods, per_pod = rng.choice(sizes)
@@ -98,6 +108,7 @@ class _ScenarioDraw:
             nodes_per_pod=per_pod,
             uplinks=_BUSY_UPLINKS if needs_pods else 1.0,
             model=rng.choice(("h100", "h200")),
+            nic=rng.choice(_NICS) if any_nic else _NICS[0],
             filers=2,
         )
         self._spans_all = needs_pods
@@ -185,8 +196,12 @@ class _ScenarioDraw:
         elif kind.entity in {"job", "storage"}:
             nodes, indices = [], []
             filers = [job.filer] if kind.entity == "storage" else []
-        elif name == "incast":
-            candidates = [other for other in job.nodes if other != node]
+        elif "incast" in kind.effects:
+            all_nodes = range(self.size.pods * self.size.nodes_per_pod)
+            outsiders = [other for other in all_nodes if other not in job.nodes]
+            if name == "noisy_neighbour" and outsiders:
+                nodes = [rng.choice(outsiders)]
+            candidates = [other for other in all_nodes if other not in nodes]
             senders = rng.sample(candidates, min(len(candidates), rng.randint(3, 7)))
         if name == "power_brake" and rng.random() < _MANY_SHARE:
             nodes = job.nodes[: rng.randint(2, 4)]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from simulator.cluster.captures import write_cluster
+from simulator.cluster.scenario import ClusterScenario
 from simulator.cluster.score_scenarios import draw_scenario
 from simulator.spec import SimulatorError
 
@@ -74,10 +75,14 @@ class ScoreError(SimulatorError, RuntimeError):
 
 @dataclass(slots=True)
 class FaultOutcome:
-    """Result for one fault: the delay of its detection, or None; and if its cause ranked first."""
+    """Result for one fault: the delay of its detection, or None; and if its cause ranked first.
+
+    `forms` are properties of the scenario, such as the sample period, for which recall is reported.
+    """
 
     incident_class: str
-    strength: float
+    strength: float = 0.0
+    forms: tuple[str, ...] = ()
     delay_seconds: float | None = None
     ranked_first: bool = False
 
@@ -122,7 +127,21 @@ def run_scenario(incident_class: str, seed: int, command: Sequence[str]) -> RunO
         except ScoreError as error:
             incidents, outcome.problem = [], str(error)
     compare(truths, incidents, scenario.step_seconds, outcome)
+    for fault in outcome.faults:
+        fault.forms = (*_forms(scenario), f"strength {_STRENGTHS[int(fault.strength * 2.99)]}")
     return outcome
+
+
+_STRENGTHS = ("below 0.33", "0.33 to 0.67", "above 0.67")
+
+
+def _forms(scenario: ClusterScenario) -> Iterator[str]:
+    job = scenario.jobs[0]
+    yield f"period {scenario.step_seconds:g} s"
+    yield f"{scenario.topology.nodes} nodes"
+    yield f"NICs {scenario.cluster.nic}"
+    yield f"exchange {job.pattern}"
+    yield f"lost samples {scenario.lost:.0%}"
 
 
 def diagnose(directory: Path, command: Sequence[str]) -> list[JsonObject]:
@@ -328,12 +347,29 @@ def table(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from _form_lines(total.faults)
     yield from _healthy_lines(
         [outcome for outcome in outcomes if not (outcome.faults or outcome.problem)]
     )
     failed = sum(bool(outcome.problem) for outcome in outcomes)
     if failed:
         yield f"failed: {failed} of {len(outcomes)} runs; their faults count as missed"
+
+
+def _form_lines(faults: Sequence[FaultOutcome]) -> Iterator[str]:
+    """Yield the recall of each form of scenarios."""
+    names = sorted({form for fault in faults for form in fault.forms}, key=_numbers_first)
+    for name in names:
+        having = [fault for fault in faults if name in fault.forms]
+        found = sum(fault.delay_seconds is not None for fault in having)
+        yield f"recall, {name}: {_share(found, len(having))} of {len(having)}"
+
+
+def _numbers_first(form: str) -> tuple[str, float, str]:
+    """Return a sort key: words of a form before its number, numbers by their value."""
+    words = [word for word in form.split() if not word[0].isdecimal()]
+    numbers = [float(word.rstrip("%")) for word in form.split() if word[0].isdecimal()]
+    return " ".join(words[:1]), min(numbers, default=0.0), form
 
 
 def _healthy_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:

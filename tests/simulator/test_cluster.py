@@ -58,7 +58,7 @@ def target(name: str) -> dict[str, Any]:
         "storage": {"filers": [0]},
     }
     keys = devices.get(entity, {"nodes": [1], "indices": [3]})
-    return {**keys, "senders": [0, 2]} if name == "incast" else keys
+    return {**keys, "senders": [0, 2]} if "incast" in FAULT_KINDS[name].effects else keys
 
 
 @pytest.mark.parametrize("name", FAULT_KINDS)

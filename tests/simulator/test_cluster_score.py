@@ -141,6 +141,8 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     found = outcome_of([truth(NIC)], [incident(NIC), incident(NODE, "host_late")])
     missed = outcome_of([truth(NIC)], [])
     healthy = outcome_of([], [incident(NIC, "pfc_storm"), incident(OTHER_NIC, "pfc_storm")])
+    for outcome, period in ((found, 10), (missed, 2)):
+        outcome.faults[0].forms = (f"period {period} s", "exchange ring")
     failed = RunOutcome("failed", 1.0, problem="exit status 1")
     lines = list(table([found, missed, healthy, failed]))
     rows = {line.split("  ")[0]: line.split() for line in lines}
@@ -148,6 +150,12 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     assert rows["slow_receiver"][4] == "0.500"
     assert rows["host_late"][2] == "0.000"
     assert rows["all"][2] == "0.333"
+    recalls = [line.partition(" (")[0] for line in lines if line.startswith("recall")]
+    assert recalls == [
+        "recall, exchange ring: 0.500",
+        "recall, period 2 s: 0.000",
+        "recall, period 10 s: 1.000",
+    ]
     assert lines[-1] == "failed: 1 of 4 runs; their faults count as missed"
     assert lines[-2].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
 
