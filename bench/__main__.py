@@ -8,7 +8,7 @@ import sys
 import click
 
 BENCHES = (
-    "agent", "agent_fabric", "agent_gpu", "audit", "metering", "tenants", "jobs", "export",
+    "agent", "agent_fabric", "agent_gpu", "replay", "audit", "metering", "tenants", "jobs", "export",
     "collector", "dashboards", "cardinality",
 )  # fmt: skip
 

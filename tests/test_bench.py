@@ -64,6 +64,7 @@ FIGURES = {
         "share of a core at the natural period",
         "victoria-metrics",
     ),
+    "replay": ("CPU of 1,000 samples, 1 s apart", "CPU of 1,000 samples, 10 s apart"),
     "jobs": (
         "refresh of the jobs / its period",
         "160 GPUs, 20 jobs",
