@@ -9,7 +9,9 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -56,6 +58,15 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@cache
+def _capture_files(spec: NodeSpec, seconds: int) -> dict[str, bytes]:
+    """Return the files of the capture of a simulated node; most tests have the same nodes."""
+    with TemporaryDirectory() as directory:
+        capture = Path(directory, "capture")
+        write_capture(capture, capture_metadata(spec, seconds), moments(spec, seconds))
+        return {path.name: path.read_bytes() for path in capture.iterdir()}
+
+
 @dataclass
 class ProgramDirectory:
     """A directory with captures and tokens, and the programs that run in it."""
@@ -84,9 +95,10 @@ class ProgramDirectory:
         """Write captures of simulated nodes, and a token for each."""
         lines = []
         for spec in specs:
-            write_capture(
-                self.directory / spec.node, capture_metadata(spec, seconds), moments(spec, seconds)
-            )
+            capture = self.directory / spec.node
+            capture.mkdir()
+            for name, content in _capture_files(spec, seconds).items():
+                (capture / name).write_bytes(content)
             lines.append(f'"{spec.node}" = "{digest_token("token-" + spec.node)}"\n')
         (self.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
 
