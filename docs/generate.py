@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import dcgm_page
+import diagnosis_page
 import health_page
 import msgspec
 import yaml
@@ -337,6 +338,8 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/gpu-health.md": lambda: _document(health_page.lines(MADE, _table)),
     "docs/dcgm.md": lambda: _document(dcgm_page.lines(MADE, _table)),
     "deploy/agent.toml": _sample("agent"),
+    "docs/diagnosis.md": diagnosis_page.page,
+    "docs/incident.schema.json": diagnosis_page.schema,
     "deploy/collector.toml": _sample("collector"),
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 450
+MAX_MODULES = 490
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
 """Share of the lines that imports must stay below."""

@@ -19,6 +19,7 @@ _ON_DEMAND = {
     "claim": ("agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
     "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
+    "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
     "simulate": ("simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
     "simulate-agent": ("simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
 }  # fmt: skip

@@ -1,0 +1,167 @@
+"""Score of the diagnosis on drawn clusters: precision, recall, delay, cause, false positives of healthy hours; speed.
+
+The scenarios are those of `bench/drawn_faults.py`, which share nothing with the cluster's simulator; the table is that of
+`railscope simulate score`.
+
+    python -m bench.diagnosis --seeds 100-109
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+import numpy as np
+
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, node_name
+from bench.drawn_faults import FAULTS, DrawnFault
+from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
+from collector.diagnosis.incident_classes import Severity
+from collector.diagnosis.incidents import Incident
+from railscope.timestamps import SECOND_NS
+from simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of, table
+
+SLOTS, ONSET_SLOT, FAULT_SLOTS = 120, 60, 48
+HEALTHY_SLOTS = 360
+
+
+def run_case(
+    name: str, seed: int, pods: int, nodes: int, slots: int = 0
+) -> tuple[ClusterDiagnosis, DrawnFault | None]:
+    """Run one drawn case; without a class it is healthy."""
+    cluster = DrawnCluster(seed, pods, nodes)
+    fault = FAULTS[name](cluster) if name else None
+    slots = slots or (SLOTS if name else HEALTHY_SLOTS)
+    feed = DrawnFeed(cluster, slots)
+    for slot in range(slots):
+        row = cluster.draw()
+        if fault and ONSET_SLOT <= slot < ONSET_SLOT + FAULT_SLOTS:
+            fault.effect(cluster, row, slot - ONSET_SLOT)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    return feed.diagnosis, fault
+
+
+def is_cause(diagnosis: ClusterDiagnosis, incident: Incident, fault: DrawnFault) -> bool:
+    """True if an incident has the cause of a fault."""
+    cause, devices = incident.cause, diagnosis.devices
+    if cause.kind != fault.kind:
+        return False
+    if cause.kind == "nic":
+        nic = devices.nics[cause.position]
+        return (nic.node, nic.rail) == (node_name(fault.node), str(fault.index))
+    if cause.kind == "gpu":
+        gpu = devices.gpus[cause.position]
+        return (gpu.node, gpu.index) == (node_name(fault.node), str(fault.index))
+    if cause.kind == "leaf":
+        return cause.name.endswith(f"-{fault.index}")
+    return cause.kind in {"storage", "job"} or cause.name == node_name(fault.node)
+
+
+def outcome_of(
+    name: str, diagnosis: ClusterDiagnosis, fault: DrawnFault | None, hours: float
+) -> RunOutcome:
+    """Return the result of a run."""
+    outcome = RunOutcome(name, hours)
+    reported = [
+        incident
+        for incident in diagnosis.tracker.incidents
+        if incident.severity is not Severity.INFO and not incident.explained_by
+    ]
+    hits = []
+    if fault:
+        hits = [
+            incident
+            for incident in reported
+            if incident.incident_class.name == fault.incident_class
+            and is_cause(diagnosis, incident, fault)
+        ]
+        found = FaultOutcome(fault.incident_class, 1.0)
+        onset_ns = START_NS + ONSET_SLOT * SLOT_SECONDS * SECOND_NS
+        limit_seconds = goal_of(fault.incident_class).deadline_seconds + 2 * SLOT_SECONDS
+        delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= onset_ns]
+        found.delay_seconds = next((each for each in delays if each <= limit_seconds), None)
+        best = max(reported, key=lambda incident: incident.confidence, default=None)
+        found.ranked_first = best is not None and is_cause(diagnosis, best, fault)
+        outcome.faults.append(found)
+    outcome.false_classes = [i.incident_class.name for i in reported if i not in hits]
+    return outcome
+
+
+def outcomes(
+    classes: Sequence[str], seeds: range, size: tuple[int, int], healthy_hours: float
+) -> Iterator[RunOutcome]:
+    """Yield the results of all classes and seeds, and of healthy hours."""
+    pods, nodes = size
+    hours = pods * nodes * SLOT_SECONDS / 3600
+    for name in classes:
+        for seed in seeds:
+            diagnosis, fault = run_case(name, seed, pods, nodes)
+            yield outcome_of(f"{name}/{seed}", diagnosis, fault, hours * SLOTS)
+    for number in range(round(healthy_hours / (hours * HEALTHY_SLOTS))):
+        diagnosis, _ = run_case("", 10_000 + 100 * seeds.start + number, pods, nodes)
+        yield outcome_of(f"healthy/{number}", diagnosis, None, hours * HEALTHY_SLOTS)
+
+
+@click.command()
+@click.option("--seeds", default="100-104", show_default=True, help="Range of seeds.")
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    type=click.Choice(sorted(FAULTS)),
+    help="Only this class; repeatable.",
+)
+@click.option(
+    "--size", default=(2, 4), show_default=True, type=(int, int), help="Pods, and nodes of a pod."
+)
+@click.option(
+    "--healthy-hours", default=40.0, show_default=True, help="Node-hours without a fault."
+)
+@click.option(
+    "--speed-nodes",
+    default=1024,
+    show_default=True,
+    help="Nodes of the cluster whose evaluation is measured.",
+)
+@click.option("--verbose", is_flag=True, help="Print every result.")
+def main(  # noqa: PLR0913, PLR0917 - options
+    seeds: str,
+    classes: Sequence[str],
+    size: tuple[int, int],
+    healthy_hours: float,
+    speed_nodes: int,
+    verbose: bool,  # noqa: FBT001 - an option
+) -> None:
+    """Print the score of the diagnosis on drawn clusters."""
+    first, _, last = seeds.partition("-")
+    chosen = range(int(first), int(last or first) + 1)
+    done = []
+    for outcome in outcomes(classes or sorted(FAULTS), chosen, size, healthy_hours):
+        done.append(outcome)
+        if verbose:
+            click.echo(outcome.line())
+    for line in table(done):
+        click.echo(line)
+    if speed_nodes:
+        click.echo(speed(speed_nodes))
+
+
+def speed(nodes: int) -> str:
+    """Return the processor time and the memory of the evaluation of a cluster."""
+    cluster = DrawnCluster(1, max(1, nodes // 32), 32)
+    feed = DrawnFeed(cluster, 60)
+    spent = []
+    for slot in range(20):
+        feed.put(slot, cluster.draw())
+        feed.diagnosis.arrange()
+        began = time.process_time()
+        feed.diagnosis.evaluate(slot)
+        spent.append(time.process_time() - began)
+    return f"{cluster.nodes} nodes: {np.median(spent):.2f} s of processor time per evaluation (goal 2 s at 1,000 nodes)"
+
+
+if __name__ == "__main__":
+    main()

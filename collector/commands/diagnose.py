@@ -1,0 +1,365 @@
+"""`railscope diagnose`: causes, victims and evidence of faults, from captures or from a frame log.
+
+Captures are replayed by `railscope agent replay` in one process for each core; the diagnosis is that of the running
+collector. An evaluation uses nothing that was recorded after its end.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from collector.commands import administration
+from collector.diagnosis.cluster_diagnosis import (
+    SLOT_SECONDS,
+    WINDOW_SLOTS,
+    ClusterDiagnosis,
+    Receipt,
+)
+from collector.diagnosis.incident_report import describe, incident_document
+from collector.diagnosis.jobs import PeerGroups
+from collector.fleet.schema_files import SchemaFiles, decode_schema
+from collector.fleet.sheets import check_batch
+from collector.framelog import segment_files
+from railscope import cli, timestamps
+from railscope.envelopes import unpack
+from railscope.untrusted_text import TomlError, parse_toml
+from railscope.wire import Envelope, WireError, WireSchema, schema_hash
+
+MAX_ENVELOPE_BYTES = 256 << 20
+MAX_ARRIVALS = 10_000_000
+MAX_ROWS = 1 << 20
+MAX_SLOTS = 7 * 86_400 // SLOT_SECONDS
+_LENGTH_BYTES = 4
+_SOURCES = (
+    "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
+    "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
+    "kernel", "tenancy",
+)  # fmt: skip
+"""Sources whose metrics the diagnosis uses."""
+
+
+class DiagnoseError(click.ClickException):
+    """Captures or a frame log cannot be read; the message states the file and the remedy."""
+
+    exit_code = 2
+
+
+class _NodeFrames(NamedTuple):
+    """Envelopes of one node in the order of their time, and where its schemas are found."""
+
+    envelopes: Iterable[Envelope]
+    find_schema: Callable[[bytes], WireSchema | None]
+
+
+@dataclass(slots=True)
+class NodeClocks:
+    """Offsets of the nodes' clocks over time: times at which nodes sent, and their offsets in nanoseconds."""
+
+    sent_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    offsets_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    receipts: list[Receipt] = field(default_factory=list)
+
+    def add(self, node: str, sent_ns: int, received_ns: int) -> None:
+        """Add an arrival; arrivals of a node are in the order of their receipt."""
+        self.sent_ns[node].append(sent_ns)
+        self.offsets_ns[node].append(received_ns - sent_ns)
+        self.receipts.append(Receipt(received_ns, node, sent_ns - received_ns))
+
+    def clock(self, node: str) -> Callable[[int], int]:
+        """Return the conversion of a node's wall clock to the collector's, by the last arrival before a time."""
+        sent_ns, offsets_ns = self.sent_ns.get(node), self.offsets_ns.get(node)
+        if not sent_ns or not offsets_ns:
+            return lambda wall_ns: wall_ns
+
+        def convert(wall_ns: int) -> int:
+            return wall_ns + offsets_ns[max(bisect_right(sent_ns, wall_ns) - 1, 0)]
+
+        return convert
+
+
+@click.command()
+@click.option(
+    "--captures",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with a capture of each node in a subdirectory.",
+)
+@click.option(
+    "--frame-log",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="State directory of a collector, in place of captures.",
+)
+@click.option(
+    "--from", "from_text", default="", help="Start of the range of a frame log, RFC 3339."
+)
+@click.option("--to", "to_text", default="", help="End of the range of a frame log, RFC 3339.")
+@administration.config_option
+@cli.format_option("text", "json")
+def diagnose(  # noqa: PLR0913, PLR0917 - options
+    captures: Path | None,
+    frame_log: Path | None,
+    from_text: str,
+    to_text: str,
+    config: Path | None,
+    form: str,
+) -> None:
+    """Find the cause, the victims and the evidence of each fault in a recording.
+
+    One subdirectory of --captures is the capture of one node. A file `arrivals.csv` beside them (node,sent,received:
+    nanoseconds of the node's and of the collector's clock) states the clock offsets, and the
+    times at which the collector received from each node. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+    """
+    if (captures is None) == (frame_log is None):
+        message = "expected either --captures or --frame-log"
+        raise click.UsageError(message)
+    if config:
+        administration.load_settings(config, {})
+    if captures:
+        diagnosis = _diagnose_captures(captures)
+    else:
+        assert frame_log is not None  # noqa: S101 - one of both is set
+        diagnosis = _diagnose_frame_log(frame_log, _time(from_text, 0), _time(to_text, 1 << 62))
+    for line in _render(diagnosis, form):
+        click.echo(line)
+
+
+def _time(text: str, default: int) -> int:
+    try:
+        return timestamps.parse_timestamp(text) if text else default
+    except timestamps.TimestampError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
+    groups = PeerGroups(diagnosis.devices)
+    incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
+    seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
+    for incident in incidents:
+        document = incident_document(incident, diagnosis.devices, groups, seconds)
+        if form == "json":
+            yield msgspec.json.encode(document).decode()
+        else:
+            yield from describe(document)
+    if form == "text" and not incidents:
+        yield "no incidents"
+
+
+# Captures ----------------------------------------------------------------------------------------
+
+
+class _CaptureRange(NamedTuple):
+    """A capture, its node, and the range of its time on the node's clock."""
+
+    directory: Path
+    node: str
+    start_ns: int
+    end_ns: int
+
+
+def _find_captures(directory: Path) -> list[_CaptureRange]:
+    """Return the captures below a directory. Raises DiagnoseError."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        about = path / "capture.toml"
+        if not about.is_file():
+            continue
+        try:
+            metadata = parse_toml(about.read_text(encoding="utf-8"))
+            start_ns, length_ns = int(metadata["started_wall_ns"]), int(metadata["duration_ns"])
+            found.append(_CaptureRange(path, str(metadata["node"]), start_ns, start_ns + length_ns))
+        except (OSError, UnicodeDecodeError, TomlError, KeyError, TypeError, ValueError) as error:
+            message = f"invalid capture: {about}: {error}; fix: record it again, or move it away"
+            raise DiagnoseError(message) from error
+    if not found:
+        message = (
+            f"no captures in {directory}: expected a subdirectory with capture.toml for each node"
+        )
+        raise DiagnoseError(message)
+    names = [capture.node for capture in found]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        message = f"two captures of node {twice!r} in {directory}: expected one; fix: move one away"
+        raise DiagnoseError(message)
+    return found
+
+
+def _diagnose_captures(directory: Path) -> ClusterDiagnosis:
+    captures = _find_captures(directory)
+    clocks = _read_arrivals(directory / "arrivals.csv")
+    bounds = [
+        clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
+    ]
+    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds))
+    for envelopes in _replay(captures):
+        _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
+    _add_receipts(diagnosis, clocks)
+    _evaluate(diagnosis, slots)
+    return diagnosis
+
+
+def _new_diagnosis(start_ns: int, end_ns: int) -> tuple[ClusterDiagnosis, int]:
+    """Return a diagnosis of a range of time, and the number of its complete slots. Raises DiagnoseError."""
+    slot_ns = SLOT_SECONDS * timestamps.SECOND_NS
+    first_ns = start_ns // slot_ns * slot_ns
+    slots = (end_ns - first_ns) // slot_ns + 1
+    if slots > MAX_SLOTS:
+        span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
+        message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
+        raise DiagnoseError(message)
+    diagnosis = ClusterDiagnosis(first_ns, slots)
+    diagnosis.begin(slots - 1)
+    return diagnosis, (end_ns - first_ns) // slot_ns
+
+
+def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
+    diagnosis.arrange()
+    for slot in range(slots):
+        diagnosis.evaluate(slot)
+
+
+def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
+    """Add the frames of a node. Raises DiagnoseError for a batch that contradicts its schema."""
+    schemas: dict[bytes, WireSchema] = {}
+    for envelope in frames.envelopes:
+        clock = clocks.clock(envelope.node)
+        for schema in envelope.schemas:
+            schemas[schema_hash(schema)] = schema
+        for batch in envelope.batches:
+            used = schemas.get(batch.schema) or frames.find_schema(batch.schema)
+            if used is None:
+                message = f"batch of {envelope.node}, stream {batch.stream}: its schema is missing"
+                raise DiagnoseError(message)
+            schemas[batch.schema] = used
+            check_batch(batch, sum(len(group.entities) for group in used.groups), MAX_ROWS)
+            diagnosis.add(envelope.node, envelope.run, batch, used, clock)
+
+
+def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
+    """Add the arrivals, or the samples in their place."""
+    diagnosis.is_witnessed = bool(clocks.receipts)
+    for receipt in clocks.receipts:
+        diagnosis.add_receipt(receipt)
+    if not clocks.receipts:
+        for node, slots in diagnosis.readings.sample_slots.items():
+            for slot in slots:
+                diagnosis.add_receipt(Receipt(diagnosis.end_of(slot) - 1, node))
+
+
+def _replay(captures: Sequence[_CaptureRange]) -> Iterator[list[Envelope]]:
+    """Yield the envelopes of each capture, replayed in one process for each core."""
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(min(cores, len(captures))) as pool:
+        yield from pool.map(_replay_one, [capture.directory for capture in captures])
+
+
+def _replay_one(directory: Path) -> list[Envelope]:
+    """Return the frames of one capture. Raises DiagnoseError with the problem that the replay reports."""
+    sources = [argument for name in _SOURCES for argument in ("--source", name)]
+    command = [sys.executable, "-P", "-m", "railscope", "agent", "replay", *sources, str(directory)]
+    finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
+    if finished.stderr:
+        click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)
+    if finished.returncode:
+        message = f"replaying {directory} failed with exit status {finished.returncode}"
+        raise DiagnoseError(message)
+    return list(_records(finished.stdout))
+
+
+def _records(stream: bytes) -> Iterator[Envelope]:
+    position = 0
+    while position < len(stream):
+        end = position + _LENGTH_BYTES
+        length = int.from_bytes(stream[position:end], "little")
+        try:
+            yield unpack(stream[end : end + length], MAX_ENVELOPE_BYTES)
+        except WireError as error:
+            message = f"invalid frames of a replayed capture: {error}"
+            raise DiagnoseError(message) from error
+        position = end + length
+
+
+def _read_arrivals(path: Path) -> NodeClocks:
+    """Read the arrivals beside captures; none if there is no file. Raises DiagnoseError."""
+    clocks, rows = NodeClocks(), []
+    if not path.exists():
+        return clocks
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.reader(file), 1):
+                if number == 1 and row == ["node", "sent", "received"]:
+                    continue
+                if number > MAX_ARRIVALS:
+                    message = f"{path}: more than {MAX_ARRIVALS} lines: expected fewer"
+                    raise DiagnoseError(message)
+                rows.append(_arrival(path, number, row))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        message = f"reading {path} failed: {error}"
+        raise DiagnoseError(message) from error
+    for node, sent_ns, received_ns in sorted(rows, key=lambda each: each[2]):
+        clocks.add(node, sent_ns, received_ns)
+    return clocks
+
+
+def _arrival(path: Path, number: int, row: Sequence[str]) -> tuple[str, int, int]:
+    try:
+        node, sent, received = row
+        return node, int(sent), int(received)
+    except ValueError as error:
+        shown = ",".join(row)[:80]
+        message = (
+            f"invalid line: {path}:{number}: {shown!r}: expected node,sent,received in nanoseconds"
+        )
+        raise DiagnoseError(message) from error
+
+
+# Frame log ---------------------------------------------------------------------------------------
+
+
+def _diagnose_frame_log(state: Path, from_ns: int, to_ns: int) -> ClusterDiagnosis:
+    """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
+    if not (state / "frames").is_dir():
+        message = f"no frame log in {state}: expected a collector's state directory with `frames`"
+        raise DiagnoseError(message)
+    files = SchemaFiles(state / "schemas")
+    known_schemas = {}
+    if (state / "schemas").is_dir():
+        for content in files.open():
+            if content:
+                schema = decode_schema(content)
+                known_schemas[schema_hash(schema)] = schema
+    clocks, by_node = NodeClocks(), defaultdict(list)
+    for record in _frame_records(state / "frames", from_ns, to_ns):
+        clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
+        by_node[record.node].append(record.body)
+    if not clocks.receipts:
+        message = f"no frames in {state} in this range: expected at least one"
+        raise DiagnoseError(message)
+    received = [receipt.received_ns for receipt in clocks.receipts]
+    diagnosis, slots = _new_diagnosis(min(received), max(received))
+    for _, bodies in sorted(by_node.items()):
+        envelopes = (unpack(body, MAX_ENVELOPE_BYTES) for body in bodies)
+        _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
+    _add_receipts(diagnosis, clocks)
+    _evaluate(diagnosis, slots)
+    return diagnosis
+
+
+def _frame_records(frames: Path, from_ns: int, to_ns: int) -> Iterator[segment_files.FrameRecord]:
+    stats = segment_files.FrameLogStats()
+    for number in segment_files.segment_numbers(frames):
+        for _, record in segment_files.read_segment(
+            segment_files.segment_path(frames, number), stats
+        ):
+            if from_ns <= record.received_wall_ns <= to_ns:
+                yield record

@@ -1,0 +1,200 @@
+"""Diagnosis of a cluster: readings in, incidents out, one evaluation for each slot of time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from collector.diagnosis import (
+    findings,
+    gpu_detectors,
+    job_detectors,
+    link_detectors,
+    network_detectors,
+    node_detectors,
+)
+from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.incidents import Incident, IncidentTracker
+from collector.diagnosis.jobs import ActiveJob, ClaimedGpus, PeerGroups, active_jobs
+from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.signals import ClusterSignals
+from collector.diagnosis.slot_sums import Floats
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Batch, WireSchema
+
+SLOT_SECONDS = 10
+WINDOW_SLOTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Receipt of a node's frames: time on the collector's clock, and offset of the node's clock."""
+
+    received_ns: int
+    node: str
+    offset_ns: int | None = None
+
+
+class ClusterDiagnosis:
+    """Readings of all nodes over time, and the incidents that follow from them.
+
+    `first_ns` is the start of slot 0; `slots` is the number of slots that are kept.
+    """
+
+    def __init__(self, first_ns: int, slots: int) -> None:
+        self.slot_ns = SLOT_SECONDS * SECOND_NS
+        self.first_ns = first_ns
+        self.devices = ClusterDevices(slots)
+        self.readings = ReadingsCollector(self.devices, first_ns, self.slot_ns)
+        self.claims = ClaimedGpus()
+        self.tracker = IncidentTracker(first_ns, self.slot_ns)
+        self.contacts: dict[str, node_detectors.NodeContact] = {}
+        self.is_witnessed = False
+        """True if receipts are known apart from samples."""
+        self._baselines = findings.Baselines()
+        self._groups: PeerGroups | None = None
+        self._events: list[NodeEvent] = []
+        self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
+        self._receipts: list[Receipt] = []
+
+    def begin(self, slot: int) -> None:
+        """Begin slots up to one: readings of later ones are ignored."""
+        for sums in self.devices.sums.values():
+            sums.advance(slot)
+
+    def add(self, node: str, run: str, batch: Batch, schema: WireSchema, clock: Clock) -> None:
+        """Add a batch of a node."""
+        for node_event in self.readings.add(node, run, batch, schema, clock):
+            self._events.append(node_event)
+
+    def add_event(self, node_event: NodeEvent) -> None:
+        """Add an event."""
+        self._events.append(node_event)
+
+    def add_receipt(self, receipt: Receipt) -> None:
+        """Add a receipt."""
+        self._receipts.append(receipt)
+
+    def arrange(self) -> None:
+        """Order events and receipts by time, after additions."""
+        self._events.sort(key=lambda node_event: node_event.timestamp_ns)
+        self._receipts.sort(key=lambda receipt: receipt.received_ns)
+
+    def end_of(self, slot: int) -> int:
+        """Return the end of a slot on the collector's clock."""
+        return self.first_ns + (slot + 1) * self.slot_ns
+
+    def evaluate(self, slot: int) -> list[Incident]:
+        """Evaluate the slots up to one; return the incidents that opened or closed."""
+        now_ns = self.end_of(slot)
+        for sums in self.devices.sums.values():
+            sums.settle(slot)
+        events = self._take_events(now_ns)
+        for node_event in events:
+            self.claims.add(node_event)
+        self._recent.append(events)
+        self._take_receipts(now_ns)
+        if self._groups is None or self._groups.version != self.devices.version:
+            self._groups = PeerGroups(self.devices)
+        signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
+        jobs = active_jobs(self.devices, self._groups, self.claims.jobs_at(now_ns))
+        recent = [node_event for of_slot in self._recent for node_event in of_slot]
+        view = findings.DiagnosisView(
+            signals, self._groups, jobs, {}, self._baselines, now_ns, recent
+        )
+        view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
+        view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
+        view.states = {job.key: _job_state(view, job) for job in jobs}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            changed = self.tracker.update(view, list(self._findings(view)))
+        if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
+            self._baselines.add_minute(signals, self._excluded(view))
+        return changed
+
+    def _findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+        return chain(
+            network_detectors.slow_receivers(view),
+            network_detectors.incast_receivers(view),
+            network_detectors.congestion_control(view),
+            network_detectors.leaves(view),
+            network_detectors.uplinks(view),
+            link_detectors.links(view),
+            gpu_detectors.xid_events(view),
+            gpu_detectors.conditions(view),
+            gpu_detectors.clocks(view),
+            gpu_detectors.stragglers(view),
+            job_detectors.storage(view),
+            job_detectors.slow_input(view),
+            job_detectors.late_hosts(view),
+            job_detectors.hangs(view),
+            job_detectors.slow_jobs(view),
+            node_detectors.unheard_nodes(view, self.contacts, witnessed=self.is_witnessed),
+            node_detectors.wrong_clocks(view, self.contacts),
+        )
+
+    def _take_events(self, now_ns: int) -> list[NodeEvent]:
+        count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.timestamp_ns)
+        taken, self._events = self._events[:count], self._events[count:]
+        return taken
+
+    def _take_receipts(self, now_ns: int) -> None:
+        count = bisect_right(self._receipts, now_ns, key=lambda receipt: receipt.received_ns)
+        for receipt in self._receipts[:count]:
+            contact = self.contacts.setdefault(receipt.node, node_detectors.NodeContact())
+            contact.add(receipt.received_ns, receipt.offset_ns)
+        self._receipts = self._receipts[count:]
+
+    def _excluded(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
+        """Return the devices that an open incident touches: their present is not their baseline."""
+        touched = {key for incident in self.tracker.open for key in incident.reach.jobs}
+        numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
+        nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
+        nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
+        nodes |= {name for incident in self.tracker.open for name in incident.reach.nodes}
+        nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
+        return {
+            DeviceKind.NIC: nics,
+            DeviceKind.GPU: gpus,
+            DeviceKind.MOUNT: np.array([m.node in nodes for m in self.devices.mounts], np.bool_),
+        }
+
+
+def _job_numbers(
+    jobs: list[ActiveJob], count: int, *, gpus: bool
+) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    numbers = np.full(count, -1, np.intp)
+    for number, job in enumerate(jobs):
+        numbers[job.gpus if gpus else job.nics] = number
+    return numbers
+
+
+def _job_state(view: findings.DiagnosisView, job: ActiveJob) -> findings.JobState:
+    """Return what a job does now, relative to its past."""
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+    gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
+    state = findings.JobState(job)
+    state.exchange = _mean(nic["send"][job.nics])
+    newest = view.signals.table(DeviceKind.GPU, 2)
+    state.utilization_now = _mean(newest["utilization"][job.gpus])
+    state.utilization = _mean(gpu["utilization"][job.gpus])
+    state.activity = _mean(gpu["activity"][job.gpus])
+    past = _mean(view.base(DeviceKind.NIC, "send")[job.nics])
+    if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure
+        state.exchange_change = state.exchange / past
+        state.exchange_now = _mean(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
+    for name in ("utilization", "activity", "nvlink"):
+        past = _mean(view.base(DeviceKind.GPU, name)[job.gpus])
+        if past > 0:
+            setattr(state, f"{name}_change", _mean(gpu[name][job.gpus]) / past)
+    return state
+
+
+def _mean(values: Floats) -> float:
+    known_values = values[~np.isnan(values)]
+    return float(known_values.mean()) if len(known_values) else float("nan")

@@ -1,0 +1,197 @@
+"""Devices of the cluster as the nodes report them: NICs, GPUs, mounts, and the switches beside them.
+
+The position of a device is its column in the sums of its kind (`slot_sums`). Devices never move; one that has
+left keeps its position, without readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import SlotSums
+from railscope.catalog import KINDS
+from railscope.wire import WireEntity
+
+NO_POSITION = -1
+MAX_DEVICES_PER_NODE = 256
+"""Devices of one kind of a node; further ones are ignored, and counted."""
+
+_IGNORED_ROLES = frozenset({"management", "virtual"})
+
+
+@dataclass(slots=True)
+class ClusterNic:
+    """A NIC with its names, its place in the fabric, and its PCIe socket."""
+
+    node: str
+    interface: str
+    device: str = ""
+    pci_address: str = ""
+    rail: str = ""
+    role: str = ""
+    switch: str = ""
+    switch_port: str = ""
+    numa_node: str = ""
+
+
+@dataclass(slots=True)
+class ClusterGpu:
+    """A GPU with its names."""
+
+    node: str
+    uuid: str
+    index: str = ""
+    pci_address: str = ""
+    model: str = ""
+    chassis: str = ""
+
+
+@dataclass(slots=True)
+class ClusterMount:
+    """A file system mounted on a node; `server` is the same for all of its clients."""
+
+    node: str
+    server: str
+    export: str
+
+
+@dataclass(slots=True)
+class ClusterNode:
+    """A node, and the positions of its devices by their names."""
+
+    name: str
+    position: int
+    nics: dict[str, int] = field(default_factory=dict)
+    gpus: dict[str, int] = field(default_factory=dict)
+    mounts: dict[tuple[str, ...], int] = field(default_factory=dict)
+    by_rdma_device: dict[str, int] = field(default_factory=dict)
+    nic_by_address: dict[str, int] = field(default_factory=dict)
+    gpu_by_address: dict[str, int] = field(default_factory=dict)
+    ignored_devices: int = 0
+
+    @property
+    def names(self) -> int:
+        """Number of known names, which grows as schemas state more devices."""
+        tables = (
+            self.nics,
+            self.gpus,
+            self.by_rdma_device,
+            self.nic_by_address,
+            self.gpu_by_address,
+        )
+        return sum(map(len, tables))
+
+
+class ClusterDevices:
+    """All devices by kind and position, and their sums."""
+
+    def __init__(self, slots: int) -> None:
+        self.sums = {kind: SlotSums(kind, slots) for kind in DeviceKind}
+        self.nodes: dict[str, ClusterNode] = {}
+        self.node_names: list[str] = []
+        self.nics: list[ClusterNic] = []
+        self.gpus: list[ClusterGpu] = []
+        self.mounts: list[ClusterMount] = []
+        self.version = 0
+        """Changes with every device and every fact that is new."""
+
+    def node(self, name: str) -> ClusterNode:
+        """Return a node, added if it is new."""
+        found = self.nodes.get(name)
+        if found is None:
+            found = ClusterNode(name, self.sums[DeviceKind.NODE].add_device())
+            self.nodes[name] = found
+            self.node_names.append(name)
+            self.version += 1
+        return found
+
+    def add_entities(self, node: ClusterNode, entities: Iterable[WireEntity]) -> None:
+        """Add the devices and the facts that a schema of a node states."""
+        for entity in sorted(entities, key=lambda each: each.kind != "nic"):  # others refer to NICs
+            if entity.kind == "nic" and entity.facts.get("role", "") not in _IGNORED_ROLES:
+                self._add_nic(node, entity)
+            elif entity.kind == "nic_neighbour" and entity.key[0] in node.nics:
+                nic = self.nics[node.nics[entity.key[0]]]
+                nic.switch = entity.facts.get("switch", "") or entity.facts.get("chassis", "")
+                nic.switch_port = entity.facts.get("switch_port", "")
+            elif entity.kind == "rdma_port" and entity.facts.get("interface"):
+                facts = {**entity.facts, "rdma_device": entity.key[0]}
+                self._add_nic(node, WireEntity("nic", (facts["interface"],), facts))
+            elif entity.kind == "gpu":
+                self._add_gpu(node, entity)
+            elif entity.kind == "pcie":
+                position = node.nic_by_address.get(entity.key[0], NO_POSITION)
+                if position != NO_POSITION:
+                    self.nics[position].numa_node = entity.facts.get("numa_node", "")
+        self.version += 1
+
+    def _add_nic(self, node: ClusterNode, entity: WireEntity) -> None:
+        interface, facts = entity.key[0], entity.facts
+        if interface not in node.nics:
+            if not facts.get("rdma_device") and facts.get("role", "") not in {"compute", "storage"}:
+                return
+            if len(node.nics) >= MAX_DEVICES_PER_NODE:
+                node.ignored_devices += 1
+                return
+            node.nics[interface] = self.sums[DeviceKind.NIC].add_device()
+            self.nics.append(ClusterNic(node.name, interface))
+        position = node.nics[interface]
+        nic = self.nics[position]
+        nic.device = facts.get("rdma_device", "") or nic.device
+        nic.pci_address = facts.get("pci_address", "") or nic.pci_address
+        nic.rail = facts.get("rail", "") or nic.rail
+        nic.role = facts.get("role", "") or nic.role
+        if nic.device:
+            node.by_rdma_device[nic.device] = position
+        if nic.pci_address:
+            node.nic_by_address[nic.pci_address] = position
+
+    def _add_gpu(self, node: ClusterNode, entity: WireEntity) -> None:
+        uuid, facts = entity.key[0], entity.facts
+        if uuid not in node.gpus:
+            if len(node.gpus) >= MAX_DEVICES_PER_NODE:
+                node.ignored_devices += 1
+                return
+            node.gpus[uuid] = self.sums[DeviceKind.GPU].add_device()
+            self.gpus.append(ClusterGpu(node.name, uuid))
+        gpu = self.gpus[node.gpus[uuid]]
+        gpu.index = facts.get("index", "") or gpu.index
+        gpu.model = facts.get("model", "") or gpu.model
+        gpu.chassis = facts.get("chassis", "") or gpu.chassis
+        gpu.pci_address = facts.get("pci_address", "") or gpu.pci_address
+        if gpu.pci_address:
+            node.gpu_by_address[gpu.pci_address] = node.gpus[uuid]
+
+    def position(self, node: ClusterNode, kind: DeviceKind, entity: WireEntity) -> int:
+        """Return the position of the device of this kind that an entity is part of, or NO_POSITION."""
+        key = entity.key
+        if kind is DeviceKind.NODE:
+            return node.position
+        if kind is DeviceKind.MOUNT:
+            return self._mount_position(node, entity)
+        if entity.kind in {"pcie", "gpu_address"}:
+            by_address = node.nic_by_address if kind is DeviceKind.NIC else node.gpu_by_address
+            return by_address.get(key[0], NO_POSITION)
+        if kind is DeviceKind.GPU:
+            return node.gpus.get(key[0], NO_POSITION) if key else NO_POSITION
+        if entity.kind.startswith("rdma_"):
+            return node.by_rdma_device.get(key[0], NO_POSITION)
+        return node.nics.get(key[0], NO_POSITION) if key else NO_POSITION
+
+    def _mount_position(self, node: ClusterNode, entity: WireEntity) -> int:
+        whole = KINDS[entity.kind].outermost if entity.kind in KINDS else None
+        if whole is None or len(entity.key) < len(whole.labels):
+            return NO_POSITION
+        key = (whole.name, *entity.key[: len(whole.labels)])
+        if key not in node.mounts:
+            if len(node.mounts) >= MAX_DEVICES_PER_NODE:
+                node.ignored_devices += 1
+                return NO_POSITION
+            export = key[1]
+            is_lustre = whole.name.startswith("lustre")
+            server = export if is_lustre or ":/" not in export else export.rpartition(":/")[0]
+            node.mounts[key] = self.sums[DeviceKind.MOUNT].add_device()
+            self.mounts.append(ClusterMount(node.name, server, export))
+        return node.mounts[key]

@@ -1,0 +1,205 @@
+"""Findings of detectors at one evaluation: class, cause and evidence; and what detectors see."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.jobs import ActiveJob, PeerGroups
+from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.signals import ClusterSignals
+from collector.diagnosis.slot_sums import Floats
+from collector.workloads.job_roster import JobKey
+
+Flags: TypeAlias = NDArray[np.bool_]
+
+SLOTS_PER_MINUTE = 6
+_MAX_BASELINE_MINUTES = 30
+_MIN_BASELINE_MINUTES = 2
+_BASELINE_GAP_MINUTES = 2
+"""Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
+
+
+class Cause(NamedTuple):
+    """Entity that causes an incident: a kind, and its position or its name."""
+
+    kind: str
+    position: int = -1
+    name: str = ""
+    job: JobKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvidence:
+    """One value that supports a finding, with what it is compared with."""
+
+    signal: str
+    value: float
+    threshold: float
+    comparison: str
+    """Meaning of the threshold: a limit, the median of peers, the device's own baseline."""
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Conclusion of a detector at one evaluation."""
+
+    incident_class: str
+    cause: Cause
+    evidence: tuple[FindingEvidence, ...]
+    strength: float = 1.0
+    """Share of what the class can show, from 0 to 1: how far the evidence is beyond its threshold."""
+    severity: str = ""
+    """Severity other than that of the class."""
+    onset_ns: int = 0
+    """Time of the event that shows the onset; 0 if it follows from the first evaluation."""
+    parts: tuple[int, ...] = ()
+    """Positions of the NICs or GPUs that a larger cause consists of."""
+    detail: str = ""
+
+
+WORK_SIGNALS = frozenset(
+    {"receive", "send", "utilization", "activity", "tensor", "power", "nvlink"}
+)
+WORK_QUANTILE = 0.7
+"""Quantile of the signals of work: it is that of a working job, although checkpoints and pauses lower a part of them."""
+
+
+BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
+    DeviceKind.NIC: ("receive", "send", "pausing", "paused", "pause_frames", "marked", "marks", "reacts", "bit_errors", "naks", "out_of_order"),
+    DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
+    DeviceKind.NODE: ("cpu", "cpu_pressure"),
+    DeviceKind.MOUNT: ("read_latency", "write_latency"),
+})  # fmt: skip
+"""Signals that are compared with their own past."""
+
+
+class Baselines:
+    """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
+
+    One row per minute and signal; rows of devices whose job has an open incident are left out.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[DeviceKind, str], deque[Floats]] = defaultdict(
+            lambda: deque(maxlen=_MAX_BASELINE_MINUTES)
+        )
+        self._medians: dict[tuple[DeviceKind, str], Floats] = {}
+
+    def add_minute(self, signals: ClusterSignals, excluded: dict[DeviceKind, Flags]) -> None:
+        """Add the last minute."""
+        for kind, names in BASELINE_SIGNALS.items():
+            table = signals.table(kind, SLOTS_PER_MINUTE)
+            for name in names:
+                row = table[name].copy()
+                if kind in excluded:
+                    row[excluded[kind]] = np.nan
+                self._rows[kind, name].append(row)
+        self._medians.clear()
+
+    def usual(self, kind: DeviceKind, name: str, count: int) -> Floats:
+        """Return the baseline of a signal for `count` devices; NaN for devices without a past."""
+        key = kind, name
+        if key not in self._medians or len(self._medians[key]) != count:
+            rows = list(self._rows[key])[:-_BASELINE_GAP_MINUTES]
+            padded = np.full((len(rows), count), np.nan)
+            for number, row in enumerate(rows):
+                padded[number, : len(row)] = row
+            counts = (~np.isnan(padded)).sum(axis=0)
+            quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
+            medians = np.full(count, np.nan)
+            enough = np.flatnonzero(counts >= _MIN_BASELINE_MINUTES)
+            places = np.rint(quantile * (counts[enough] - 1)).astype(np.intp)
+            medians[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
+            self._medians[key] = medians
+        return self._medians[key]
+
+
+@dataclass(slots=True)
+class JobState:
+    """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
+
+    job: ActiveJob
+    exchange: float = np.nan
+    """Share of the line rate that its NICs send, in the last minute."""
+    utilization: float = np.nan
+    activity: float = np.nan
+    exchange_change: float = np.nan
+    utilization_change: float = np.nan
+    activity_change: float = np.nan
+    nvlink_change: float = np.nan
+    exchange_now: float = np.nan
+    """As `exchange_change`, over the last 20 seconds."""
+    utilization_now: float = np.nan
+    """Mean over the last 20 seconds."""
+
+    @property
+    def speed(self) -> float:
+        """Progress relative to the past, by what the ranks exchange per second: a step exchanges the same amount."""
+        changes = [self.exchange_change, self.nvlink_change]
+        known_values = [change for change in changes if not np.isnan(change)]
+        return known_values[0] if known_values else np.nan
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the job progresses more slowly than before."""
+        return bool(self.speed < MAX_SLOW_SPEED)
+
+
+MAX_SLOW_SPEED = 0.93
+
+
+@dataclass(slots=True)
+class DiagnosisView:
+    """All that detectors compare at one evaluation."""
+
+    signals: ClusterSignals
+    groups: PeerGroups
+    jobs: Sequence[ActiveJob]
+    states: dict[JobKey, JobState]
+    baselines: Baselines
+    timestamp_ns: int
+    events: Sequence[NodeEvent] = ()
+    """Events of the last window."""
+    job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+
+    @property
+    def devices(self) -> ClusterDevices:
+        """All devices."""
+        return self.signals.devices
+
+    def base(self, kind: DeviceKind, name: str) -> Floats:
+        """Return the baseline of a signal."""
+        return self.baselines.usual(kind, name, self.devices.sums[kind].devices)
+
+    def nic_name(self, position: int) -> str:
+        """Return node and interface of a NIC."""
+        nic = self.devices.nics[position]
+        return f"{nic.node} {nic.interface}"
+
+    def gpu_name(self, position: int) -> str:
+        """Return node and index of a GPU."""
+        gpu = self.devices.gpus[position]
+        return f"{gpu.node} GPU {gpu.index or gpu.uuid}"
+
+    def state_of(self, jobs: NDArray[np.intp], position: int) -> JobState | None:
+        """Return the state of the job of a device, by its position in `job_of_nic` or `job_of_gpu`."""
+        number = int(jobs[position])
+        return self.states.get(self.jobs[number].key) if number >= 0 else None
+
+
+def above(values: Floats, limit: Floats | float) -> Flags:
+    """Return where values are known and greater than a limit; unknown limits are ignored."""
+    with np.errstate(invalid="ignore"):
+        found: Flags = np.nan_to_num(values, nan=-np.inf) > np.nan_to_num(limit, nan=-np.inf)
+    return found

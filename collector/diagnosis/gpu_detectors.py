@@ -1,0 +1,237 @@
+"""Detectors of GPUs: lost, unresponsive, memory, NVLink, heat, power, and the slow GPU of a synchronous job.
+
+All ranks of a synchronous job do the same work in each step, and a rank that waits spins in a kernel on a few
+multiprocessors. So the slow GPU is the *busier* one: its activity stays, while those of its peers fall.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from collector.diagnosis.findings import (
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+    Flags,
+    JobState,
+    above,
+)
+from collector.diagnosis.jobs import MAD_SCALE
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import Floats, Positions
+from railscope.catalog.xids import xid
+from railscope.reading import Absent
+
+_CLASS_OF_XID = {
+    79: "gpu_lost",
+    48: "ecc_uncorrectable",
+    94: "ecc_uncorrectable",
+    95: "ecc_uncorrectable",
+    63: "row_remap",
+    64: "row_remap",
+    74: "nvlink_errors",
+    **dict.fromkeys(range(144, 151), "nvlink_errors"),
+    119: "gpu_unresponsive",
+    120: "gpu_unresponsive",
+}
+"""Classes of the errors that the driver reports (docs/xids.md)."""
+
+_MISSING_STATE = 4
+XID_STRENGTH = 0.5
+REMAP_STRENGTH = 0.7
+"""Strength of an Xid; what a counter or a state of the GPU reports counts more."""
+
+
+def xid_events(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield the GPUs of which the driver reported an error of the hardware."""
+    for node_event in view.events:
+        event = node_event.event
+        if event.name not in {"xid", "gpu_lost"}:
+            continue
+        node = view.devices.nodes.get(node_event.node)
+        position = node.gpu_by_address.get(event.entity.key[0], -1) if node else -1
+        if position < 0:
+            continue
+        number = (
+            int(event.entity.key[1])
+            if event.name == "xid" and event.entity.key[1].isdecimal()
+            else 79
+        )
+        name = _CLASS_OF_XID.get(number, "")
+        if not name and xid(number).error_class != "hardware":
+            continue
+        evidence = FindingEvidence(f"xid {number}", 1.0, 0.0, "event", view.gpu_name(position))
+        yield Finding(
+            name or "xid_event",
+            Cause("gpu", position),
+            (evidence,),
+            XID_STRENGTH,
+            onset_ns=node_event.timestamp_ns,
+        )
+
+
+def conditions(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield GPUs by what they or their absence report."""
+    gpu, groups = view.signals.gpu, view.groups
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    recent = view.signals.table(DeviceKind.GPU, 2)
+    reason = sums.last("utilization_absence", slot, 2)
+    alive = ~np.isnan(recent["utilization"])
+    nodes = len(view.devices.node_names)
+    answering = np.bincount(groups.gpu_node[alive], minlength=nodes)[groups.gpu_node]
+    missing = gpu["device_state"] == _MISSING_STATE
+    gone = (~alive & (reason == Absent.GONE.value)) | (missing & ~alive)
+    hung = ~alive & (reason == Absent.TIMEOUT.value)
+    yield from _each(view, "gpu_lost", gone, "device_state")
+    yield from _unresponsive(view, hung, answering)
+    yield from _each(
+        view, "row_remap", above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
+    )
+    waits = above(gpu["remap_pending"], 0.0) & ~above(gpu["remap_failure"], 0.0)
+    yield from _each(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
+    yield from _each(view, "ecc_uncorrectable", above(recent["uncorrected"], 0.0), "uncorrected")
+    errors = sums.history("nvlink_errors", slot, 6)
+    has_value = ~np.isnan(errors)
+    often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
+    often |= above(gpu["nvlink_recoveries"], 0.0)
+    yield from _each(view, "nvlink_errors", often, "nvlink_errors")
+    busy = above(gpu["utilization"], 0.1)
+    yield from _each(view, "pcie_degraded", above(1.0 - gpu["width"], 0.01), "width")
+    yield from _each(
+        view, "pcie_degraded", above(1.0 - gpu["generation"], 0.01) & busy, "generation"
+    )
+
+
+def _each(  # noqa: PLR0913, PLR0917 - parts of a finding
+    view: DiagnosisView,
+    name: str,
+    hit: Flags,
+    signal: str,
+    severity: str = "",
+    strength: float = 1.0,
+) -> Iterator[Finding]:
+    for position in np.flatnonzero(hit).tolist():
+        value = float(view.signals.gpu[signal][position])
+        evidence = FindingEvidence(signal, value, 0.0, "limit", view.gpu_name(position))
+        yield Finding(name, Cause("gpu", position), (evidence,), strength, severity)
+
+
+def _unresponsive(
+    view: DiagnosisView,
+    hung: Flags,
+    answering: np.ndarray[tuple[int], np.dtype[np.intp]],
+) -> Iterator[Finding]:
+    """Yield GPUs without an answer; the node if none of its GPUs answers."""
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for position in np.flatnonzero(hung).tolist():
+        by_node[int(view.groups.gpu_node[position])].append(position)
+    for node, positions in by_node.items():
+        evidence = tuple(
+            FindingEvidence("utilization", float("nan"), 0.0, "timeout", view.gpu_name(p))
+            for p in positions
+        )
+        if len(positions) > 1 and not answering[positions[0]]:
+            cause = Cause("node", name=view.devices.node_names[node])
+            yield Finding("gpu_unresponsive", cause, evidence[:4], parts=tuple(positions))
+        else:
+            for position, each in zip(positions, evidence, strict=True):
+                yield Finding("gpu_unresponsive", Cause("gpu", position), (each,))
+
+
+MIN_LIMITED = 0.4
+SLOW_CLOCK = 0.95
+
+
+def clocks(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield GPUs whose clock is low because of heat, or because hardware forces it."""
+    gpu = view.signals.gpu
+    slower = gpu["clock"] < SLOW_CLOCK * _peer_clocks(view)
+    hot = above(gpu["thermal"], MIN_LIMITED) & slower
+    yield from _each(view, "thermal_straggler", hot, "thermal")
+    brake = above(gpu["power_brake"], MIN_LIMITED)
+    braked = (brake | (above(gpu["slowdown"], MIN_LIMITED) & slower)) & ~hot
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for position in np.flatnonzero(braked).tolist():
+        by_node[int(view.groups.gpu_node[position])].append(position)
+    chassis: dict[str, list[int]] = defaultdict(list)
+    for node, positions in by_node.items():
+        evidence = tuple(
+            FindingEvidence("power_brake", float(np.fmax(gpu["power_brake"], gpu["slowdown"])[p]), MIN_LIMITED, "limit", view.gpu_name(p))
+            for p in positions
+        )  # fmt: skip
+        if len(positions) > 1:
+            cause = Cause("node", name=view.devices.node_names[node])
+            yield Finding("hw_slowdown", cause, evidence[:4], parts=tuple(positions))
+            chassis[view.devices.gpus[positions[0]].chassis].append(node)
+        else:
+            yield Finding("hw_slowdown", Cause("gpu", positions[0]), evidence)
+
+
+def _peer_clocks(view: DiagnosisView) -> Floats:
+    """Return, for each GPU, the usual clock of busy GPUs of its model, or its own before."""
+    gpu = view.signals.gpu
+    usual = np.full(len(gpu), np.nan)
+    models = np.array([each.model for each in view.devices.gpus])
+    busy = above(gpu["utilization"], 0.3)
+    for model in np.unique(models):
+        members = (models == model) & busy & ~np.isnan(gpu["clock"])
+        if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
+            usual[models == model] = np.median(gpu["clock"][members])
+    clocks: Floats = np.fmax(usual, np.nan_to_num(view.base(DeviceKind.GPU, "clock")))
+    return clocks
+
+
+MIN_JOB_GPUS = 4
+STRAGGLER_DEVIATIONS = 4.0
+MIN_EXCESS = 0.04
+MAX_STRAGGLERS = 0.25
+
+
+def stragglers(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield the GPUs of a job whose activity stayed, while that of the others fell."""
+    gpu = view.signals.table(DeviceKind.GPU, 6)
+    for job in view.jobs:
+        state = view.states.get(job.key)
+        if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_straggle(state):
+            continue
+        for signal in ("activity", "power"):
+            changes = gpu[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
+            if np.isnan(changes).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
+                continue
+            yield from _outliers(view, job.gpus, changes, signal)
+            break
+
+
+def _may_straggle(state: JobState) -> bool:
+    works = state.utilization_change > 0.9 and state.activity_change < 0.985  # noqa: PLR2004 - fell, and still runs
+    return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
+
+
+def _outliers(
+    view: DiagnosisView, gpus: Positions, changes: Floats, signal: str
+) -> Iterator[Finding]:
+    usual = np.nanmedian(changes)
+    deviation = MAD_SCALE * np.nanmedian(np.abs(changes - usual))
+    limit = usual + max(MIN_EXCESS, STRAGGLER_DEVIATIONS * deviation)
+    hit = np.flatnonzero(above(changes, limit))
+    if usual > 0.98 or not 0 < len(hit) <= max(1, MAX_STRAGGLERS * len(gpus)):  # noqa: PLR2004 - peers must have fallen
+        return
+    worst = int(hit[np.argmax(changes[hit])])
+    for index in hit.tolist():
+        # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
+        if changes[index] >= changes[worst] - max(MIN_EXCESS, 2 * deviation):
+            position = int(gpus[index])
+            evidence = FindingEvidence(
+                signal,
+                float(changes[index]),
+                float(limit),
+                "change of peers",
+                view.gpu_name(position),
+            )
+            yield Finding(
+                "gpu_straggler", Cause("gpu", position), (evidence,), float(min(1.0, 1.5 - usual))
+            )

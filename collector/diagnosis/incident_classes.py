@@ -1,0 +1,92 @@
+"""Classes of incidents: a closed list, with severity, persistence and action of each.
+
+`needed` of `of` consecutive evaluations must agree before an incident opens; hard evidence needs one. Reasons for
+the numbers: with one evaluation every 10 seconds over a window of 30 seconds, 3 of 4 conclude a strong fault
+about 30 to 40 seconds after its onset, and no single sample can open an incident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Severity(StrEnum):
+    """Severity of an incident."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentClass:
+    """A class of incidents.
+
+    `specificity` is the weight of its evidence: 1 for a report of the hardware, less for statistics.
+    """
+
+    name: str
+    text: str
+    severity: Severity
+    needed: int
+    of: int
+    specificity: float
+    action: str
+    is_symptom: bool = False
+
+
+_HARD, _STRONG, _GROUP, _SYMPTOM = 1.0, 0.8, 0.6, 0.3
+_INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
+
+_ROWS = [
+    # Network
+    ("pfc_storm", "A NIC pauses its switch port nearly all the time.", _CRITICAL, 2, 3, _STRONG, "reset the NIC; drain the node; enable the pause watchdog of the switch"),
+    ("slow_receiver", "A NIC accepts data more slowly than it arrives, and pauses its switch port.", _WARNING, 3, 4, _STRONG, "check firmware and settings of the NIC; drain the node if it persists"),
+    ("pcie_bound_receiver", "PCIe accepts the data of a NIC too slowly; the NIC pauses its switch port.", _WARNING, 3, 4, _STRONG, "check width and speed of the PCIe link, ATS and ACS; reseat the NIC"),
+    ("host_bound_receiver", "The host accepts data too slowly: several NICs of a socket pause their switch ports.", _WARNING, 3, 4, _STRONG, "check memory bandwidth, IOMMU and other processes of the node"),
+    ("incast_receiver", "More data is sent to a NIC than its link carries.", _WARNING, 3, 4, _STRONG, "spread the senders' traffic, or place the job on other nodes"),
+    ("ecn_inactive", "A leaf switch marks no packets: only pause limits the senders.", _WARNING, 6, 8, _GROUP, "restore the ECN settings of the switch"),
+    ("cnp_not_sent", "A NIC receives marked packets and sends no congestion notifications.", _WARNING, 4, 6, _STRONG, "restore the notification point of the NIC"),
+    ("cnp_ignored", "NICs ignore congestion notifications.", _WARNING, 4, 6, _STRONG, "restore the reaction point of the NIC"),
+    ("unprotected_traffic", "RDMA traffic leaves in a priority that is not lossless.", _WARNING, 4, 6, _STRONG, "restore traffic class and priority mapping of the NIC"),
+    ("lossless_broken", "A leaf switch sends no pause: packets that find no buffer are lost.", _WARNING, 6, 8, _GROUP, "restore the PFC settings of the switch"),
+    ("leaf_loss", "A leaf switch loses packets that neither end counts.", _WARNING, 3, 5, _GROUP, "check drop counters, line modules and buffers of the switch"),
+    ("uplink_congested", "Uplinks of a leaf switch carry too little.", _WARNING, 4, 6, _GROUP, "check the leaf's uplinks and the spines"),
+    ("paused_unlocalised", "NICs are paused, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "read queues and pause counters of the switch"),
+    # Links
+    ("transceiver_degraded", "A transceiver or cable corrupts received data.", _WARNING, 2, 3, _STRONG, "clean or replace the transceiver"),
+    ("link_flap", "The link of a NIC went down and came up again.", _WARNING, 1, 1, _HARD, "reseat or replace the cable"),
+    ("link_down", "The link of a NIC stays down.", _CRITICAL, 6, 6, _HARD, "check cable, transceivers and switch port"),
+    ("link_speed_low", "The link of a NIC has a lower speed than its peers.", _WARNING, 2, 2, _HARD, "replace the cable; check the switch port"),
+    ("link_transmit_errors", "Data that a NIC sends is lost on its link.", _WARNING, 3, 4, _GROUP, "replace the cable; read the error counters of the switch port"),
+    ("nic_lost", "A NIC has left the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reseat or replace the NIC"),
+    ("pcie_degraded", "A PCIe link has fewer lanes or a lower speed than the device supports.", _WARNING, 2, 3, _HARD, "reseat the device; check slot and riser"),
+    # GPUs
+    ("gpu_lost", "A GPU has fallen off the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reset or replace the GPU"),
+    ("gpu_unresponsive", "The driver does not answer about a GPU.", _CRITICAL, 3, 3, _HARD, "drain and restart the node"),
+    ("row_remap", "A GPU waits for a memory row to be remapped, or could not remap it.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended; replace it after a failure"),
+    ("ecc_uncorrectable", "A GPU has an uncorrectable memory error.", _CRITICAL, 2, 3, _HARD, "drain the node and reset the GPU"),
+    ("nvlink_errors", "An NVLink of a GPU has errors.", _WARNING, 3, 4, _STRONG, "reset the GPU; check the NVLink connection"),
+    ("thermal_straggler", "Heat lowers the clock of a GPU below that of its peers.", _WARNING, 4, 5, _STRONG, "check fans, heat sink and inlet temperature"),
+    ("hw_slowdown", "Hardware forces GPUs to a low clock.", _WARNING, 3, 4, _STRONG, "check power supply and power limits of the chassis and the rack"),
+    ("gpu_straggler", "A GPU computes more slowly than its peers, which wait for it.", _WARNING, 6, 8, _STRONG, "run a diagnostic on the GPU; exclude it"),
+    ("xid_event", "The driver reports an error of a GPU.", _WARNING, 1, 1, _HARD, "follow the action of the Xid"),
+    # Jobs, nodes, storage
+    ("storage_bound", "Storage answers too slowly.", _WARNING, 6, 8, _GROUP, "check load and health of the file server"),
+    ("dataloader_stall", "The input of a job arrives too late; its GPUs wait.", _WARNING, 8, 9, _GROUP, "check the data loader and its processes"),
+    ("host_late", "A host launches work late; the GPUs of other nodes wait.", _WARNING, 5, 7, _STRONG, "check processes, control group limits and interrupts of the node"),
+    ("nccl_hang", "A collective of a job does not end.", _CRITICAL, 9, 12, _GROUP, "collect the flight recorder; restart the job"),
+    ("job_slowdown", "A job is slower than before, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "compare the ranks with the collectives of the job"),
+    ("node_down", "A node does not respond, and its jobs wait for it.", _CRITICAL, 2, 2, _HARD, "check power and console of the node"),
+    ("agent_partition", "The collector does not receive frames of a node whose job goes on.", _WARNING, 2, 2, _HARD, "check the management network and the agent of the node"),
+    ("clock_skew", "The clock of a node is wrong.", _WARNING, 1, 1, _HARD, "check time synchronization of the node"),
+]  # fmt: skip
+
+_SYMPTOMS = frozenset({"paused_unlocalised", "job_slowdown"})
+
+CLASSES = MappingProxyType(
+    {row[0]: IncidentClass(*row, is_symptom=row[0] in _SYMPTOMS) for row in _ROWS}
+)
+"""All classes by name."""

@@ -1,0 +1,259 @@
+"""Incidents as documents: the fields of `railscope diagnose --format json`, and their JSON Schema.
+
+The schema is docs/incident.schema.json; `make docs` writes it from these types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.findings import Cause, FindingEvidence
+from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incidents import Incident
+from collector.diagnosis.jobs import PeerGroups
+from collector.workloads.job_roster import JobKey
+from railscope.timestamps import format_timestamp
+
+MAX_LISTED = 200
+"""Victims that are listed; all are counted."""
+
+_LIMITS = {
+    "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
+    "link_transmit_errors": "A host does not see the errors of what it sends: the switch port counts them.",
+    "incast_receiver": "Hosts do not see the queue of the switch; it follows from marks and rates.",
+    "nccl_hang": "Hosts do not see which rank did not enter the collective when all of them spin.",
+}  # fmt: skip
+"""Limits of what hosts can observe, by kind of cause or by class."""
+
+
+class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
+    """A NIC with all of its names."""
+
+    node: str
+    interface: str
+    device: str
+    pci_address: str
+    rail: int | None
+    switch: str
+    switch_port: str
+
+
+class GpuDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="gpu"):
+    """A GPU with all of its names."""
+
+    node: str
+    index: int | None
+    uuid: str
+    pci_address: str
+
+
+class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
+    """A node, and the interfaces that show its fault."""
+
+    node: str
+    interfaces: tuple[str, ...] = ()
+
+
+class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
+    """A leaf switch. The name is empty if no NIC states it; pods are numbered in the order of their nodes."""
+
+    switch: str
+    pod: int | None
+    rail: int | None
+
+
+class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
+    """A file server."""
+
+    server: str
+
+
+class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
+    """A job, and its lowest speed meanwhile, relative to its past."""
+
+    tenant: str
+    source: str
+    workload: str
+    speed: float | None = None
+
+
+EntityDocument: TypeAlias = (
+    NicDocument | GpuDocument | NodeDocument | LeafDocument | StorageDocument | JobDocument
+)
+
+
+class EvidenceDocument(msgspec.Struct, frozen=True):
+    """A value that supports an incident; null is not a number. `comparison` is what the threshold is."""
+
+    signal: str
+    device: str
+    value: float | None
+    threshold: float | None
+    comparison: str
+    window_seconds: float
+
+
+class IncidentDocument(msgspec.Struct, frozen=True):
+    """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
+
+    `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
+    `explained_by` is the identity of the incident that explains this one.
+    """
+
+    id: str
+    incident_class: str = msgspec.field(name="class")
+    text: str
+    cause: EntityDocument
+    onset: str
+    onset_uncertainty_seconds: float
+    detected: str
+    ended: str | None
+    severity: str
+    confidence: float
+    victims: tuple[EntityDocument, ...]
+    victim_count: int
+    jobs: tuple[JobDocument, ...]
+    evidence: tuple[EvidenceDocument, ...]
+    symptoms: tuple[str, ...]
+    lost_gpu_seconds: int
+    action: str
+    detail: str
+    limits: str
+    explained_by: str | None
+
+
+def incident_document(
+    incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
+) -> IncidentDocument:
+    """Return the document of an incident."""
+    kind, cause = incident.incident_class, incident.cause
+    jobs = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
+    if cause.job and cause.job not in incident.job_speeds:
+        jobs.append(_job(cause.job))
+    nics = [_nic(position, devices) for position in sorted(incident.victim_nics)]
+    return IncidentDocument(
+        id=incident.number,
+        incident_class=kind.name,
+        text=kind.text,
+        cause=_entity(cause, devices, groups, incident.parts),
+        onset=format_timestamp(incident.onset_ns),
+        onset_uncertainty_seconds=window_seconds,
+        detected=format_timestamp(incident.detected_ns),
+        ended=format_timestamp(incident.ended_ns) if incident.ended_ns else None,
+        severity=str(incident.severity),
+        confidence=incident.confidence,
+        victims=(*nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
+        victim_count=len(nics) + len(jobs),
+        jobs=tuple(jobs[:MAX_LISTED]),
+        evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
+        symptoms=tuple(sorted(incident.symptoms)),
+        lost_gpu_seconds=round(incident.lost_gpu_seconds),
+        action=kind.action,
+        detail=incident.detail,
+        limits=_LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),
+        explained_by=incident.explained_by or None,
+    )
+
+
+def incident_schema() -> dict[str, object]:
+    """Return the JSON Schema of an incident, with the closed list of classes."""
+    schema = msgspec.json.schema(IncidentDocument)
+    definition = schema["$defs"]["IncidentDocument"]["properties"]
+    definition["class"]["enum"] = sorted(CLASSES)
+    definition["severity"]["enum"] = ["info", "warning", "critical"]
+    return schema
+
+
+def _entity(
+    cause: Cause, devices: ClusterDevices, groups: PeerGroups, parts: tuple[int, ...]
+) -> EntityDocument:
+    """Return the entity of a cause with all of its names."""
+    if cause.kind == "nic":
+        return _nic(cause.position, devices)
+    if cause.kind == "gpu":
+        gpu = devices.gpus[cause.position]
+        return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
+    if cause.kind == "leaf":
+        return _leaf(cause, devices, groups)
+    if cause.kind == "storage":
+        return StorageDocument(cause.name)
+    if cause.job:
+        return _job(cause.job)
+    nics = [devices.nics[part] for part in parts if part < len(devices.nics)]
+    interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
+    return NodeDocument(cause.name, tuple(interfaces))
+
+
+def _nic(position: int, devices: ClusterDevices) -> NicDocument:
+    nic = devices.nics[position]
+    return NicDocument(
+        nic.node,
+        nic.interface,
+        nic.device,
+        nic.pci_address,
+        _number(nic.rail),
+        nic.switch,
+        nic.switch_port,
+    )
+
+
+def _leaf(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> LeafDocument:
+    members = groups.leaves[cause.position].tolist()
+    rails = {devices.nics[position].rail for position in members}
+    pods = {int(groups.nic_pod[position]) for position in members}
+    is_named = any(devices.nics[position].switch for position in members)
+    return LeafDocument(
+        cause.name if is_named else "",
+        min(pods) if len(pods) == 1 else None,
+        _number(min(rails)) if len(rails) == 1 else None,
+    )
+
+
+def _job(key: JobKey, speed: float | None = None) -> JobDocument:
+    return JobDocument(key.tenant, key.source, key.workload, speed)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:
+    return EvidenceDocument(
+        evidence.signal,
+        evidence.device,
+        _finite(evidence.value),
+        _finite(evidence.threshold),
+        evidence.comparison,
+        window_seconds,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def describe(incident: IncidentDocument) -> Iterator[str]:
+    """Yield the lines of an incident for a terminal."""
+    cause = msgspec.to_builtins(incident.cause)
+    names = " ".join(str(value) for value in cause.values() if value not in ("", None, ()))
+    ended = f" to {incident.ended}" if incident.ended else ""
+    yield f"{incident.severity}: {incident.incident_class}: {names}"
+    yield f"  {incident.text}"
+    yield f"  since {incident.onset}{ended}, detected {incident.detected}, confidence {incident.confidence}"
+    for each in incident.evidence:
+        yield f"  {each.device}: {each.signal} {each.value} ({each.comparison}: {each.threshold})"
+    for job in incident.jobs:
+        speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
+        yield f"  job {job.workload} of {job.tenant or 'no tenant'}{speed}"
+    if nics := incident.victim_count - len(incident.jobs):
+        yield f"  {nics} {'NIC' if nics == 1 else 'NICs'} paused"
+    if incident.limits:
+        yield f"  {incident.limits}"
+    if incident.explained_by:
+        yield f"  explained by {incident.explained_by}"
+    yield f"  -> {incident.action} ({incident.id})"

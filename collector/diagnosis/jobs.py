@@ -1,0 +1,159 @@
+"""Jobs by the claims of nodes, and groups of devices that are peers: leaf, rail, socket, pod."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.slot_sums import Floats, Positions
+from collector.workloads.job_roster import JobKey
+
+_MAX_CLAIMS_PER_GPU = 64
+_FOREVER_NS = 1 << 62
+
+
+@dataclass(slots=True)
+class _ClaimSpan:
+    job: JobKey
+    start_ns: int
+    end_ns: int = _FOREVER_NS
+
+
+class ClaimedGpus:
+    """Claims of all GPUs over time, from the events of their nodes."""
+
+    def __init__(self) -> None:
+        self._spans: dict[str, dict[str, _ClaimSpan]] = defaultdict(dict)
+        self.ignored = 0
+
+    def add(self, node_event: NodeEvent) -> None:
+        """Add the start or the end of a claim; other events are ignored."""
+        event = node_event.event
+        if event.entity.kind != "claim" or len(event.entity.key) != 2:  # noqa: PLR2004 - GPU and claim
+            return
+        gpu, claim = event.entity.key
+        spans = self._spans[gpu]
+        if event.name == "claim_start":
+            if claim not in spans and len(spans) >= _MAX_CLAIMS_PER_GPU:
+                del spans[next(iter(spans))]
+                self.ignored += 1
+            facts = event.facts
+            job = JobKey(facts.get("owner", ""), facts.get("source", ""), facts.get("workload", ""))
+            spans[claim] = _ClaimSpan(job, node_event.timestamp_ns)
+        elif event.name == "claim_end" and claim in spans:
+            spans[claim].end_ns = node_event.timestamp_ns
+
+    def jobs_at(self, timestamp_ns: int) -> dict[JobKey, list[str]]:
+        """Return the GPUs of each job at a time."""
+        found: dict[JobKey, list[str]] = defaultdict(list)
+        for gpu, spans in self._spans.items():
+            for span in spans.values():
+                if span.start_ns <= timestamp_ns < span.end_ns and span.job.workload:
+                    found[span.job].append(gpu)
+        return dict(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveJob:
+    """A job with the positions of its GPUs, and of the rail NICs of its nodes."""
+
+    key: JobKey
+    nodes: tuple[str, ...]
+    gpus: Positions
+    nics: Positions
+
+
+@dataclass
+class PeerGroups:
+    """Groups of devices, as arrays with one number for each device; -1 for none."""
+
+    devices: ClusterDevices
+    leaf_names: list[str] = field(default_factory=list)
+    pod_names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Number all groups."""
+        nics, nodes = self.devices.nics, self.devices.nodes
+        self.version = self.devices.version
+        self.nic_node = np.array([nodes[nic.node].position for nic in nics], np.intp)
+        self.gpu_node = np.array([nodes[gpu.node].position for gpu in self.devices.gpus], np.intp)
+        self.is_rail = np.array([bool(nic.rail) for nic in nics], np.bool_)
+        self.nic_rail = _numbers([nic.rail or "-" for nic in nics])[0]
+        names = [nic.switch or (f"rail {nic.rail}" if nic.rail else "") for nic in nics]
+        self.nic_leaf, self.leaf_names = _numbers(names)
+        self.nic_leaf[~self.is_rail] = -1
+        self.nic_socket = _numbers([f"{nic.node}/{nic.numa_node}" for nic in nics])[0]
+        self.nic_pod, self.pod_names = self._pods()
+
+    def _pods(self) -> tuple[Positions, list[str]]:
+        """Return the pod of each NIC: nodes that share leaves are in one pod."""
+        parent = list(range(len(self.leaf_names)))
+
+        def find(leaf: int) -> int:
+            while parent[leaf] != leaf:
+                parent[leaf] = parent[parent[leaf]]
+                leaf = parent[leaf]
+            return leaf
+
+        first: dict[int, int] = {}
+        for leaf, node in zip(self.nic_leaf.tolist(), self.nic_node.tolist(), strict=True):
+            if leaf >= 0:
+                parent[find(leaf)] = find(first.setdefault(node, leaf))
+        roots = [find(leaf) if leaf >= 0 else -1 for leaf in self.nic_leaf.tolist()]
+        order = {
+            root: number for number, root in enumerate(dict.fromkeys(r for r in roots if r >= 0))
+        }
+        pods = np.array([order.get(root, -1) for root in roots], np.intp)
+        return pods, [str(number) for number in range(len(order))]
+
+    @cached_property
+    def leaves(self) -> tuple[Positions, ...]:
+        """Positions of the rail NICs below each leaf."""
+        return tuple(np.flatnonzero(self.nic_leaf == leaf) for leaf in range(len(self.leaf_names)))
+
+    def leaf_peers(self, values: Floats, members: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Return, for each NIC, the median of its leaf's members and their scaled deviation."""
+        medians, deviations = np.full(len(values), np.nan), np.full(len(values), np.nan)
+        for positions in self.leaves:
+            of_members = values[positions[members[positions]]]
+            known_values = of_members[~np.isnan(of_members)]
+            if len(known_values) >= MIN_PEERS:
+                medians[positions] = np.median(known_values)
+                deviations[positions] = MAD_SCALE * np.median(
+                    np.abs(known_values - np.median(known_values))
+                )
+        return medians, deviations
+
+
+MIN_PEERS = 3
+MAD_SCALE = 1.4826
+"""Deviation of a normal distribution, relative to the median of absolute deviations."""
+
+
+def _numbers(names: Sequence[str]) -> tuple[Positions, list[str]]:
+    order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([order[name] for name in names], np.intp), list(order)
+
+
+def active_jobs(
+    devices: ClusterDevices, groups: PeerGroups, jobs: Mapping[JobKey, Iterable[str]]
+) -> list[ActiveJob]:
+    """Return jobs with their devices; GPUs that no node reports are left out."""
+    position_of = {gpu.uuid: position for position, gpu in enumerate(devices.gpus)}
+    found = []
+    for key, uuids in sorted(jobs.items()):
+        gpus = np.array(sorted(position_of[uuid] for uuid in uuids if uuid in position_of), np.intp)
+        if not len(gpus):
+            continue
+        nodes = np.unique(groups.gpu_node[gpus])
+        nics = np.flatnonzero(np.isin(groups.nic_node, nodes) & groups.is_rail)
+        names = tuple(devices.node_names[node] for node in nodes)
+        found.append(ActiveJob(key, names, gpus, nics))
+    return found

@@ -1,0 +1,154 @@
+"""Detectors of links: bit errors, interruptions, speed, and NICs that have left the bus.
+
+A port may be down by design: a NIC counts as down only if it was up before, or if it is of a rail
+and its peers on the same rail are up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence, above
+from collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded
+from collector.diagnosis.quantities import DeviceKind
+
+MIN_BIT_ERRORS, CRITICAL_BIT_ERRORS, CERTAIN_BIT_ERRORS = 1e-6, 1e-4, 1e-5
+BIT_ERROR_FACTOR = 30.0
+CRITICAL_UNCORRECTED = 0.05
+BEFORE_SLOTS = 18
+"""Slots in which a link must have been up, or must have carried traffic, to count as down."""
+
+RELOAD_SHARE = 0.7
+"""Share of a node's NICs; if as many flap at once, the driver was loaded again or the node restarted."""
+
+
+def links(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield faults of links."""
+    yield from _bit_errors(view)
+    yield from _outages(view)
+    yield from _speeds(view)
+    yield from _transmit_errors(view)
+
+
+def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
+    nic = view.signals.nic
+    errors, lost = nic["bit_errors"], nic["uncorrected"]
+    peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
+    usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "bit_errors")))
+    limit = np.fmin(np.fmax(BIT_ERROR_FACTOR * usual, MIN_BIT_ERRORS), CERTAIN_BIT_ERRORS)
+    hit = above(errors, limit) | above(lost, CRITICAL_UNCORRECTED)
+    for position in np.flatnonzero(hit).tolist():
+        name = view.nic_name(position)
+        critical = errors[position] > CRITICAL_BIT_ERRORS or lost[position] > CRITICAL_UNCORRECTED
+        yield Finding(
+            "transceiver_degraded",
+            Cause("nic", position),
+            (
+                FindingEvidence("bit_errors", float(errors[position]), float(limit[position]), "peers and baseline", name),
+                FindingEvidence("uncorrected", float(lost[position]), CRITICAL_UNCORRECTED, "limit", name),
+            ),
+            severity="critical" if critical else "",
+        )  # fmt: skip
+
+
+def _outages(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield links that came back, links that stay down, and NICs that are gone."""
+    now = view.signals.table(DeviceKind.NIC, 1)
+    earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
+    downs = above(now["downs"], 0.5)
+    is_up = now["up"] > 0
+    groups, nodes = view.groups, len(view.devices.node_names)
+    of_node = np.bincount(groups.nic_node, minlength=nodes)
+    flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
+    reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 2)  # noqa: PLR2004 - more than a pair
+    # Up again, or counted while the interface does not state its carrier.
+    flaps = downs & (is_up | np.isnan(now["up"])) & ~reloads[groups.nic_node]
+    for position in np.flatnonzero(flaps).tolist():
+        evidence = FindingEvidence(
+            "downs", float(now["downs"][position]), 0.0, "limit", view.nic_name(position)
+        )
+        yield Finding("link_flap", Cause("nic", position), (evidence,))
+    was_up = above(earlier["up"], 0.0) | above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
+    peers_up = np.zeros(len(now), np.bool_)
+    for members in groups.leaves:
+        others_up = int(above(now["up"][members], 0.0).sum())
+        peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
+    is_role = groups.is_rail & peers_up
+    for position in np.flatnonzero((now["up"] == 0) & (was_up | is_role)).tolist():
+        compared = "before" if was_up[position] else "peers"
+        evidence = FindingEvidence("up", 0.0, 1.0, compared, view.nic_name(position))
+        yield Finding("link_down", Cause("nic", position), (evidence,))
+    yield from _lost(view)
+
+
+def _lost(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs that a node no longer reports while it reports others."""
+    now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
+    groups = view.groups
+    reports = ~np.isnan(now["up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
+    reported = ~np.isnan(before["up"]) | ~np.isnan(before["receive"])
+    alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
+    gone = reported & ~reports & alive[groups.nic_node]
+    gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
+    for node in np.unique(groups.nic_node[gone]).tolist():
+        positions = np.flatnonzero(gone & (groups.nic_node == node)).tolist()
+        evidence = tuple(
+            FindingEvidence("up", float("nan"), 1.0, "before", view.nic_name(p)) for p in positions
+        )
+        if len(positions) >= 3:  # noqa: PLR2004 - more than a pair of ports
+            cause = Cause("node", name=view.devices.node_names[node])
+            yield Finding("nic_lost", cause, evidence, parts=tuple(positions))
+        else:
+            for position, each in zip(positions, evidence, strict=True):
+                yield Finding("nic_lost", Cause("nic", position), (each,))
+
+
+def _speeds(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield links that are slower than they were, or than most peers of their role."""
+    nic = view.signals.nic
+    speed, up = nic["speed"], nic["up"]
+    roles = np.array([each.role for each in view.devices.nics])
+    usual = np.full(len(speed), np.nan)
+    for role in np.unique(roles):
+        known_speeds = speed[(roles == role) & (speed > 0) & (up > 0)]
+        if len(known_speeds) > 2:  # noqa: PLR2004 - a majority needs three
+            usual[roles == role] = np.median(known_speeds)
+    slow = (speed > 0) & (up > 0) & (speed < 0.9 * usual)
+    for position in np.flatnonzero(slow).tolist():
+        evidence = FindingEvidence(
+            "speed",
+            float(speed[position]),
+            float(usual[position]),
+            "peers",
+            view.nic_name(position),
+        )
+        yield Finding("link_speed_low", Cause("nic", position), (evidence,))
+    for signal in ("pcie_width", "pcie_speed"):
+        # PCIe of an unused device may save power by a lower speed, and never by fewer lanes.
+        narrow = nic[signal] < 1
+        if signal == "pcie_speed":
+            narrow &= loaded(view)
+        for position in np.flatnonzero(narrow).tolist():
+            evidence = FindingEvidence(
+                signal, float(nic[signal][position]), 1.0, "limit", view.nic_name(position)
+            )
+            yield Finding("pcie_degraded", Cause("nic", position), (evidence,))
+
+
+def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs whose sent packets are missing at several receivers, while other senders are clean."""
+    nic, use = view.signals.nic, loaded(view)
+    clean = ~above(nic["uncorrected"], 0.0) & ~above(nic["unprotected"], MIN_UNPROTECTED)
+    for members in view.groups.leaves:
+        senders = members[use[members]]
+        hit = senders[above(nic["naks"][senders], 0.3) & clean[senders]]
+        if len(hit) == 1 and len(senders) >= 3:  # noqa: PLR2004 - peers to compare with
+            position = int(hit[0])
+            receivers = members[above(nic["out_of_order"][members], 0.1)]
+            if len(receivers[receivers != position]):
+                evidence = FindingEvidence(
+                    "naks", float(nic["naks"][position]), 0.3, "peers", view.nic_name(position)
+                )
+                yield Finding("link_transmit_errors", Cause("nic", position), (evidence,))

@@ -1,0 +1,368 @@
+"""Detectors of congestion: NICs by pause, marks and notifications, and leaf switches by all NICs below them.
+
+A NIC that transmits pause cannot absorb what arrives; one that receives pause is a victim of something
+further on. Every threshold is compared with the peers below the same leaf and with the NIC's own past,
+so that sites with a permanent level of pause or marks stay quiet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from collector.diagnosis.findings import (
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+    Flags,
+    above,
+)
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import Floats, Positions, divide
+
+LOADED = 0.005
+"""Share of the line rate above which a NIC is in use."""
+
+MIN_PAUSING = 0.003
+STORM_PAUSING = 0.5
+STORM_RECEIVE = 0.03
+BASELINE_FACTOR, PEER_FACTOR, DEVIATIONS = 6.0, 6.0, 6.0
+MIN_STALL = 0.1
+MIN_DISCARDS = 0.5
+_PCIE_LIMITS = {
+    "write_stall": MIN_STALL,
+    "discards": MIN_DISCARDS,
+    "pcie_width": 1.0,
+    "pcie_speed": 1.0,
+}
+MIN_SOCKET_NICS = 3
+
+
+def loaded(view: DiagnosisView) -> Flags:
+    """Return the NICs that carry RDMA traffic now."""
+    nic = view.signals.nic
+    return above(np.fmax(nic["send"], nic["receive"]), LOADED)
+
+
+def _pausing_limit(view: DiagnosisView) -> Floats:
+    """Return how much a NIC has to pause to be slower than its peers and its own past."""
+    nic = view.signals.nic
+    medians, deviations = view.groups.leaf_peers(nic["pausing"], view.groups.is_rail)
+    baseline = view.base(DeviceKind.NIC, "pausing")
+    return MIN_PAUSING + np.fmax(
+        np.nan_to_num(medians) + DEVIATIONS * np.nan_to_num(deviations),
+        BASELINE_FACTOR * np.nan_to_num(baseline),
+    )
+
+
+def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs that pause their switch port: storms, and slow receivers with the reason why."""
+    nic = view.signals.nic
+    limit = _pausing_limit(view)
+    silent = ~above(nic["receive"], STORM_RECEIVE)
+    stops = above(np.fmax(nic["pausing"], nic["pausing_frames"]), STORM_PAUSING)
+    storm = (above(nic["storms"], 0.0) & silent) | (stops & silent)
+    slow = above(nic["pausing"], limit) & above(nic["pausing"], nic["paused"]) & ~storm
+    for position in np.flatnonzero(storm).tolist():
+        yield _pausing(view, "pfc_storm", position, limit)
+    found = np.flatnonzero(slow)
+    for cause, parts in _merge_sockets(view, found, storm):
+        if cause is not None:
+            evidence = tuple(_pausing_evidence(view, each, limit) for each in parts[:4])
+            yield Finding("host_bound_receiver", cause, evidence, parts=tuple(parts))
+            continue
+        for position in parts:
+            reason = _pcie_reason(view, position)
+            name = "pcie_bound_receiver" if reason else "slow_receiver"
+            yield _pausing(view, name, position, limit, reason)
+
+
+def _pausing(
+    view: DiagnosisView,
+    name: str,
+    position: int,
+    limit: Floats,
+    more: tuple[FindingEvidence, ...] = (),
+) -> Finding:
+    evidence = (_pausing_evidence(view, position, limit), *more)
+    share = float(np.nan_to_num(view.signals.nic["pausing"][position]))
+    return Finding(name, Cause("nic", position), evidence, min(1.0, 0.5 + share))
+
+
+def _pausing_evidence(view: DiagnosisView, position: int, limit: Floats) -> FindingEvidence:
+    value, name = view.signals.nic["pausing"][position], view.nic_name(position)
+    return FindingEvidence(
+        "pausing", float(value), float(limit[position]), "peers and baseline", name
+    )
+
+
+def _pcie_reason(view: DiagnosisView, position: int) -> tuple[FindingEvidence, ...]:
+    """Return the evidence that PCIe limits a NIC."""
+    name = view.nic_name(position)
+    values = {signal: float(view.signals.nic[signal][position]) for signal in _PCIE_LIMITS}
+    return tuple(
+        FindingEvidence(signal, values[signal], limit, "limit", name)
+        for signal, limit in _PCIE_LIMITS.items()
+        if (values[signal] < limit if signal.startswith("pcie_") else values[signal] > limit)
+    )
+
+
+def _merge_sockets(
+    view: DiagnosisView, found: Positions, storm: Flags
+) -> Iterator[tuple[Cause | None, list[int]]]:
+    """Yield the NICs of sockets or nodes that pause together, with the node; else NICs alone."""
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for position in found.tolist():
+        by_node[int(view.groups.nic_node[position])].append(position)
+    for node, positions in by_node.items():
+        narrow = [p for p in positions if view.signals.nic["pcie_width"][p] < 1]
+        sockets = {int(view.groups.nic_socket[p]) for p in positions}
+        of_sockets = np.isin(view.groups.nic_socket, list(sockets)) & view.groups.is_rail
+        members = int((of_sockets & ~storm).sum())
+        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= 0.7 * members
+        if together and not narrow:
+            yield Cause("node", name=view.devices.node_names[node]), positions
+        else:
+            yield None, positions
+
+
+MIN_INCAST_MARKED = 0.004
+MIN_INCAST_RECEIVE = 0.2
+INCAST_PEERS, INCAST_MARKS = 1.25, 4.0
+
+
+def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs that receive more than their peers, and have it marked, without pausing."""
+    nic, use = view.signals.nic, loaded(view) & view.groups.is_rail
+    received, _ = view.groups.leaf_peers(nic["receive"], use)
+    marked, _ = view.groups.leaf_peers(nic["marked"], use)
+    usual_marked = np.fmax(
+        np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked"))
+    )
+    baseline = view.base(DeviceKind.NIC, "receive")
+    usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
+    limit = np.fmax(MIN_INCAST_MARKED, INCAST_MARKS * usual_marked)
+    hit = (
+        use
+        & above(nic["marked"], limit)
+        & above(nic["receive"], np.fmax(INCAST_PEERS * usual, MIN_INCAST_RECEIVE))
+        & ~above(nic["pausing"], MIN_PAUSING)
+    )
+    for position in np.flatnonzero(hit).tolist():
+        name = view.nic_name(position)
+        yield Finding(
+            "incast_receiver",
+            Cause("nic", position),
+            (
+                FindingEvidence("marked", float(nic["marked"][position]), float(limit[position]), "peers and baseline", name),
+                FindingEvidence("receive", float(nic["receive"][position]), float(usual[position]), "peers and baseline", name),
+            ),
+            float(min(1.0, nic["receive"][position])),
+        )  # fmt: skip
+
+
+MIN_MARKS_PER_SECOND = 1.0
+MIN_IGNORED = 10.0
+MIN_IGNORED_SHARE = 0.05
+MIN_UNPROTECTED = 0.05
+NODE_SHARE = 0.7
+
+
+def congestion_control(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs, or nodes, whose part of congestion control does not work."""
+    nic, use = view.signals.nic, loaded(view)
+    marked = above(nic["marks"], MIN_MARKS_PER_SECOND) & use
+    sends = above(nic["notifies"], 0.0)
+    silent = np.zeros(len(nic), np.bool_)
+    for members in view.groups.leaves:
+        of_leaf = members[marked[members]]
+        if len(of_leaf) > 1 and sends[of_leaf].mean() >= 0.5:  # noqa: PLR2004 - most of them
+            silent[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifies"][of_leaf])]] = True
+    yield from _by_node(view, "cnp_not_sent", silent, marked, "notifies", MIN_MARKS_PER_SECOND)
+    total = nic["ignores"] + np.nan_to_num(nic["reacts"])
+    ignoring = above(nic["ignores"], MIN_IGNORED) & above(nic["ignores"], MIN_IGNORED_SHARE * total)
+    reacting = use & above(total, 0.0)
+    yield from _by_node(view, "cnp_ignored", ignoring, reacting, "ignores", MIN_IGNORED)
+    sending = above(nic["send"], 0.02) & view.groups.is_rail
+    outside = above(nic["unprotected"], MIN_UNPROTECTED) & sending
+    yield from _by_node(
+        view, "unprotected_traffic", outside, sending, "unprotected", MIN_UNPROTECTED
+    )
+
+
+def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
+    view: DiagnosisView, name: str, hit: Flags, use: Flags, signal: str, limit: float
+) -> Iterator[Finding]:
+    """Yield the nodes of which most NICs in use are affected, and the NICs of other nodes."""
+    values = view.signals.nic[signal]
+    for node in np.unique(view.groups.nic_node[hit]).tolist():
+        positions = np.flatnonzero(hit & (view.groups.nic_node == node))
+        in_use = int((use & (view.groups.nic_node == node)).sum())
+        evidence = [
+            FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
+            for p in positions.tolist()
+        ]
+        if len(positions) >= MIN_SOCKET_NICS and len(positions) >= NODE_SHARE * in_use:
+            cause = Cause("node", name=view.devices.node_names[node])
+            yield Finding(name, cause, tuple(evidence[:4]), parts=tuple(positions.tolist()))
+        else:
+            for position, each in zip(positions.tolist(), evidence, strict=True):
+                yield Finding(name, Cause("nic", position), (each,))
+
+
+MIN_PAUSED = 0.01
+
+
+def victims(view: DiagnosisView) -> Flags:
+    """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
+    nic = view.signals.nic
+    baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused"))
+    return above(nic["paused"], MIN_PAUSED + 2 * baseline) & ~above(
+        nic["pausing"], np.fmax(0.1 * nic["paused"], MIN_PAUSING)
+    )
+
+
+# Leaf switches --------------------------------------------------------------------------------
+
+MIN_MEMBERS = 3
+MIN_PAUSE_FRAMES = 20.0
+MIN_MARKS = 2.0
+"""Marks per second of each NIC; with more than this usually, none in half a minute shows a changed setting."""
+SIBLING_FACTOR, LEAF_BASELINE_FACTOR = 8.0, 8.0
+MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
+MIN_LOSSES = 0.2
+
+
+def leaves(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
+    nic, use = view.signals.nic, loaded(view)
+    frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
+    base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
+    usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
+    losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
+    for leaf, members in enumerate(view.groups.leaves):
+        positions = members[use[members]]
+        if len(positions) < MIN_MEMBERS:
+            continue
+        other_leaves = np.delete(np.arange(len(frames)), leaf)
+        cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
+        notifies = nic["notifies"][positions]
+        usual = np.fmax(
+            np.nan_to_num(_median(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
+        )
+        usual = np.fmax(usual, LEAF_BASELINE_FACTOR * np.nan_to_num(base[leaf]))
+        no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
+        ended = usual_marks[leaf] > MIN_MARKS or (
+            len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all()
+        )
+        if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
+            limit = float(np.nan_to_num(_median(frames[other_leaves])))
+            pause = FindingEvidence(
+                "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
+            )
+            yield Finding(
+                "ecn_inactive",
+                cause,
+                (
+                    pause,
+                    FindingEvidence(
+                        "marks",
+                        0.0,
+                        float(np.nanmax(marks[other_leaves])),
+                        "other leaves",
+                        cause.name,
+                    ),
+                ),
+            )
+            continue
+        usual_losses = float(np.nan_to_num(_median(losses[other_leaves])))
+        yield from _losses(view, cause, positions, frames, usual_losses)
+
+
+def _losses(
+    view: DiagnosisView, cause: Cause, positions: Positions, frames: Floats, usual: float
+) -> Iterator[Finding]:
+    """Yield a leaf that loses packets, without pause or with it."""
+    nic = view.signals.nic
+    order, timeouts = nic["out_of_order"][positions], nic["timeouts"][positions]
+    losses = np.fmax(nic["out_of_order"], nic["naks"])
+    clean = ~above(nic["discards"], MIN_LOSSES) & ~above(nic["uncorrected"], 0.0)
+    clean &= ~above(nic["unprotected"], MIN_UNPROTECTED)
+    leaf = cause.position
+    other_leaves = np.delete(np.arange(len(frames)), leaf)
+    evidence = (
+        FindingEvidence("out_of_order", _mean(order), MIN_OUT_OF_ORDER, "limit", cause.name),
+        FindingEvidence("timeouts", _mean(timeouts), MIN_TIMEOUTS, "limit", cause.name),
+    )
+    lossy = _mean(order) > MIN_OUT_OF_ORDER or _mean(timeouts) > MIN_TIMEOUTS
+    if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
+        yield Finding("lossless_broken", cause, evidence)
+        return
+    hit = above(losses, max(MIN_LOSSES, 4 * usual)) & clean
+    affected = positions[hit[positions]]
+    if len(affected) >= MIN_MEMBERS and len(affected) >= 0.3 * len(positions):
+        rates = tuple(
+            FindingEvidence(
+                "losses",
+                float(losses[p]),
+                max(MIN_LOSSES, 4 * usual),
+                "other leaves",
+                view.nic_name(p),
+            )
+            for p in affected[:4].tolist()
+        )
+        yield Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
+
+
+def uplinks(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield leaves of which just the NICs of jobs that span pods are paused and slow."""
+    nic, groups = view.signals.nic, view.groups
+    if len(groups.pod_names) < 2:  # noqa: PLR2004 - traffic between pods needs two
+        return
+    crosses = np.zeros(len(nic), np.bool_)
+    for job in view.jobs:
+        if len(np.unique(groups.nic_pod[job.nics])) > 1:
+            crosses[job.nics] = True
+    paused = above(
+        nic["paused"], MIN_PAUSED + 2 * np.nan_to_num(view.base(DeviceKind.NIC, "paused"))
+    )
+    paused &= ~above(nic["pausing"], 0.1 * nic["paused"])
+    found: list[tuple[float, int, Flags]] = []
+    for leaf, members in enumerate(groups.leaves):
+        of_jobs, local = members[crosses[members]], members[~crosses[members]]
+        if len(of_jobs) and paused[of_jobs].mean() >= 0.3 and not paused[local].any():  # noqa: PLR2004 - a third
+            found.append((_mean(nic["paused"][of_jobs]), leaf, paused))
+    for share, leaf, _ in sorted(found, reverse=True)[:2]:
+        cause = Cause("leaf", leaf, groups.leaf_names[leaf])
+        members = groups.leaves[leaf]
+        affected = members[paused[members]]
+        evidence = tuple(
+            FindingEvidence(
+                "paused", float(nic["paused"][p]), MIN_PAUSED, "limit", view.nic_name(p)
+            )
+            for p in affected[:4].tolist()
+        )
+        yield Finding(
+            "uplink_congested", cause, evidence, min(1.0, share), parts=tuple(affected.tolist())
+        )
+
+
+def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:
+    """Return the mean of each leaf's NICs in use; NaN without any."""
+    known_values = use & ~np.isnan(values) & (view.groups.nic_leaf >= 0)
+    leaf, count = view.groups.nic_leaf[known_values], len(view.groups.leaves)
+    sums = np.bincount(leaf, values[known_values], minlength=count).astype(np.float64)
+    return divide(sums, np.bincount(leaf, minlength=count).astype(np.float64))
+
+
+def _mean(values: Floats) -> float:
+    known_values = values[~np.isnan(values)]
+    return float(known_values.mean()) if len(known_values) else float("nan")
+
+
+def _median(values: Floats) -> float:
+    known_values = values[~np.isnan(values)]
+    return float(np.median(known_values)) if len(known_values) else float("nan")

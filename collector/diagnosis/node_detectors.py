@@ -1,0 +1,114 @@
+"""Detectors of nodes without receipts, and of wrong clocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence
+from collector.diagnosis.job_detectors import hangs_behind
+from railscope.timestamps import SECOND_NS
+
+MISSED = 3.0
+WORKING_SPEED = 0.3
+MIN_SILENCE_SECONDS = 15.0
+WITNESS_SECONDS = 60.0
+"""Silence after which the job of a node that is down would wait for it, even if it wrote a checkpoint before."""
+MAX_OFFSET_SECONDS, CRITICAL_OFFSET_SECONDS = 0.05, 2.0
+_OFFSETS = 5
+
+
+@dataclass(slots=True)
+class NodeContact:
+    """Receipts of a node: the last one, their usual distance, and the offsets of its clock."""
+
+    last_received_ns: int = 0
+    period_seconds: float = 5.0
+    offsets_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_OFFSETS))
+    count: int = 0
+
+    def add(self, received_ns: int, offset_ns: int | None) -> None:
+        """Add a receipt; `offset_ns` is the node's clock minus the collector's, None if it is unknown."""
+        if self.count:
+            step = (received_ns - self.last_received_ns) / SECOND_NS
+            self.period_seconds += (min(step, 10 * self.period_seconds) - self.period_seconds) / 8
+        self.count += 1
+        self.last_received_ns = max(self.last_received_ns, received_ns)
+        if offset_ns is not None:
+            self.offsets_seconds.append(offset_ns / SECOND_NS)
+
+    def silence_seconds(self, now_ns: int) -> float:
+        """Return the time since the last receipt."""
+        return (now_ns - self.last_received_ns) / SECOND_NS
+
+    def is_silent(self, now_ns: int) -> bool:
+        """True if three receipts are missing."""
+        limit = max(MISSED * self.period_seconds, MIN_SILENCE_SECONDS)
+        return self.count > 1 and self.silence_seconds(now_ns) > limit
+
+
+def unheard_nodes(
+    view: DiagnosisView, contacts: Mapping[str, NodeContact], *, witnessed: bool
+) -> Iterator[Finding]:
+    """Yield nodes without receipts: down if their jobs wait for them, cut off if their jobs go on.
+
+    `witnessed` means that receipts are known apart from samples: without it a node that ends to report is unknown.
+    A node without a job has no witness, and stays unknown.
+    """
+    now_ns = view.timestamp_ns
+    silent = [name for name, contact in contacts.items() if contact.is_silent(now_ns)]
+    if len(silent) > max(1, 0.5 * len(contacts)):
+        return
+    for name in silent:
+        contact = contacts[name]
+        states = [state for state in view.states.values() if name in state.job.nodes]
+        evidence = FindingEvidence(
+            "silence",
+            contact.silence_seconds(now_ns),
+            MISSED * contact.period_seconds,
+            "limit",
+            name,
+        )
+        cause = Cause("node", name=name)
+        # The first receipt that is missing was due one period after the last.
+        onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
+        if any(map(hangs_behind, states)):
+            yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
+        elif (
+            witnessed
+            and states
+            and (
+                contact.silence_seconds(now_ns) > WITNESS_SECONDS
+                or any(state.speed > WORKING_SPEED for state in states)
+            )
+        ):
+            yield Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
+
+
+def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
+    """Yield nodes whose clock differs from those of the others; one receipt alone proves nothing."""
+    offsets = {
+        name: float(np.median(list(contact.offsets_seconds)[-3:]))
+        for name, contact in contacts.items()
+        if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
+    }
+    if not offsets:
+        return
+    usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
+    for name, offset in offsets.items():
+        error = abs(offset - usual)
+        if error > MAX_OFFSET_SECONDS:
+            evidence = FindingEvidence(
+                "clock_offset", offset, MAX_OFFSET_SECONDS, "other nodes", name
+            )
+            severity = "critical" if error > CRITICAL_OFFSET_SECONDS else ""
+            yield Finding(
+                "clock_skew",
+                Cause("node", name=name),
+                (evidence,),
+                severity=severity,
+                detail=view.devices.nodes[name].name,
+            )

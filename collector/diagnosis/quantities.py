@@ -1,0 +1,229 @@
+"""Quantities: the measured inputs of the diagnosis, each declared once with metric, entity and kind.
+
+A quantity of a device is a pair of sums for each slot of time: a counter's increase and the seconds over which it
+was read, or the sum of a gauge's values and their number. Every rate, share and mean is a quotient of two sums,
+so that windows of any length and samples at any times combine exactly. A slot without a reading has a
+denominator of zero: unknown, never zero.
+
+Counter names and their meanings: docs/metrics; of mlx5, the kernel's
+Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+
+class DeviceKind(StrEnum):
+    """Kinds of devices that have quantities."""
+
+    NIC = "nic"
+    GPU = "gpu"
+    NODE = "node"
+    MOUNT = "mount"
+
+
+class QuantityKind(StrEnum):
+    """Combination of the readings of a slot."""
+
+    COUNTER = "counter"
+    """Increases, over seconds."""
+    MEAN = "mean"
+    """Values, over their number."""
+    LAST = "last"
+    """The last value alone, with a denominator of one."""
+    ABSENCE = "absence"
+    """The code of the last absence reason; nothing while there is a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A quantity: the columns of one metric, of a device or of its parts.
+
+    `parts` are patterns (fnmatch) of the labels that distinguish parts of the device, such as a priority or a
+    reason, joined by a slash; the columns of all parts that match are added, without patterns those of all parts.
+    """
+
+    name: str
+    device: DeviceKind
+    kind: QuantityKind
+    metric: str
+    parts: tuple[str, ...] = ()
+
+    def selects(self, part: Sequence[str]) -> bool:
+        """True if the quantity includes the columns of a part of its device."""
+        return not self.parts or any(fnmatchcase("/".join(part), each) for each in self.parts)
+
+
+def _declare(device: DeviceKind, kind: QuantityKind, metrics: dict[str, str]) -> Iterator[Quantity]:
+    """Yield quantities by name; a metric may select parts: `metric{part,part}`."""
+    for name, text in metrics.items():
+        metric, _, parts = text.rstrip("}").partition("{")
+        patterns = tuple(filter(None, parts.split(",")))
+        yield Quantity(name, device, kind, f"railscope_{metric}", patterns)
+
+
+PRIORITIES = range(8)
+
+_QUANTITIES = (
+    *_declare(
+        DeviceKind.NIC,
+        QuantityKind.COUNTER,
+        {
+            "rdma_received_bytes": "nic_receive_rdma_bytes_total",
+            "rdma_sent_bytes": "nic_transmit_rdma_bytes_total",
+            "port_received_bytes": "rdma_receive_bytes_total",
+            "port_sent_bytes": "rdma_transmit_bytes_total",
+            "roce_received_packets": "nic_receive_rdma_packets_total",
+            "port_received_packets": "rdma_receive_packets_total",
+            "pausing_seconds": "nic_transmit_pfc_pause_seconds_total",
+            "paused_seconds": "nic_receive_pfc_pause_seconds_total",
+            "global_pausing_seconds": "nic_transmit_global_pause_seconds_total",
+            "global_paused_seconds": "nic_receive_global_pause_seconds_total",
+            "pause_frames_sent": "nic_transmit_pfc_pause_frames_total",
+            "pause_frames_received": "nic_receive_pfc_pause_frames_total",
+            "global_pause_frames_sent": "nic_transmit_pause_frames_total",
+            "global_pause_frames_received": "nic_receive_pause_frames_total",
+            "storm_warnings": "nic_transmit_pause_storm_warnings_total",
+            "storm_errors": "nic_transmit_pause_storm_errors_total",
+            "marked_packets": "rdma_ecn_marked_packets_total",
+            "notifications_sent": "rdma_congestion_notifications_sent_total",
+            "notifications_handled": "rdma_congestion_notifications_handled_total",
+            "notifications_ignored": "rdma_congestion_notifications_ignored_total",
+            "slow_restart_notifications": "rdma_slow_restart_notifications_total",
+            "out_of_sequence": "rdma_out_of_sequence_packets_total",
+            "ack_timeouts": "rdma_ack_timeouts_total",
+            "sequence_naks": "rdma_packet_sequence_errors_total",
+            "adaptive_retransmissions": "rdma_adaptive_retransmissions_total",
+            "receiver_not_ready": "rdma_receiver_not_ready_naks_total",
+            "discarded_in_buffer": "nic_all_priorities_receive_discarded_packets_total",
+            "discarded_by_priority": "nic_priority_receive_discarded_packets_total",
+            "discarded_in_congestion": "nic_priority_receive_congestion_discarded_packets_total",
+            "discarded_at_port": "nic_receive_discarded_packets_total",
+            "out_of_buffer": "rdma_out_of_buffer_drops_total",
+            "write_stalled_seconds": "nic_pcie_write_stalled_seconds_total",
+            "read_stalled_seconds": "nic_pcie_read_stalled_seconds_total",
+            "corrected_bits": "nic_receive_corrected_errors_total",
+            "line_bytes": "nic_receive_line_bytes_total",
+            "uncorrected_symbols": "nic_receive_uncorrected_symbol_errors_total",
+            "uncorrected_blocks": "nic_receive_fec_uncorrectable_blocks_total",
+            "link_downs": "nic_link_downs_total",
+            "port_link_downs": "rdma_link_downs_total",
+            "carrier_changes": "network_link_changes_total",
+            **{
+                f"priority_{number}_sent_bytes": f"nic_priority_transmit_bytes_total{{{number}}}"
+                for number in PRIORITIES
+            },
+        },
+    ),
+    *_declare(
+        DeviceKind.NIC,
+        QuantityKind.MEAN,
+        {"write_stall": "nic_pcie_write_stall_ratio", "read_stall": "nic_pcie_read_stall_ratio"},
+    ),
+    *_declare(
+        DeviceKind.NIC,
+        QuantityKind.LAST,
+        {
+            "link_up": "network_link_up",
+            "port_up": "rdma_port_up",
+            "link_speed": "network_link_speed_bytes_per_second",
+            "port_rate": "rdma_port_rate_bytes_per_second",
+            "expected_speed": "nic_setting_expected_speed_bytes_per_second",
+            "link_lanes": "nic_link_lanes",
+            "fec": "nic_fec_active",
+            "pcie_width": "pcie_link_width_lanes",
+            "pcie_width_limit": "pcie_link_width_limit_lanes",
+            "pcie_speed": "pcie_link_speed_transfers_per_second",
+            "pcie_speed_limit": "pcie_link_speed_limit_transfers_per_second",
+            "pcie_path_bandwidth": "pcie_path_bandwidth_bytes_per_second",
+            "device_gone": "pcie_device_gone",
+        },
+    ),
+    *_declare(
+        DeviceKind.GPU,
+        QuantityKind.COUNTER,
+        {
+            "energy": "gpu_energy_joules_total",
+            "thermal_seconds": "gpu_throttle_seconds_total{*thermal}",
+            "power_brake_seconds": "gpu_throttle_seconds_total{hardware_power_brake}",
+            "power_cap_seconds": "gpu_throttle_seconds_total{software_power_cap}",
+            "nvlink_bytes": "gpu_nvlink_transmitted_bytes_total",
+            "nvlink_errors": "gpu_nvlink_errors_total",
+            "nvlink_recoveries": "nvlink_recoveries_total",
+            "uncorrected_errors": "gpu_ecc_errors_total{uncorrected/volatile}",
+            "pcie_replays": "gpu_pcie_replays_total",
+            "sm_active_cycles": "gpu_sm_cycles_total{active}",
+        },
+    ),
+    *_declare(
+        DeviceKind.GPU,
+        QuantityKind.MEAN,
+        {
+            "utilization": "gpu_utilization_ratio",
+            "sm_activity": "gpu_sm_activity_ratio",
+            "tensor_activity": "gpu_tensor_activity_ratio",
+            "power": "gpu_power_watts",
+            "clock": "gpu_clock_hertz{graphics}",
+            "temperature": "gpu_temperature_celsius",
+            "nvlink_rate": "gpu_nvlink_transmit_bytes_per_second",
+            "thermal_active": "gpu_throttle_active{*thermal}",
+            "hardware_slowdown_active": "gpu_throttle_active{hardware_slowdown}",
+            "power_brake_active": "gpu_throttle_active{hardware_power_brake}",
+        },
+    ),
+    *_declare(
+        DeviceKind.GPU,
+        QuantityKind.LAST,
+        {
+            "remap_pending": "gpu_row_remap_pending",
+            "remap_failure": "gpu_row_remap_failure",
+            "width": "gpu_pcie_link_width_lanes",
+            "width_expected": "gpu_pcie_expected_width_lanes",
+            "generation": "gpu_pcie_link_generation",
+            "generation_expected": "gpu_pcie_expected_generation",
+            "nvlinks": "gpu_nvlinks",
+            "nvlinks_active": "gpu_nvlinks_active",
+            "device_state": "gpu_device_state",
+            "memory_used": "gpu_memory_used_bytes",
+            "processes": "gpu_processes",
+            "mig": "gpu_mig_enabled",
+        },
+    ),
+    *_declare(
+        DeviceKind.GPU,
+        QuantityKind.ABSENCE,
+        {"utilization_absence": "gpu_utilization_ratio", "memory_absence": "gpu_memory_used_bytes"},
+    ),
+    *_declare(
+        DeviceKind.NODE,
+        QuantityKind.COUNTER,
+        {
+            "cpu_idle_seconds": "cpu_seconds_total{idle,iowait}",
+            "cpu_seconds": "cpu_seconds_total",
+            "cpu_pressure_seconds": "pressure_stalled_seconds_total{cpu/some}",
+            "io_pressure_seconds": "pressure_stalled_seconds_total{io/some}",
+            "gpus_lost": "kernel_gpu_failures_total",
+        },
+    ),
+    *_declare(DeviceKind.NODE, QuantityKind.LAST, {"cpus": "cpus"}),
+    *_declare(
+        DeviceKind.MOUNT,
+        QuantityKind.COUNTER,
+        {
+            "read_operations": "nfs_operations_total{READ}",
+            "read_seconds": "nfs_execution_seconds_total{READ}",
+            "write_operations": "nfs_operations_total{WRITE}",
+            "write_seconds": "nfs_execution_seconds_total{WRITE}",
+            "target_requests": "lustre_target_requests_total",
+            "target_wait_seconds": "lustre_target_wait_seconds_total",
+        },
+    ),
+)
+
+QUANTITIES = MappingProxyType({quantity.name: quantity for quantity in _QUANTITIES})
+"""All quantities by name; a name is that of one kind of device."""

@@ -1,0 +1,127 @@
+"""Ranking: which finding explains which, by a declared graph of cause and effect and by reach.
+
+A symptom waits while a candidate may still explain it, so that one fault is one incident. Two faults stay two
+incidents: nothing explains a finding that it cannot reach, and nothing of hard evidence is explained away
+except by another report about the same device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from collector.diagnosis.findings import Cause, DiagnosisView
+from collector.workloads.job_roster import JobKey
+
+
+class Relation(StrEnum):
+    """Property that a cause and its effect share."""
+
+    DEVICE = "device"
+    NODE = "node"
+    RAIL = "rail"
+    JOB = "job"
+
+
+_RECEIVERS = ("pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver")
+_GPU_FAILURES = ("gpu_lost", "gpu_unresponsive", "ecc_uncorrectable", "xid_event", "row_remap")
+_LINK_FAILURES = ("link_down", "nic_lost", "node_down")
+_FABRIC = (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_not_sent", "cnp_ignored", "lossless_broken", "leaf_loss", "uplink_congested", "unprotected_traffic", "link_speed_low", "link_flap", "link_transmit_errors", "transceiver_degraded", *_LINK_FAILURES)  # fmt: skip
+_SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
+
+EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
+    "pcie_degraded": {Relation.DEVICE: _RECEIVERS, Relation.NODE: ("host_bound_receiver",)},
+    "slow_receiver": {Relation.DEVICE: ("pfc_storm",), Relation.NODE: ("host_bound_receiver",)},
+    "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm",), Relation.NODE: ("host_bound_receiver",)},
+    "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent")},
+    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "link_flap", "leaf_loss", *_LINK_FAILURES)},
+    "paused_unlocalised": {Relation.RAIL: _FABRIC},
+    "leaf_loss": {Relation.RAIL: ("unprotected_traffic", "lossless_broken", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
+    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
+    "link_flap": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
+    "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low")},
+    "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("nic_lost", "node_down")},
+    "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
+    "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, "host_late")},
+    "thermal_straggler": {Relation.NODE: ("hw_slowdown",)},
+    "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down")},
+    "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
+    "job_slowdown": {Relation.JOB: (*_FABRIC, *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
+    "ecc_uncorrectable": {Relation.DEVICE: ("row_remap", "gpu_lost")},
+    "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_lost")},
+    "xid_event": {Relation.DEVICE: _GPU_FAILURES[:3], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
+    "gpu_unresponsive": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("node_down",)},
+    "gpu_lost": {Relation.NODE: ("node_down",)},
+    "agent_partition": {Relation.NODE: ("node_down",)},
+}  # fmt: skip
+"""Classes that may explain a class, by what both have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Device, nodes, rails and jobs that a cause touches."""
+
+    device: tuple[str, int, str]
+    nodes: frozenset[str]
+    rails: frozenset[str]
+    jobs: frozenset[JobKey]
+
+
+def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
+    """Return what a cause touches. A leaf touches the rail in all pods: its traffic crosses the spines."""
+    devices, nodes, rails = view.devices, set[str](), set[str]()
+    jobs: set[JobKey] = {cause.job} if cause.job else set()
+    if cause.kind == "nic":
+        nic = devices.nics[cause.position]
+        nodes, rails = {nic.node}, {nic.rail}
+    elif cause.kind == "gpu":
+        nodes = {devices.gpus[cause.position].node}
+    elif cause.kind == "node":
+        nodes = {cause.name}
+        rails = {devices.nics[p].rail for p in parts if p < len(devices.nics)} or {
+            nic.rail for nic in devices.nics if nic.node == cause.name
+        }
+    elif cause.kind == "leaf":
+        rails = {devices.nics[p].rail for p in view.groups.leaves[cause.position].tolist()}
+        nodes = {devices.nics[p].node for p in view.groups.leaves[cause.position].tolist()}
+    elif cause.kind == "storage":
+        nodes = {mount.node for mount in devices.mounts if mount.server == cause.name}
+    elif cause.job:
+        nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
+    if cause.kind == "nic":
+        jobs |= _jobs_on_rail(view, cause.position)
+    else:
+        jobs |= {job.key for job in view.jobs if nodes.intersection(job.nodes)}
+    device = (cause.kind, cause.position, cause.name)
+    return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs))
+
+
+def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
+    """Return the jobs with a NIC on the rail of a NIC: pause spreads along it."""
+    rail = view.groups.nic_rail[position]
+    return {
+        job.key
+        for job in view.jobs
+        if len(job.nics) and np.any(view.groups.nic_rail[job.nics] == rail)
+    }
+
+
+def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:
+    """True if a finding of one class may be the effect of another one."""
+    for relation, classes in EDGES.get(effect_class, {}).items():
+        if cause_class not in classes:
+            continue
+        if relation is Relation.DEVICE and cause.device == effect.device:
+            return True
+        if relation is Relation.NODE and cause.nodes & effect.nodes:
+            return True
+        if relation is Relation.RAIL and cause.rails & effect.rails:
+            return True
+        if relation is Relation.JOB and cause.jobs & effect.jobs:
+            return True
+    return False

@@ -1,0 +1,133 @@
+"""Sums of all quantities by slot of time and device: the memory of the diagnosis.
+
+Arrays have the shape (quantities, slots, devices): of each device a numerator and a denominator for every
+slot. Slots are a ring; `advance` clears those that become new. The latest slots of a device without
+readings have denominators of zero, and every quotient of them is NaN: unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.diagnosis.quantities import QUANTITIES, DeviceKind, QuantityKind
+
+Floats: TypeAlias = NDArray[np.float64]
+Positions: TypeAlias = NDArray[np.intp]
+
+REPLACED = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
+_GROWTH = 1.5
+
+
+class SlotSums:
+    """Sums of the quantities of one kind of device, for the last `slots` slots."""
+
+    def __init__(self, kind: DeviceKind, slots: int) -> None:
+        self.names = tuple(q.name for q in QUANTITIES.values() if q.device is kind)
+        self.index = {name: position for position, name in enumerate(self.names)}
+        self.slots = slots
+        self.devices = 0
+        self.last_slot = -1
+        shape = (len(self.names), slots, 8)
+        self._sums = np.zeros(shape, np.float32)
+        self._weights = np.zeros(shape, np.float32)
+        self._latest = np.full((len(self.names), 8), np.nan)
+
+    def add_device(self) -> int:
+        """Add a device without readings; return its position."""
+        if self.devices == self._sums.shape[2]:
+            more = int(self.devices * _GROWTH) - self.devices
+            padding = ((0, 0), (0, 0), (0, more))
+            self._sums, self._weights = np.pad(self._sums, padding), np.pad(self._weights, padding)
+            self._latest = np.pad(self._latest, padding[1:], constant_values=np.nan)
+        self.devices += 1
+        return self.devices - 1
+
+    def advance(self, slot: int) -> None:
+        """Begin a slot; slots that leave the ring are cleared."""
+        for each in range(max(self.last_slot + 1, slot - self.slots + 1), slot + 1):
+            self._sums[:, each % self.slots] = 0
+            self._weights[:, each % self.slots] = 0
+        self.last_slot = max(self.last_slot, slot)
+
+    def add(
+        self,
+        quantities: Positions,
+        slots: Positions,
+        devices: Positions,
+        sums: Floats,
+        weights: Floats,
+    ) -> None:
+        """Add readings, shape (slots, devices), of one kind of quantity; `quantities` has one for each device.
+
+        Slots that have not begun, or have left the ring, are ignored.
+        """
+        in_ring = (slots > self.last_slot - self.slots) & (slots <= self.last_slot) & (slots >= 0)
+        rows, kept_devices = np.nonzero((weights > 0) & in_ring[:, None])
+        if not len(rows):
+            return
+        place = (quantities[kept_devices], slots[rows] % self.slots, devices[kept_devices])
+        if QUANTITIES[self.names[quantities[0]]].kind in REPLACED:
+            self._sums[place] = sums[rows, kept_devices]  # the last row of a slot remains
+            self._weights[place] = 1
+        else:
+            np.add.at(self._sums, place, sums[rows, kept_devices].astype(np.float32))
+            np.add.at(self._weights, place, weights[rows, kept_devices].astype(np.float32))
+
+    def _rows(self, end_slot: int, count: int) -> Positions:
+        first = max(end_slot - count + 1, self.last_slot - self.slots + 1, 0)
+        return np.arange(first, end_slot + 1) % self.slots
+
+    def settle(self, slot: int) -> None:
+        """Make the values of a slot the latest ones, where it has any; slots are settled in their order."""
+        row = slot % self.slots
+        has_value = self._weights[:, row] > 0
+        self._latest[has_value] = self._sums[:, row][has_value]
+
+    def latest(self, name: str) -> Floats:
+        """Return the newest value of each device in all settled slots; NaN without any."""
+        found: Floats = self._latest[self.index[name], : self.devices]
+        return found
+
+    def total(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return the sums of a quantity over `count` slots up to `end_slot`; NaN without readings."""
+        rows, quantity = self._rows(end_slot, count), self.index[name]
+        found = self._sums[quantity, rows, : self.devices].sum(axis=0, dtype=np.float64)
+        return np.where(self.weight(name, end_slot, count) > 0, found, np.nan)
+
+    def weight(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return the seconds or the number of readings of a quantity in slots."""
+        rows = self._rows(end_slot, count)
+        weights: Floats = self._weights[self.index[name], rows, : self.devices].sum(
+            axis=0, dtype=np.float64
+        )
+        return weights
+
+    def rate(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return rates per second of a counter, or means of a gauge; NaN without readings."""
+        weights = self.weight(name, end_slot, count)
+        return divide(self.total(name, end_slot, count), weights)
+
+    def last(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return the newest value of each device within `count` slots; NaN without any."""
+        quantity = self.index[name]
+        found = np.full(self.devices, np.nan)
+        for row in self._rows(end_slot, count):
+            has = self._weights[quantity, row, : self.devices] > 0
+            found[has] = self._sums[quantity, row, : self.devices][has]
+        return found
+
+    def history(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return rates or means of single slots, shape (slots, devices); NaN without readings."""
+        rows, quantity = self._rows(end_slot, count), self.index[name]
+        sums = self._sums[quantity, rows, : self.devices].astype(np.float64)
+        return divide(sums, self._weights[quantity, rows, : self.devices].astype(np.float64))
+
+
+def divide(numerators: Floats, denominators: Floats) -> Floats:
+    """Return quotients; NaN where a denominator is zero or unknown."""
+    unknown = np.full(np.broadcast_shapes(numerators.shape, denominators.shape), np.nan)
+    found: Floats = np.divide(numerators, denominators, out=unknown, where=denominators > 0)
+    return found

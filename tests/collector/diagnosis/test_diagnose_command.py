@@ -1,0 +1,110 @@
+"""`railscope diagnose` on captures of a simulated cluster: output, schema, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.command_line import refusal, run
+
+from collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from simulator.cluster.captures import write_cluster
+from simulator.cluster.scenario import read_scenario
+
+SCENARIO = """
+seconds = 400
+step_seconds = 10
+seed = 3
+
+[cluster]
+nodes_per_pod = 4
+
+[[jobs]]
+name = "train"
+nodes = [0, 1, 2]
+checkpoint_period_seconds = 0
+
+[[faults]]
+fault = "slow_receiver"
+begin_seconds = 300
+strength = 0.6
+nodes = [1]
+indices = [3]
+"""
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captures of a cluster with a slow receiver."""
+    directory = tmp_path_factory.mktemp("cluster")
+    (directory / "scenario.toml").write_text(SCENARIO)
+    write_cluster(read_scenario(directory / "scenario.toml"), directory / "captures")
+    return directory / "captures"
+
+
+def test_a_slow_receiver_is_found(captures: Path) -> None:
+    outcome = run("diagnose", "--captures", str(captures), "--format", "json")
+    assert outcome.exit_code == 0, outcome.output
+    (incident,) = [
+        msgspec.json.decode(line, type=IncidentDocument) for line in outcome.stdout.splitlines()
+    ]
+    truth = json.loads((captures / "truth.jsonl").read_text())
+    assert incident.incident_class == "slow_receiver"
+    assert isinstance(incident.cause, NicDocument)
+    cause = truth["cause"][0]
+    assert (incident.cause.node, incident.cause.interface) == (cause["node"], cause["interface"])
+    assert incident.cause.switch
+    assert [job.source for job in incident.jobs] == ["slurm"]
+
+
+def test_text_names_cause_and_action(captures: Path) -> None:
+    outcome = run("diagnose", "--captures", str(captures))
+    assert "slow_receiver" in outcome.stdout
+    assert "-> check firmware" in outcome.stdout
+
+
+def test_a_directory_without_captures_is_rejected(tmp_path: Path) -> None:
+    assert "expected a subdirectory with capture.toml" in refusal(
+        run("diagnose", "--captures", str(tmp_path))
+    )
+
+
+def test_two_captures_of_a_node_are_rejected(captures: Path, tmp_path: Path) -> None:
+    node = next(path for path in sorted(captures.iterdir()) if path.is_dir())
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shutil.copy(node / "capture.toml", tmp_path / name)
+    assert "two captures of node" in refusal(run("diagnose", "--captures", str(tmp_path)))
+
+
+@pytest.mark.parametrize("line", ["gpu-node-1,1", "gpu-node-1,x,2", "a,b,c,d"])
+def test_invalid_arrivals_are_rejected(captures: Path, tmp_path: Path, line: str) -> None:
+    node = next(path for path in sorted(captures.iterdir()) if path.is_dir())
+    (tmp_path / node.name).mkdir()
+    shutil.copy(node / "capture.toml", tmp_path / node.name)
+    (tmp_path / "arrivals.csv").write_text(f"node,sent,received\n{line}\n")
+    assert "expected node,sent,received" in refusal(run("diagnose", "--captures", str(tmp_path)))
+
+
+def test_captures_that_are_years_apart_are_rejected(captures: Path, tmp_path: Path) -> None:
+    node = next(path for path in sorted(captures.iterdir()) if path.is_dir())
+    text = (node / "capture.toml").read_text()
+    for name, start in (("a", "1"), ("b", "2000000000000000000")):
+        (tmp_path / name).mkdir()
+        lines = [
+            f"started_wall_ns = {start}"
+            if line.startswith("started_wall_ns")
+            else f'node = "{name}"'
+            if line.startswith("node")
+            else line
+            for line in text.splitlines()
+        ]
+        (tmp_path / name / "capture.toml").write_text("\n".join(lines) + "\n")
+    assert "expected at most 7 days" in refusal(run("diagnose", "--captures", str(tmp_path)))
+
+
+def test_one_of_captures_and_frame_log_is_required() -> None:
+    assert "either --captures or --frame-log" in run("diagnose").output

@@ -1,0 +1,99 @@
+"""Faults of drawn clusters: each becomes one incident with its class and cause, and healthy hours none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.diagnosis import outcome_of, run_case
+from bench.drawn_cluster import DrawnCluster, DrawnFeed
+from bench.drawn_faults import FAULTS
+from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.ranking import EDGES
+
+SEED = 9
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_is_one_incident_with_its_cause(name: str) -> None:
+    diagnosis, fault = run_case(name, SEED, 1, 6, slots=96)
+    outcome = outcome_of(name, diagnosis, fault, 1.0)
+    assert outcome.faults[0].delay_seconds is not None
+    assert outcome.faults[0].ranked_first
+    assert not outcome.false_classes
+
+
+def test_a_healthy_cluster_has_no_incident() -> None:
+    diagnosis, _ = run_case("", SEED, 1, 6, slots=180)
+    assert not outcome_of("", diagnosis, None, 1.0).false_classes
+
+
+def test_two_faults_are_two_incidents() -> None:
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    first, second = FAULTS["gpu_lost"](cluster), FAULTS["transceiver_degraded"](cluster)
+    feed = DrawnFeed(cluster, 90)
+    for slot in range(90):
+        row = cluster.draw()
+        if slot >= 50:
+            first.effect(cluster, row, slot - 50)
+            second.effect(cluster, row, slot - 50)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    roots = {i.incident_class.name for i in feed.diagnosis.tracker.incidents if not i.explained_by}
+    assert roots == {"gpu_lost", "transceiver_degraded"}
+
+
+def test_what_is_recorded_later_does_not_change_an_incident() -> None:
+    cluster = DrawnCluster(SEED, 1, 6)
+    fault = FAULTS["slow_receiver"](cluster)
+    whole, cut = DrawnFeed(cluster, 96), DrawnFeed(cluster, 96)
+    rows = []
+    for slot in range(96):
+        row = cluster.draw()
+        if slot >= 60:
+            fault.effect(cluster, row, slot - 60)
+        rows.append(row)
+    state = cluster.rng.bit_generator.state
+    for slot, row in enumerate(rows):
+        whole.put(slot, row)
+    whole.diagnosis.arrange()
+    for slot in range(96):
+        whole.diagnosis.evaluate(slot)
+    (incident,) = whole.diagnosis.tracker.incidents
+    last = (incident.detected_ns - whole.diagnosis.first_ns) // whole.diagnosis.slot_ns - 1
+    cluster.rng.bit_generator.state = state
+    for slot, row in enumerate(rows[: last + 1]):
+        cut.put(slot, row)
+    cut.diagnosis.arrange()
+    for slot in range(last + 1):
+        cut.diagnosis.evaluate(slot)
+    (same,) = cut.diagnosis.tracker.incidents
+    assert (same.number, same.detected_ns, same.cause) == (
+        incident.number,
+        incident.detected_ns,
+        incident.cause,
+    )
+
+
+def test_classes_explain_only_known_classes() -> None:
+    for name, relations in EDGES.items():
+        assert name in CLASSES
+        assert {each for classes in relations.values() for each in classes} <= set(CLASSES)
+
+
+def test_a_node_without_readings_is_unknown() -> None:
+    """A node whose capture ends while its job goes on is neither down nor idle."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, 80)
+    feed.diagnosis.is_witnessed = False
+    node = cluster.jobs[0].nodes[0]
+    for slot in range(80):
+        row = replace(cluster.draw())
+        if slot >= 50:
+            row.silent_nodes.add(node)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    assert not feed.diagnosis.tracker.incidents

@@ -1,0 +1,69 @@
+"""Sums by slot: quotients over any window are exact, and what was not read is unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from collector.diagnosis.slot_sums import SlotSums
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 19), st.integers(0, 1000), st.integers(1, 20)), max_size=40
+)
+
+
+def sums_of(steps: list[tuple[int, int, int]], slots: int = 20) -> SlotSums:
+    """One NIC with increases of a counter: slot, increase, seconds."""
+    sums = SlotSums(DeviceKind.NIC, slots)
+    sums.add_device()
+    sums.advance(19)
+    quantity = np.array([sums.index["rdma_sent_bytes"]])
+    for slot, increase, seconds in steps:
+        sums.add(
+            quantity,
+            np.array([slot]),
+            np.array([0]),
+            np.array([[float(increase)]]),
+            np.array([[float(seconds)]]),
+        )
+    return sums
+
+
+@given(STEPS, st.integers(0, 19), st.integers(1, 20))
+def test_a_rate_is_the_increase_over_the_seconds_of_its_slots(
+    steps: list[tuple[int, int, int]], end: int, count: int
+) -> None:
+    rate = sums_of(steps).rate("rdma_sent_bytes", end, count)[0]
+    inside = [(increase, seconds) for slot, increase, seconds in steps if end - count < slot <= end]
+    if not inside:
+        assert np.isnan(rate)
+    else:
+        expected = sum(increase for increase, _ in inside) / sum(seconds for _, seconds in inside)
+        assert np.isclose(rate, expected)
+
+
+def test_slots_leave_the_ring() -> None:
+    sums = sums_of([(19, 10, 10)], slots=5)
+    assert sums.rate("rdma_sent_bytes", 19, 5)[0] == 1
+    sums.advance(24)
+    assert np.isnan(sums.rate("rdma_sent_bytes", 24, 5)[0])
+
+
+def test_readings_of_slots_outside_of_the_ring_are_ignored() -> None:
+    sums = sums_of([(3, 10, 10)], slots=5)
+    assert np.isnan(sums.rate("rdma_sent_bytes", 19, 5)[0])
+
+
+def test_a_new_device_has_no_readings() -> None:
+    sums = sums_of([(19, 10, 10)])
+    for _ in range(20):
+        sums.add_device()
+    assert np.isnan(sums.rate("rdma_sent_bytes", 19, 20)[1:]).all()
+    assert sums.rate("rdma_sent_bytes", 19, 1)[0] == 1
+
+
+def test_every_quantity_has_a_metric_of_the_catalog() -> None:
+    from railscope.catalog import METRICS  # noqa: PLC0415 - only this test needs it
+
+    assert not [quantity.name for quantity in QUANTITIES.values() if quantity.metric not in METRICS]
