@@ -8,7 +8,7 @@ counted. A scrape of our agent takes less time than a read of all files, so cons
 consecutive reads are measured separately and added.
 
 A whole tick is reading about 3,000 values, making frames, encoding, spooling, pushing to a
-collector that only acknowledges, whose own cost does not matter.
+collector that only acknowledges; its own cost does not matter.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class CaptureError(RailscopeError, ValueError):
 
 
 class TruncatedCaptureError(CaptureError):
-    """A capture whose last line is incomplete: its writer was interrupted."""
+    """A capture with an incomplete last line: its writer was interrupted."""
 
 
 class NvmlError(RailscopeError):

@@ -46,7 +46,7 @@ def well_formed(host_interface: str, function: str, shape: Shape, answer: Json) 
 
 
 def well_formed_file(path: str, content: bytes) -> bytes:
-    """Return the content of a file whose numbers can be converted. Raises OSError."""
+    """Return the content of a file if its numbers can be converted. Raises OSError."""
     if len(content) > _MAX_DIGITS and _LONG_NUMBER.search(content):
         raise OSError(errno.EIO, "malformed number in a file", path)
     return content
@@ -60,7 +60,7 @@ def checked_path(path: str) -> str:
 
 
 def raise_malformed(host_interface: str, function: str) -> NoReturn:
-    """Fail a call whose answer cannot be used. Raises NvmlError or OSError."""
+    """Fail a call with an unusable answer. Raises NvmlError or OSError."""
     problem = f"malformed answer of {host_interface}.{function}"
     if host_interface == "nvml":
         raise NvmlError(_NVML_UNKNOWN, problem)

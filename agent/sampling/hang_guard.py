@@ -91,7 +91,7 @@ Answer = TypeVar("Answer")
 
 
 class CallAbandonedError(BaseException):
-    """Raised in a thread whose call has returned after the thread was replaced.
+    """Raised in a thread if its call returns after the thread was replaced.
 
     A BaseException, because it is not a failure of the call: no source may catch it.
     """

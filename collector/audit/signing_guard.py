@@ -27,7 +27,7 @@ from railscope.service import run_in_thread
 CONFLICT_DIRECTORY = "disputed"
 """Below the log's directory: checkpoints held by agents that contradict this log.
 
-The name is that of 0.2.0, whose `railscope audit verify` reports any other as an unexpected file.
+The name is that of 0.2.0: its `railscope audit verify` reports any other as an unexpected file.
 """
 
 log = structlog.get_logger(__name__)

@@ -1,6 +1,6 @@
 """Files of stored schemas: those that were stored together share a file.
 
-`<hash>.schema` contains one schema, whose hash is its name; `<hash>.schemas` contains several, and the
+`<hash>.schema` contains one schema with this hash; `<hash>.schemas` contains several, and the
 hash is that of their hashes. A node registers with a dozen schemas: one file costs a fifth of a dozen.
 """
 

@@ -70,7 +70,7 @@ class JobRun:
 
     @property
     def is_in_parts(self) -> bool:
-        """True if it had parts of GPUs whose size the records do not state."""
+        """True if it had parts of GPUs without a size in the records."""
         return self.job is not None and any(not part.gpus for part in self.job.unplaced)
 
     @property
