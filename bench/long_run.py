@@ -13,8 +13,7 @@ from pathlib import Path
 from agent.config import AgentSettings
 from agent.machine_sources import machine_sources
 from agent.sampling.source_reader import SourceReader
-from bench.harness import resident_bytes
-from bench.node import BenchHost
+from bench import harness, node
 from railscope.exposition import Exposition, TextFormat
 from railscope.frame import Frame, FrameOrigin, NodeTimestamp
 
@@ -48,7 +47,7 @@ class ManualClock:
 def main(root: str, answers: str, hours: str) -> None:
     """Run and print."""
     clock = ManualClock()
-    host = BenchHost(Path(root), Path(answers), clock)
+    host = node.BenchHost(Path(root), Path(answers), clock)
     origin = FrameOrigin("bench", "run", "boot")
     readers = [SourceReader(source, host, origin) for source in machine_sources(AgentSettings())]
     due = {reader.source.name: clock.boot_ns for reader in readers}
@@ -69,8 +68,8 @@ def main(root: str, answers: str, hours: str) -> None:
         if clock.boot_ns % _MINUTE_NS == 0:
             exposition.render(latest.values(), TextFormat.PROMETHEUS)
         if not early and clock.boot_ns - started_ns >= length_ns // 10:
-            early = resident_bytes()
-    sys.stdout.write(f"{early} {resident_bytes()}\n")
+            early = harness.resident_bytes()
+    sys.stdout.write(f"{early} {harness.resident_bytes()}\n")
 
 
 if __name__ == "__main__":

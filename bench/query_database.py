@@ -18,9 +18,7 @@ import yaml
 
 from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, free_port, http_get
 from bench.http_requests import PostConnection, Request
-from dashboards.build import dashboards
-from dashboards.prometheus_api import fill_variables
-from dashboards.promql import RULES, metrics_in, rule_groups
+from dashboards import build, prometheus_api, promql
 
 RATE_SECONDS = 75
 """$__rate_interval of six hours in steps of a minute, scraped every 15 seconds: a step and a scrape."""
@@ -45,7 +43,7 @@ class PanelQuery:
 
 def panel_queries() -> Iterator[PanelQuery]:
     """Yield every query of every dashboard."""
-    for file, text in dashboards():
+    for file, text in build.dashboards():
         dashboard, name = json.loads(text), file.removesuffix(".json")
         variables = dashboard["templating"]["list"][1:]
         for panel in dashboard["panels"]:
@@ -62,8 +60,8 @@ def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[st
     texts = [panel_query.expression for panel_query in chosen]
     texts += [v["query"] for panel_query in chosen for v in panel_query.variables]
     if rules:
-        texts += [rule["expr"] for group in rule_groups() for rule in group["rules"]]
-    return frozenset().union(*map(metrics_in, texts))
+        texts += [rule["expr"] for group in promql.rule_groups() for rule in group["rules"]]
+    return frozenset().union(*map(promql.metrics_in, texts))
 
 
 PROMETHEUS = "prometheus"
@@ -151,7 +149,7 @@ class QueryDatabase:
 
     def measure_query(self, panel_query: PanelQuery, span: QueryRange) -> QueryCost:
         """Run a query of a dashboard, with all values of its variables selected."""
-        expression = fill_variables(
+        expression = prometheus_api.fill_variables(
             panel_query.expression, self._choose_variables(panel_query.variables, span)
         )
         if not panel_query.points:
@@ -181,7 +179,7 @@ class QueryDatabase:
             if variable["multi"]:
                 chosen[variable["name"]] = variable["allValue"]
                 continue
-            query = fill_variables(variable["query"], chosen)
+            query = prometheus_api.fill_variables(variable["query"], chosen)
             if query not in self._choices:
                 self._choices[query] = self._first_value(query, span)
             chosen[variable["name"]] = self._choices[query]
@@ -211,7 +209,7 @@ class QueryDatabase:
         """Evaluate all rules every few seconds, and return what they cost at their own intervals."""
         (directory / "rules").mkdir()
         rules = []
-        for path in RULES.glob("*.yml"):
+        for path in promql.RULES.glob("*.yml"):
             content = yaml.safe_load(path.read_text())
             for group in content["groups"]:
                 period_seconds = _seconds(group.get("interval", f"{RULES_SECONDS}s"))

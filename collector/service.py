@@ -19,8 +19,7 @@ from collector.account.live_account import LiveAccount
 from collector.billing import tenant_statements
 from collector.evidence import evidence_records, evidence_store, review_rules
 from collector.files.seller_file import find_seller
-from collector.finalization.day_finalizer import DayFinalizer
-from collector.finalization.ledger_days import MeteringStores
+from collector.finalization import day_finalizer, ledger_days
 from collector.fleet import schemas, view_cells
 from collector.framelog import framelog, segment_files
 from collector.http import audit_api, billing_api, read_api, web_server
@@ -109,7 +108,7 @@ class Collector:
             is_ready=False,
             pod_job_pattern=job_roster.compile_pattern(self.settings.pod_job_pattern),
         )
-        self.finalizer = DayFinalizer(
+        self.finalizer = day_finalizer.DayFinalizer(
             self.core.evidence,
             self.live,
             self._metering_stores,
@@ -196,10 +195,10 @@ class Collector:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
-    def _metering_stores(self) -> MeteringStores:
+    def _metering_stores(self) -> ledger_days.MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
         database = self.database.open()
-        return MeteringStores(
+        return ledger_days.MeteringStores(
             ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
         )
 

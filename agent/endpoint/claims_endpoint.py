@@ -31,8 +31,7 @@ from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
-from railscope import server_connections, service, untrusted_text
-from railscope.claim_terms import ShareError, parse_written_share, share_text
+from railscope import claim_terms, server_connections, service, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 from railscope.timestamps import SECOND_NS, TimestampError, format_timestamp, from_datetime
 
@@ -282,8 +281,8 @@ def _parse_share(start: ClaimStartRequest) -> str:
     if not start.share:
         return ""
     try:
-        return share_text(parse_written_share(start.share))
-    except ShareError as error:
+        return claim_terms.share_text(claim_terms.parse_written_share(start.share))
+    except claim_terms.ShareError as error:
         raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
 

@@ -14,8 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from agent.owners import OwnerFormatError
-from railscope.pod_shares import PodEntry, pod_entry
-from railscope.untrusted_text import DECODING_ERRORS
+from railscope import pod_shares, untrusted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class _PodList(msgspec.Struct):
     items: list[_PodListPod] | None = None
 
 
-def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
+def parse_pod_list(content: bytes) -> tuple[pod_shares.PodEntry, ...]:
     """Parse a PodList in JSON. Raises OwnerFormatError.
 
     Only annotations and limits that concern GPUs are returned; everything else of a pod (environment,
@@ -160,11 +159,11 @@ def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
     """
     try:
         listed = msgspec.json.decode(content, type=_PodList).items or []
-    except DECODING_ERRORS as error:
+    except untrusted_text.DECODING_ERRORS as error:
         message = f"invalid list of pods: {error}"
         raise OwnerFormatError(message) from error
     return tuple(
-        pod_entry(
+        pod_shares.pod_entry(
             (pod.metadata.namespace, pod.metadata.name),
             pod.status.phase,
             pod.metadata.annotations or {},

@@ -27,11 +27,9 @@ from agent.tenancy import (
     virtual_machines,
 )
 from agent.tenancy.claims import ClaimProvider, ClaimReport, ClockHistory, NodeClaim
+from railscope import claim_terms, frame, reading
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
-from railscope.claim_terms import ClaimAuthority
-from railscope.frame import Entity, Event
-from railscope.reading import Absent
 from railscope.settings import SettingsError
 
 MAX_EVENTS_PER_FRAME = 500
@@ -100,10 +98,10 @@ class ClaimSource(source.SourceWithoutResources):
         self._before: dict[str, devices.GpuNames] = {}
         self._uses = gpu_processes.DeviceUses()
         self._free: tuple[gpu_processes.DeviceUse, ...] = ()
-        self._problem: Absent | None = None
+        self._problem: reading.Absent | None = None
         self._columns: tuple[str, ...] = ()
         self._findings: tuple[source.ProbeFinding, ...] = ()
-        self._events: list[Event] = []
+        self._events: list[frame.Event] = []
         self._first_ns: int | None = None
         self._just_polled = False
 
@@ -148,7 +146,7 @@ class ClaimSource(source.SourceWithoutResources):
             into.put(place, self._problem or len(claims))
             into.put(count + place, self._problem or claim_placement.count_claimed_slots(claims))
             absence = self._uses.absences.get(gpu) or (
-                Absent.GONE if gpu not in self._present_gpus else None
+                reading.Absent.GONE if gpu not in self._present_gpus else None
             )
             processes = sum(len(use.pids) for use in self._free if use.device.gpu == gpu)
             into.put(2 * count + place, absence or self._problem or processes)
@@ -161,10 +159,10 @@ class ClaimSource(source.SourceWithoutResources):
     def _claimed_gpus(self) -> set[str]:
         return {active.claim.gpu for active in self.active_claims if active.claim.gpu}
 
-    def _entity(self, uuid: str) -> Entity:
+    def _entity(self, uuid: str) -> frame.Entity:
         gpu = self._before.get(uuid)
         address = gpu.pci_address if gpu else uuid.partition("pci:")[2]
-        return Entity(GPU, (uuid,), {"pci_address": address} if address else {})
+        return frame.Entity(GPU, (uuid,), {"pci_address": address} if address else {})
 
     def _poll(self, host: Host) -> bool:
         """Poll all claim providers. Return False while the set of GPUs is still unknown."""
@@ -232,7 +230,7 @@ class ClaimSource(source.SourceWithoutResources):
         for adapter in self._adapters:
             yield self._poll_provider(host, tracker, adapter.name, adapter.poll)
         trusted = tuple(
-            gpu_processes.claim_of_use(use, ClaimAuthority.NODE_PLUGIN, self._system)
+            gpu_processes.claim_of_use(use, claim_terms.ClaimAuthority.NODE_PLUGIN, self._system)
             for use in self._uses.uses
             if use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
         )
@@ -267,7 +265,7 @@ class ClaimSource(source.SourceWithoutResources):
             return
         subject = "claims and processes"
         if self._uses.oldest is None:
-            reason = next(iter(self._uses.absences.values()), Absent.ERROR)
+            reason = next(iter(self._uses.absences.values()), reading.Absent.ERROR)
             yield source.ProbeFinding.absent(subject, f"processes cannot be read: {reason.label}")
             return
         hidden = sum(

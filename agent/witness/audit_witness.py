@@ -20,8 +20,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from agent.config import CollectorLink, WitnessSettings
-from agent.host import Clock
+from agent import config, host
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
 from agent.shipping.collector_client import HttpClient, HttpResponse, create_tls_context, read_token
@@ -57,7 +56,7 @@ class CheckpointOffer:
 class AuditLogClient:
     """Client of one collector. Raises CollectorLinkError if the link cannot work."""
 
-    def __init__(self, link: CollectorLink) -> None:
+    def __init__(self, link: config.CollectorLink) -> None:
         self.url = link.url.rstrip("/")
         self._base = HttpClient(
             self.url + CHECKPOINT_PATH, create_tls_context(link), link.timeout_seconds
@@ -221,11 +220,11 @@ log = structlog.get_logger(__name__)
 class AuditWitness:
     """Witness of one log. Raises CollectorLinkError if the collector link cannot work."""
 
-    settings: WitnessSettings
+    settings: config.WitnessSettings
     node: str
     client: AuditLogClient
     store: WitnessStore
-    clock: Clock
+    clock: host.Clock
     events: list[Event]
     state: AuditLogState
     _note: str = ""

@@ -16,10 +16,9 @@ import msgspec
 
 from collector.fleet.fleet import SeenEvent
 from collector.ledger.audit_outbox import RecordDraft
+from railscope import claim_terms, timestamps
 from railscope.audit import record
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
-from railscope.claim_terms import SlotsError, parse_slots
-from railscope.timestamps import MILLISECOND_NS
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
@@ -58,8 +57,8 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
 def slots_or_none(text: str) -> tuple[int, int]:
     """Parse a range of slots; (0, 0), an empty range, if it is invalid."""
     try:
-        return parse_slots(text)
-    except SlotsError:
+        return claim_terms.parse_slots(text)
+    except claim_terms.SlotsError:
         return 0, 0
 
 
@@ -257,7 +256,7 @@ def _draft(
         record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
         data,
         references,
-        int(uncertainty_ns) // MILLISECOND_NS if uncertainty_ns.isdecimal() else 0,
+        int(uncertainty_ns) // timestamps.MILLISECOND_NS if uncertainty_ns.isdecimal() else 0,
         event_source(seen_event),
         commitments,
     )

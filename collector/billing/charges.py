@@ -22,8 +22,7 @@ from typing import TypeAlias
 
 from collector.billing import BillingError
 from collector.metering.units import round_parts
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import HOUR_NS
+from railscope import claim_terms, timestamps
 
 Content: TypeAlias = "str | int | Fraction | Sequence[Content] | Mapping[str, Content] | None"
 
@@ -75,8 +74,8 @@ class PriceUnit(Enum):
     own price in nanoseconds times the share of it that is held, energy in millijoules.
     """
 
-    GPU_HOURS = ("GPU-Hours", GPU_CAPACITY * HOUR_NS)
-    INSTANCE_HOURS = ("Instance-Hours", HOUR_NS)
+    GPU_HOURS = ("GPU-Hours", claim_terms.GPU_CAPACITY * timestamps.HOUR_NS)
+    INSTANCE_HOURS = ("Instance-Hours", timestamps.HOUR_NS)
     KILOWATT_HOURS = ("kWh", _MILLIJOULES_PER_KILOWATT_HOUR)
 
     @property

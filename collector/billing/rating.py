@@ -24,8 +24,7 @@ from collector.billing import BillingError, price_book
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.usage import WITH_TENANT, Usage, gap_lengths, reject_double_usage
 from collector.metering import evidence, tiling, units
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.reading import Absent
+from railscope import claim_terms, reading
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
 
 
@@ -163,7 +162,7 @@ def _by_gpu(billed: Iterable[_BilledInterval]) -> Iterator[tuple[int, Sequence[_
 def _gpus(billed: Iterable[_BilledInterval]) -> Iterator[list[_BilledInterval]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
     intervals: list[_BilledInterval] = []
-    capacity_left = Fraction(GPU_CAPACITY)
+    capacity_left = Fraction(claim_terms.GPU_CAPACITY)
     for interval in billed:
         left = interval.size
         while left:
@@ -172,7 +171,7 @@ def _gpus(billed: Iterable[_BilledInterval]) -> Iterator[list[_BilledInterval]]:
             left, capacity_left = left - size, capacity_left - size
             if not capacity_left:
                 yield intervals
-                intervals, capacity_left = [], Fraction(GPU_CAPACITY)
+                intervals, capacity_left = [], Fraction(claim_terms.GPU_CAPACITY)
     if intervals:
         yield intervals
 
@@ -417,7 +416,7 @@ def _quantity(usage: Usage, duration_ns: int, unit: PriceUnit) -> Fraction:
     """Metered units of a part of a usage. Energy is spread evenly over the whole usage."""
     if unit is PriceUnit.KILOWATT_HOURS:
         energy = usage.energy_millijoules
-        if isinstance(energy, Absent):
+        if isinstance(energy, reading.Absent):
             message = f"energy of {usage} is {energy.label}"
             raise ValueError(message)
         return Fraction(energy * duration_ns, usage.duration_ns)

@@ -25,9 +25,8 @@ from collector.commands import bill_periods, command_options
 from collector.evidence import evidence_store, review_decisions
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
-from railscope.cli import format_option
+from railscope import cli, untrusted_text
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
-from railscope.untrusted_text import NumberError, parse_decimal
 
 _DECISION_REASON = click.option(
     "--reason", required=True, help="Reason; recorded, and printed on the statement."
@@ -36,8 +35,8 @@ _DECISION_REASON = click.option(
 
 def _parse_amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
     try:
-        return parse_decimal(text)
-    except NumberError as error:
+        return untrusted_text.parse_decimal(text)
+    except untrusted_text.NumberError as error:
         raise click.BadParameter(str(error)) from error
 
 
@@ -176,7 +175,7 @@ def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
 
 
 @click.command("review")
-@format_option("text", "json")
+@cli.format_option("text", "json")
 @command_options.ledger_command
 def review_command(place: command_options.CommandContext, form: str) -> None:
     """List evidence under review: late claims and ends, unexpected GPUs."""

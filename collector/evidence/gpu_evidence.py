@@ -29,8 +29,7 @@ from collector.files.tenancy_files import FileClaims, TenantMappings
 from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
 from collector.ledger.day_metering import MeteredGpu
 from collector.metering import evidence as usage_evidence, measures, placement, timeline, units
-from railscope.claim_terms import ClaimAuthority
-from railscope.frame import NO_RAIL
+from railscope import claim_terms, frame
 from railscope.timestamps import FOREVER_NS
 
 
@@ -303,7 +302,7 @@ def _find_sightings(
     for claim in facts.claims:
         # A late report proves nothing about the time before it.
         start_ns = max(claim.start_ns, claim.trusted_from_ns)
-        if claim.authority is ClaimAuthority.SCHEDULER:
+        if claim.authority is claim_terms.ClaimAuthority.SCHEDULER:
             until = ends.get((claim.node, claim.id), last_reports.get(claim.node, claim.start_ns))
             free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((claim.node, claim.id), ())]
             if start_ns < until:
@@ -344,10 +343,10 @@ def counter_increments(
         for interval in sorted(
             intervals, key=lambda interval: (interval.node, interval.boot, interval.number)
         )
-        if (sighted := interval.gpus.get(gpu)) and sighted.rail != NO_RAIL
+        if (sighted := interval.gpus.get(gpu)) and sighted.rail != frame.NO_RAIL
     }
     for interval in intervals:
-        rail = rails.get((interval.node, interval.boot), NO_RAIL)
+        rail = rails.get((interval.node, interval.boot), frame.NO_RAIL)
         for series in interval.series.values():
             for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail != rail):

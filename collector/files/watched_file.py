@@ -11,9 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from railscope.service import run_in_thread
-from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
-from railscope.untrusted_text import CsvError, parse_csv
+from railscope import service, timestamps, untrusted_text
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +57,7 @@ class WatchedFile(Generic[T]):
     async def watch(self) -> None:
         """Read the file whenever it changes, until cancelled."""
         while self.path:
-            await run_in_thread(self.refresh)
+            await service.run_in_thread(self.refresh)
             await asyncio.sleep(_WATCH_SECONDS)
 
     def refresh(self) -> None:
@@ -109,8 +107,8 @@ def read_rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]
     Comments count as empty lines. Raises FileError that names the line.
     """
     try:
-        yield from _rows_below(parse_csv(text), header)
-    except CsvError as error:
+        yield from _rows_below(untrusted_text.parse_csv(text), header)
+    except untrusted_text.CsvError as error:
         raise FileError(str(error)) from error
 
 
@@ -136,7 +134,7 @@ def parse_span(
     The message names the place, and the one of `keys` that is wrong.
     """
     start_ns = parse_time(start, location + keys[0])
-    end_ns = FOREVER_NS if end is None else parse_time(end, location + keys[1])
+    end_ns = timestamps.FOREVER_NS if end is None else parse_time(end, location + keys[1])
     if end_ns <= start_ns:
         message = f"{location}{keys[1]}: invalid span: expected an end after the start"
         raise FileError(message)
@@ -156,7 +154,7 @@ def group_rows(
 def parse_time(value: object, location: str) -> int:
     """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
     try:
-        return parse_timestamp(value)
-    except TimestampError as error:
+        return timestamps.parse_timestamp(value)
+    except timestamps.TimestampError as error:
         message = f"{location}: {error}"
         raise FileError(message) from error

@@ -38,9 +38,8 @@ import msgspec
 import structlog
 
 from collector import clock
+from railscope import untrusted_text, wire
 from railscope.durable_files import write_durably
-from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import SentAt
 
 MARKER_BYTES = 16
 HEAD = struct.Struct("<16sII")
@@ -51,7 +50,7 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
 
     node: str
     received_wall_ns: int
-    sent: SentAt
+    sent: wire.SentAt
     body: bytes
     max_authority: int = 3
     """Highest authority of its claims: the limit of the token that it was sent with."""
@@ -122,7 +121,7 @@ def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameR
         end = position + HEAD.size + len(payload)
         try:
             yield end, _decoder.decode(payload)
-        except DECODING_ERRORS:
+        except untrusted_text.DECODING_ERRORS:
             stats.damaged_records += 1
         position = end
 
@@ -401,7 +400,7 @@ class StateFiles:
             return msgspec.json.decode(content, type=SegmentManifest)
         except FileNotFoundError:
             return None
-        except DECODING_ERRORS as error:
+        except untrusted_text.DECODING_ERRORS as error:
             self.damage[MANIFEST] = f"cannot decode the file: {error}"
             return None
 

@@ -26,9 +26,8 @@ from collector.audit.tiles import TileError, Tiles
 from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_error
 from collector.ledger.audit_outbox import RecordDraft
+from railscope import service, untrusted_text
 from railscope.audit import merkle, record, signed_note
-from railscope.service import run_in_thread
-from railscope.untrusted_text import DECODING_ERRORS
 
 PRESENT_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
@@ -71,7 +70,7 @@ class WitnessApi:
         try:
             while True:
                 await asyncio.sleep(self.save_every_seconds)
-                await run_in_thread(self._save)
+                await service.run_in_thread(self._save)
         finally:
             self._save()
 
@@ -104,7 +103,7 @@ class WitnessApi:
             text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
             return json_error(HTTPStatus.NOT_FOUND, text)
         try:
-            return web.Response(text=await run_in_thread(self._proof, old, new))
+            return web.Response(text=await service.run_in_thread(self._proof, old, new))
         except TileError as error:
             log.error("consistency_proof_failed", problem=str(error))
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
@@ -139,7 +138,7 @@ class WitnessApi:
             return json_error(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
             return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
-        except (*DECODING_ERRORS, signed_note.NoteError) as error:
+        except (*untrusted_text.DECODING_ERRORS, signed_note.NoteError) as error:
             return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
             text = f"cannot store the cosignature: {error.strerror}"

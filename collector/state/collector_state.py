@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
-from collector.config import IngestLimits
+from collector import config, work_limits
 from collector.evidence import evidence_book, node_intervals
 from collector.fleet.fleet import (
     Fleet,
@@ -32,7 +32,6 @@ from collector.fleet.fleet import (
 from collector.fleet.schemas import KnownSchema, StoredSchemas
 from collector.framelog import received_frames, segment_files
 from collector.metering.evidence import GAP_NS
-from collector.work_limits import LogRateLimit
 from railscope.device_names import Names
 from railscope.wire import BYTES_PER_VALUE, Batch, Envelope, WireEntity
 
@@ -73,7 +72,7 @@ class CollectorState:
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
     events: RecentEvents = field(default_factory=RecentEvents)
-    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: work_limits.LogRateLimit = field(default_factory=work_limits.LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
     """Called with every event of a new frame.
@@ -307,7 +306,7 @@ def _count_spans(batch: Batch, schema: KnownSchema) -> int:
 
 
 def find_exceeded_bounds(
-    cost: EnvelopeCost, limits: IngestLimits, factor: int = 1
+    cost: EnvelopeCost, limits: config.IngestLimits, factor: int = 1
 ) -> Iterator[str]:
     """Yield a text for each bound that is exceeded."""
     for count, limit, unit in (

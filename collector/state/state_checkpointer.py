@@ -16,10 +16,8 @@ from collector.fleet.fleet import SeenEvent, events_of
 from collector.framelog import framelog, segment_files
 from collector.state import StateError, collector_state, state_checkpoint
 from collector.work_limits import TimeSlices, return_free_memory
-from railscope.durable_files import PARTIAL, publish_file, write_durably
-from railscope.envelopes import open_body
+from railscope import durable_files, envelopes, wire
 from railscope.service import run_in_thread
-from railscope.wire import Envelope, WireError
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +66,7 @@ class StateCheckpointer:
             except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
 
-    def _replay(self, record: segment_files.FrameRecord, envelope: Envelope) -> None:
+    def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
         cost = collector_state.envelope_cost(
@@ -88,18 +86,18 @@ class StateCheckpointer:
             message = "the state rejected it: see envelope_processing_failed"
             raise _RecordSkippedError(message)
 
-    def _unpack(self, record: segment_files.FrameRecord) -> Envelope:
+    def _unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
         max_bytes = max(
             collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
         )
-        return open_body(record.body, max_bytes).decode_envelope()
+        return envelopes.open_body(record.body, max_bytes).decode_envelope()
 
     def read_events(self) -> Iterator[SeenEvent]:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
         for number, record in self._records(segment_files.FrameLogStats()):
             try:
                 envelope = self._unpack(record)
-            except WireError as error:
+            except wire.WireError as error:
                 log.error("record_skipped", segment=number, problem=str(error))
                 continue
             yield from events_of(record, envelope)
@@ -135,7 +133,7 @@ class StateCheckpointer:
 
     @property
     def _partial(self) -> Path:
-        return self.directory / (CHECKPOINT + PARTIAL)
+        return self.directory / (CHECKPOINT + durable_files.PARTIAL)
 
     def _read_checkpoint(self) -> int:
         try:
@@ -182,8 +180,8 @@ class StateCheckpointer:
                     )
                     await run_in_thread(self._drop_partial)
                     return False
-                await run_in_thread(write_durably, path, content)
-            await run_in_thread(publish_file, self._partial, self._path)
+                await run_in_thread(durable_files.write_durably, path, content)
+            await run_in_thread(durable_files.publish_file, self._partial, self._path)
         except OSError as error:
             log.error(
                 "checkpoint_failed",

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from agent.gpus.inventory import GpuDevice
 from agent.host import Host, Json, NvmlError
 from agent.sampling import source
+from railscope import frame, reading
 from railscope.catalog import entities, gpu
-from railscope.frame import Entity
-from railscope.reading import Absent
 
 _HASH_DIGITS = 16
 
@@ -31,7 +30,7 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], Mapping[int, str]]] = {
 """Settings that each call returns, and the names of their values."""
 
 
-def settings_entity(host: Host, device: GpuDevice) -> Entity:
+def settings_entity(host: Host, device: GpuDevice) -> frame.Entity:
     """Return the settings of a GPU; without a hash while some of them cannot be read."""
     facts: dict[str, str] = {}
     is_complete = True
@@ -45,7 +44,7 @@ def settings_entity(host: Host, device: GpuDevice) -> Entity:
     if facts and is_complete:
         text = repr(sorted(facts.items()))
         facts["hash"] = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
-    return Entity(entities.GPU_SETTINGS, device.entity.key, facts)
+    return frame.Entity(entities.GPU_SETTINGS, device.entity.key, facts)
 
 
 def _values(host: Host, function: str, index: int) -> list[Json]:
@@ -55,5 +54,5 @@ def _values(host: Host, function: str, index: int) -> list[Json]:
     except FileNotFoundError:
         return []
     except (NvmlError, OSError) as error:
-        return [] if source.reason_for(error) is Absent.UNSUPPORTED else [None]
+        return [] if source.reason_for(error) is reading.Absent.UNSUPPORTED else [None]
     return answer if isinstance(answer, list) else [answer]
