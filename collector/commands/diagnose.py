@@ -45,7 +45,7 @@ MAX_SLOTS = 7 * 86_400 // SLOT_SECONDS
 _LENGTH_BYTES = 4
 _SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
-    "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
+    "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
     "kernel", "tenancy",
 )  # fmt: skip
 """Sources whose metrics the diagnosis uses."""
@@ -203,23 +203,26 @@ def _diagnose_captures(directory: Path) -> ClusterDiagnosis:
     diagnosis, slots = _new_diagnosis(min(bounds), max(bounds))
     for envelopes in _replay(captures):
         _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
+    if not diagnosis.devices.nodes:
+        message = f"no frames in the captures of {directory}: expected at least one moment"
+        raise DiagnoseError(message)
     _add_receipts(diagnosis, clocks)
     _evaluate(diagnosis, slots)
     return diagnosis
 
 
 def _new_diagnosis(start_ns: int, end_ns: int) -> tuple[ClusterDiagnosis, int]:
-    """Return a diagnosis of a range of time, and the number of its complete slots. Raises DiagnoseError."""
+    """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
     slot_ns = SLOT_SECONDS * timestamps.SECOND_NS
     first_ns = start_ns // slot_ns * slot_ns
-    slots = (end_ns - first_ns) // slot_ns + 1
+    slots = max(-(-(end_ns - first_ns) // slot_ns), 1)  # the last one may be a part of a slot
     if slots > MAX_SLOTS:
         span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
         message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
         raise DiagnoseError(message)
     diagnosis = ClusterDiagnosis(first_ns, slots)
     diagnosis.begin(slots - 1)
-    return diagnosis, (end_ns - first_ns) // slot_ns
+    return diagnosis, slots
 
 
 def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
@@ -264,13 +267,13 @@ def _replay(captures: Sequence[_CaptureRange]) -> Iterator[list[Envelope]]:
 
 
 def _replay_one(directory: Path) -> list[Envelope]:
-    """Return the frames of one capture. Raises DiagnoseError with the problem that the replay reports."""
+    """Return the frames of one capture; those before the damage of a damaged one, of which it warns."""
     sources = [argument for name in _SOURCES for argument in ("--source", name)]
     command = [sys.executable, "-P", "-m", "railscope", "agent", "replay", *sources, str(directory)]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
     if finished.stderr:
         click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)
-    if finished.returncode:
+    if finished.returncode > 1 or finished.returncode < 0:
         message = f"replaying {directory} failed with exit status {finished.returncode}"
         raise DiagnoseError(message)
     return list(_records(finished.stdout))
