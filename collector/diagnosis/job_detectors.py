@@ -75,8 +75,8 @@ def _node_waits(view: DiagnosisView, node: str) -> bool:
 
 MIN_INPUT, MAX_INPUT = 0.15, 0.85
 SIMILAR = 0.12
-MIN_USE = 0.5
-"""Utilization of a job that computes."""
+MIN_USE = 0.8
+"""Utilization of a job that trains; that of a service varies with its load."""
 
 INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
