@@ -38,6 +38,7 @@ _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
         ("device", np.maximum),
     ),
     "pace": ("device", np.multiply),
+    "launches": ("device", np.minimum),
     **dict.fromkeys(("delay", "contention", "used"), ("node", np.maximum)),
     "latency": ("mount", np.maximum),
     **dict.fromkeys(("supply", "collective"), ("job", np.minimum)),
@@ -59,6 +60,7 @@ class _Conditions:
     fabric: FabricState
     pace: FloatArray
     thermal_resistance: FloatArray
+    launches: FloatArray
     brake: FloatArray
     margin_lost: FloatArray
     overrun: FloatArray
@@ -188,6 +190,7 @@ class ClusterModel:
             FabricState.healthy(self.topology),
             pace=np.ones(shape),
             thermal_resistance=np.ones(shape),
+            launches=np.ones(shape),
             **{name: np.zeros(shape) for name in _PORT_EFFECTS},
             **{
                 name: np.zeros(self.topology.nodes)
@@ -339,13 +342,16 @@ class ClusterModel:
         traffic: _Traffic,
         until_ns: int,
     ) -> None:
-        demands = [JobDemand()] * self.topology.rails
+        demands: list[JobDemand] = [JobDemand()] * self.topology.rails
         if number in self._job_of:
             job, step = self.jobs[self._job_of[number]], self.steps[self._job_of[number]]
             pace = found.pace[number]
             slowest = _slowest(found, job)
-            busy = np.divide(slowest, pace, out=np.ones_like(pace), where=pace > 0)
+            work = slowest * job.work_share(number)
+            busy = np.divide(work, pace, out=np.ones_like(pace), where=pace > 0)
             demands = job.demand(step.progress, busy.tolist(), float(found.delay[number]))
+            for index in np.flatnonzero(found.launches[number] == 0).tolist():
+                demands[index] = JobDemand(present=demands[index].present)
         faults = self._node_faults[number]
         faults.thermal_resistance = found.thermal_resistance[number].tolist()
         faults.brake = found.brake[number].tolist()
@@ -373,9 +379,10 @@ class ClusterModel:
 
 
 def _slowest(found: _Conditions, job: ClusterJob) -> float:
-    """Return the pace of the slowest GPU of a job, with the delay of its host."""
+    """Return the pace of the slowest GPU of a job, with the delay of its host, relative to its work."""
     nodes = job.plan.nodes
-    return float((found.pace[nodes].min(axis=1) * (1.0 - found.delay[nodes])).min())
+    pace = found.pace[nodes].min(axis=1) * (1.0 - found.delay[nodes])
+    return float((pace / [job.work_share(node) for node in nodes]).min())
 
 
 def _add_progress(total: JobProgress, progress: JobProgress, weight: float) -> None:

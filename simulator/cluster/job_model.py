@@ -80,6 +80,11 @@ class ClusterJob:
             for begin, length in plan.breaks
         ]
 
+    def work_share(self, node: int) -> float:
+        """Return the computing of a node, relative to the node with the most."""
+        nodes = self.plan.nodes
+        return 1.0 - self.plan.uneven * nodes.index(node) / max(len(nodes) - 1, 1)
+
     def _phase(self) -> int:
         return next((index for index, end in enumerate(self._ends) if self._position < end), 2)
 

@@ -66,6 +66,8 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_seconds: PositiveSeconds = 25.0
     evaluation_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     evaluation_seconds: PositiveSeconds = 180.0
+    uneven: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    """Share of the computing that the last node has less than the first one: stages of a pipeline."""
     load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     filer: Index = 0
     tenant: str = "research"

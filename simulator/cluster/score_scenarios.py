@@ -58,7 +58,8 @@ _OF_FULL_COUNTERS = {
 }  # fmt: skip
 """Classes with counters that only ConnectX has."""
 _WHOLE_NODE = {"rate_control_off", "unprotected", "power_brake"}
-_BENIGN_SHARE, _SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.35, 0.7, 0.6, 0.5
+_BENIGN_SHARE, _HEALTHY_BENIGN_SHARE = 0.35, 0.8
+_SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.7, 0.6, 0.5
 """Probabilities of harmless events, of jobs, and of faults of several devices at once."""
 
 
@@ -82,7 +83,7 @@ def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
         seed=rng.getrandbits(31),
         cluster=draw.size,
         jobs=draw.jobs,
-        faults=[*faults, *draw.harmless_events()],
+        faults=[*faults, *draw.harmless_events(0.0 if faults else _HEALTHY_BENIGN_SHARE)],
     )
 
 
@@ -152,7 +153,9 @@ class _ScenarioDraw:
     def _training(self, name: str, nodes: list[int], tenant: str) -> JobPlan:
         rng = self._rng
         breaks = []
-        if rng.random() < _BENIGN_SHARE / 2:
+        if name != "alpha" and rng.random() < _BENIGN_SHARE:
+            breaks.append((rng.uniform(30.0, self.seconds), float(self.seconds)))  # its end
+        elif rng.random() < _BENIGN_SHARE / 2:
             begin = rng.uniform(30.0, self.onset - 170.0)
             breaks.append((begin, rng.uniform(20.0, 100.0)))
         return JobPlan(
@@ -167,6 +170,7 @@ class _ScenarioDraw:
             checkpoint_seconds=rng.uniform(15.0, 45.0),
             evaluation_period_seconds=rng.choice((0.0, 0.0, 0.0, 420.0)),
             evaluation_seconds=rng.uniform(60.0, 150.0),
+            uneven=rng.choice((0.0, 0.0, 0.0, rng.uniform(0.05, 0.3))),
             tenant=tenant,
             breaks=breaks,
         )
@@ -218,9 +222,10 @@ class _ScenarioDraw:
             job=job.name if kind.entity == "job" else "",
         )
 
-    def harmless_events(self) -> Iterator[PlannedClusterFault]:
+    def harmless_events(self, at_least: float) -> Iterator[PlannedClusterFault]:
         """Yield harmless events at any time: marks, pause spikes, errors of applications."""
         rng, nodes = self._rng, self.size.pods * self.size.nodes_per_pod
+        probability = max(_BENIGN_SHARE, at_least)
         for name in (
             "ecn_phase",
             "pause_spike",
@@ -228,7 +233,7 @@ class _ScenarioDraw:
             "application_error",
             "channel_reset",
         ):
-            if rng.random() >= _BENIGN_SHARE:
+            if rng.random() >= probability:
                 continue
             is_leaf = FAULT_KINDS[name].entity == "leaf"
             node, rail = rng.randrange(nodes), rng.randrange(_RAILS)

@@ -241,6 +241,28 @@ def test_evaluations_and_services_use_less_of_the_gpus(tmp_path: Path):
     assert len(set(numbers.values())) == 3, "each job has its own number"
 
 
+def test_stages_of_a_pipeline_compute_unevenly_by_design(tmp_path: Path):
+    path = tmp_path / "scenario.toml"
+    path.write_text(CLUSTER + "uneven = 0.4\n")
+    model = ClusterModel(read_scenario(path))
+    iterations = 0.0
+    for second in range(5, 61, 5):
+        model.advance(second * SECOND_NS)
+        iterations += model.steps[0].progress.iterations
+    active = [node.gpus[0].cycles.sm for node in model.nodes[:3]]
+    assert active == sorted(active, reverse=True)
+    assert iterations > 60 / 4 * 0.9
+
+
+def test_a_rank_that_starts_no_collective_is_idle_while_others_spin(tmp_path: Path):
+    model = model_of(tmp_path, fault("missing_rank", begin_seconds=20, nodes=[1], indices=[2]))
+    missing, waiting = model.nodes[1].gpus[2], model.nodes[0].gpus[2]
+    assert missing.silicon.occupied_percent == 0
+    assert missing.sharing.present, "its process is there"
+    assert waiting.silicon.occupied_percent > 95
+    assert waiting.activity.sm < 0.3
+
+
 def test_an_error_of_an_application_is_in_the_kernel_log_and_not_in_the_truth(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     path.write_text(CLUSTER + fault("application_error", begin_seconds=20, nodes=[1], indices=[5]))
