@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
@@ -89,24 +89,31 @@ def _entries(moment: CaptureMoment) -> dict[str, set[str]]:
 
 
 class NicRemoval:
-    """Records the entries of each NIC in the first `CaptureMoment`, and makes them fail after its removal."""
+    """Records the entries of the first `CaptureMoment`, and makes those of a NIC fail after its removal."""
 
     def __init__(self) -> None:
+        self._entries: list[tuple[str, str]] = []
         self._recorded: dict[str, list[tuple[str, str]]] = {}
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Make files, directories, links and calls of removed NICs fail."""
-        if not self._recorded:
-            ports = [cable.port for cable in model.present_cables]
-            self._recorded = {port.pci_address: _keys(port, into) for port in ports}
+        if not self._entries:
+            self._entries = [
+                (section, key) for section in SECTIONS for key in getattr(into, section)
+            ]
         for cable in model.cables:
             if cable.removed:
-                for section, key in self._recorded[cable.port.pci_address]:
+                port = cable.port
+                if port.pci_address not in self._recorded:
+                    self._recorded[port.pci_address] = _keys(port, self._entries)
+                for section, key in self._recorded[port.pci_address]:
                     code = errno.ENODEV if section == "calls" else errno.ENOENT
                     getattr(into, section)[key] = failure(OSError(code, ""))
 
 
-def _keys(port: node_hardware.SimulatedPort, moment: CaptureMoment) -> list[tuple[str, str]]:
+def _keys(
+    port: node_hardware.SimulatedPort, entries: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]]:
     """Sections and keys of a NIC's entries."""
     directories = tuple(
         f"{directory}/"
@@ -119,8 +126,7 @@ def _keys(port: node_hardware.SimulatedPort, moment: CaptureMoment) -> list[tupl
     calls = (f"({port.interface})", f"({port.interface},", f"({port.rdma_device},")
     return [
         (section, key)
-        for section in SECTIONS
-        for key in getattr(moment, section)
+        for section, key in entries
         if f"{key}/".startswith(directories) or any(part in key for part in calls)
     ]
 
