@@ -1,4 +1,4 @@
-"""A cluster whose readings are drawn from distributions, with faults that change them: input for the diagnosis.
+"""A cluster with readings that are drawn from distributions, with faults that change them: input for the diagnosis.
 
 It shares nothing with `simulator/cluster`: no queue is computed, and every fault changes the readings of its cause and
 of its victims as published cases and driver documentation describe them. So it is quick enough for thousands of
@@ -51,7 +51,7 @@ class Row:
     """Absence reasons of GPUs by node and index."""
     silent_nodes: set[int] = field(default_factory=set)
     cut_nodes: set[int] = field(default_factory=set)
-    """Nodes whose frames do not arrive while they go on."""
+    """Nodes with frames that do not arrive while they go on."""
     events: list[tuple[int, WireEvent]] = field(default_factory=list)
     offsets: dict[int, float] = field(default_factory=dict)
 

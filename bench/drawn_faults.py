@@ -130,7 +130,7 @@ def leaf_settings(cluster: DrawnCluster, name: str) -> DrawnFault:
 
 
 def congestion_control(cluster: DrawnCluster, name: str) -> DrawnFault:
-    """A node whose NICs ignore notifications, or send outside the lossless priority."""
+    """A node with NICs that ignore notifications, or send outside the lossless priority."""
     node, _ = _place(cluster)
     share, naks = float(cluster.rng.uniform(0.3, 1)), _log_uniform(cluster, 1, 50)
 
@@ -310,7 +310,7 @@ def clock(cluster: DrawnCluster) -> DrawnFault:
 
 
 def partition(cluster: DrawnCluster) -> DrawnFault:
-    """A node whose frames do not arrive."""
+    """A node with frames that do not arrive."""
     node, _ = _place(cluster)
 
     def effect(_: DrawnCluster, row: Row, __: int) -> None:

@@ -48,7 +48,7 @@ _SOURCES = (
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
     "kernel", "tenancy",
 )  # fmt: skip
-"""Sources whose metrics the diagnosis uses."""
+"""Sources of the metrics that the diagnosis uses."""
 
 
 class DiagnoseError(click.ClickException):

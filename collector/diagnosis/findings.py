@@ -86,7 +86,7 @@ BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
 class Baselines:
     """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
 
-    One row per minute and signal; rows of devices whose job has an open incident are left out.
+    One row per minute and signal; rows of devices of a job with an open incident are left out.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ SLOW_CLOCK = 0.95
 
 
 def clocks(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield GPUs whose clock is low because of heat, or because hardware forces it."""
+    """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
     gpu = view.signals.gpu
     slower = gpu["clock"] < SLOW_CLOCK * _peer_clocks(view)
     hot = above(gpu["thermal"], MIN_LIMITED) & slower
@@ -192,7 +192,7 @@ MAX_STRAGGLERS = 0.25
 
 
 def stragglers(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield the GPUs of a job whose activity stayed, while that of the others fell."""
+    """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
     gpu = view.signals.table(DeviceKind.GPU, 6)
     for job in view.jobs:
         state = view.states.get(job.key)

@@ -29,7 +29,7 @@ MOST = 0.6
 
 
 def storage(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield servers, or single clients, whose latency is many times its own past while their jobs wait."""
+    """Yield servers, or single clients, with a latency of many times their own past while their jobs wait."""
     mounts = view.devices.mounts
     if not mounts:
         return
@@ -121,7 +121,7 @@ MIN_GAP = 0.035
 
 
 def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield the node of a job whose GPUs have gaps in their work while those of other nodes have none."""
+    """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none."""
     gpu = view.signals.gpu
     baseline = view.base(DeviceKind.GPU, "utilization")
     for job in view.jobs:
@@ -156,7 +156,7 @@ BUSY = 0.9
 
 
 def hangs(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield jobs whose ranks spin in a collective: busy without work, and nothing moves."""
+    """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:

@@ -138,7 +138,7 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield NICs whose sent packets are missing at several receivers, while other senders are clean."""
+    """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
     nic, use = view.signals.nic, loaded(view)
     clean = ~above(nic["uncorrected"], 0.0) & ~above(nic["unprotected"], MIN_UNPROTECTED)
     for members in view.groups.leaves:

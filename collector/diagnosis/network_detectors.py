@@ -172,7 +172,7 @@ NODE_SHARE = 0.7
 
 
 def congestion_control(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield NICs, or nodes, whose part of congestion control does not work."""
+    """Yield NICs, or nodes, with a part of congestion control that does not work."""
     nic, use = view.signals.nic, loaded(view)
     marked = above(nic["marks"], MIN_MARKS_PER_SECOND) & use
     sends = above(nic["notifies"], 0.0)

@@ -89,7 +89,7 @@ def unheard_nodes(
 
 
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
-    """Yield nodes whose clock differs from those of the others; one receipt alone proves nothing."""
+    """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing."""
     offsets = {
         name: float(np.median(list(contact.offsets_seconds)[-3:]))
         for name, contact in contacts.items()
