@@ -319,22 +319,33 @@ class DrawnFeed:
         )
         packets = received / 4096
         counters: dict[str, Floats] = {
-            "rdma_sent_bytes": sent, "rdma_received_bytes": received, "roce_received_packets": packets,
-            "pausing_seconds": (nic["pausing"] + nic["pausing_frames"] * self.cluster.frame_seconds) * SLOT_SECONDS,
-            "paused_seconds": (nic["paused"] + nic["paused_frames"] * self.cluster.frame_seconds) * SLOT_SECONDS,
-            "pause_frames_sent": (nic["pausing_frames"] + nic["pausing"] * FULL_STOP_FRAMES) * SLOT_SECONDS,
-            "pause_frames_received": (nic["paused_frames"] + nic["paused"] * FULL_STOP_FRAMES) * SLOT_SECONDS,
-            "storm_warnings": nic["storms"], "marked_packets": self.cluster.rng.poisson(packets * nic["marked"]).astype(np.float64),
+            "rdma_sent_bytes": sent,
+            "rdma_received_bytes": received,
+            "roce_received_packets": packets,
+            "pausing_seconds": (nic["pausing"] + nic["pausing_frames"] * self.cluster.frame_seconds)
+            * SLOT_SECONDS,
+            "paused_seconds": (nic["paused"] + nic["paused_frames"] * self.cluster.frame_seconds)
+            * SLOT_SECONDS,
+            "pause_frames_sent": (nic["pausing_frames"] + nic["pausing"] * FULL_STOP_FRAMES)
+            * SLOT_SECONDS,
+            "pause_frames_received": (nic["paused_frames"] + nic["paused"] * FULL_STOP_FRAMES)
+            * SLOT_SECONDS,
+            "storm_warnings": nic["storms"],
+            "marked_packets": self.cluster.rng.poisson(packets * nic["marked"]).astype(np.float64),
             "notifications_handled": nic["reacts"] * SLOT_SECONDS,
             "notifications_ignored": nic["ignores"] * SLOT_SECONDS,
-            "out_of_sequence": self._count(nic["order"]), "ack_timeouts": self._count(nic["timeouts"]),
-            "sequence_naks": self._count(nic["naks"]), "discarded_at_port": self._count(nic["discards"]),
+            "out_of_sequence": self._count(nic["order"]),
+            "ack_timeouts": self._count(nic["timeouts"]),
+            "sequence_naks": self._count(nic["naks"]),
+            "discarded_at_port": self._count(nic["discards"]),
             "write_stalled_seconds": nic["stall"] * SLOT_SECONDS,
             "corrected_bits": nic["bit_errors"] * LINE_BYTES * 8 * SLOT_SECONDS,
             "line_bytes": np.full_like(sent, LINE_BYTES * SLOT_SECONDS),
-            "uncorrected_symbols": self._count(nic["uncorrected"]), "link_downs": nic["downs"],
-            "priority_3_sent_bytes": sent * (1 - nic["unprotected"]), "priority_0_sent_bytes": sent * nic["unprotected"],
-        }  # fmt: skip
+            "uncorrected_symbols": self._count(nic["uncorrected"]),
+            "link_downs": nic["downs"],
+            "priority_3_sent_bytes": sent * (1 - nic["unprotected"]),
+            "priority_0_sent_bytes": sent * nic["unprotected"],
+        }
         counters["notifications_sent"] = np.where(
             nic["notifies"] < 0, 0, counters["marked_packets"] * 0.8
         )

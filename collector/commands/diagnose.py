@@ -29,7 +29,9 @@ from collector.diagnosis.cluster_diagnosis import (
     Receipt,
 )
 from collector.diagnosis.incident_report import describe, incident_document
-from collector.diagnosis.jobs import PeerGroups
+from collector.diagnosis.jobs import PeerGroups, TenantOf, owner_as_tenant
+from collector.files import tenancy_files
+from collector.files.watched_file import FileError
 from collector.fleet.schema_files import SchemaFiles, decode_schema
 from collector.fleet.sheets import check_batch
 from collector.framelog import segment_files
@@ -124,15 +126,27 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
         raise click.UsageError(message)
-    if config:
-        administration.load_settings(config, {})
+    tenant_of = _tenants(config) if config else owner_as_tenant
     if captures:
-        diagnosis = _diagnose_captures(captures)
+        diagnosis = _diagnose_captures(captures, tenant_of)
     else:
         assert frame_log is not None  # noqa: S101 - one of both is set
-        diagnosis = _diagnose_frame_log(frame_log, _time(from_text, 0), _time(to_text, 1 << 62))
+        span = _time(from_text, 0), _time(to_text, 1 << 62)
+        diagnosis = _diagnose_frame_log(frame_log, span, tenant_of)
     for line in _render(diagnosis, form):
         click.echo(line)
+
+
+def _tenants(config: Path) -> TenantOf:
+    """Return the tenants of owners by a collector's settings. Raises SettingsError, DiagnoseError."""
+    file = administration.load_settings(config, {}).tenants_file
+    if not file:
+        return tenancy_files.TenantMappings().find_tenant
+    try:
+        return tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8")).find_tenant
+    except (OSError, UnicodeDecodeError, FileError) as error:
+        message = f"reading the tenants failed: {file}: {error}"
+        raise DiagnoseError(message) from error
 
 
 def _time(text: str, default: int) -> int:
@@ -194,13 +208,13 @@ def _find_captures(directory: Path) -> list[_CaptureRange]:
     return found
 
 
-def _diagnose_captures(directory: Path) -> ClusterDiagnosis:
+def _diagnose_captures(directory: Path, tenant_of: TenantOf) -> ClusterDiagnosis:
     captures = _find_captures(directory)
     clocks = _read_arrivals(directory / "arrivals.csv")
     bounds = [
         clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
     ]
-    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds))
+    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds), tenant_of)
     for envelopes in _replay(captures):
         _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
     if not diagnosis.devices.nodes:
@@ -211,7 +225,7 @@ def _diagnose_captures(directory: Path) -> ClusterDiagnosis:
     return diagnosis
 
 
-def _new_diagnosis(start_ns: int, end_ns: int) -> tuple[ClusterDiagnosis, int]:
+def _new_diagnosis(start_ns: int, end_ns: int, tenant_of: TenantOf) -> tuple[ClusterDiagnosis, int]:
     """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
     slot_ns = SLOT_SECONDS * timestamps.SECOND_NS
     first_ns = start_ns // slot_ns * slot_ns
@@ -220,7 +234,7 @@ def _new_diagnosis(start_ns: int, end_ns: int) -> tuple[ClusterDiagnosis, int]:
         span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
         message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
         raise DiagnoseError(message)
-    diagnosis = ClusterDiagnosis(first_ns, slots)
+    diagnosis = ClusterDiagnosis(first_ns, slots, tenant_of)
     diagnosis.begin(slots - 1)
     return diagnosis, slots
 
@@ -329,7 +343,9 @@ def _arrival(path: Path, number: int, row: Sequence[str]) -> tuple[str, int, int
 # Frame log ---------------------------------------------------------------------------------------
 
 
-def _diagnose_frame_log(state: Path, from_ns: int, to_ns: int) -> ClusterDiagnosis:
+def _diagnose_frame_log(
+    state: Path, span: tuple[int, int], tenant_of: TenantOf
+) -> ClusterDiagnosis:
     """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
     if not (state / "frames").is_dir():
         message = f"no frame log in {state}: expected a collector's state directory with `frames`"
@@ -342,14 +358,14 @@ def _diagnose_frame_log(state: Path, from_ns: int, to_ns: int) -> ClusterDiagnos
                 schema = decode_schema(content)
                 known_schemas[schema_hash(schema)] = schema
     clocks, by_node = NodeClocks(), defaultdict(list)
-    for record in _frame_records(state / "frames", from_ns, to_ns):
+    for record in _frame_records(state / "frames", *span):
         clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
         by_node[record.node].append(record.body)
     if not clocks.receipts:
         message = f"no frames in {state} in this range: expected at least one"
         raise DiagnoseError(message)
     received = [receipt.received_ns for receipt in clocks.receipts]
-    diagnosis, slots = _new_diagnosis(min(received), max(received))
+    diagnosis, slots = _new_diagnosis(min(received), max(received), tenant_of)
     for _, bodies in sorted(by_node.items()):
         envelopes = (unpack(body, MAX_ENVELOPE_BYTES) for body in bodies)
         _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))

@@ -14,13 +14,13 @@ from collector.diagnosis import (
     findings,
     gpu_detectors,
     job_detectors,
+    jobs as job_groups,
     link_detectors,
     network_detectors,
     node_detectors,
 )
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incidents import Incident, IncidentTracker
-from collector.diagnosis.jobs import ActiveJob, ClaimedGpus, PeerGroups, active_jobs
 from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
@@ -47,18 +47,20 @@ class ClusterDiagnosis:
     `first_ns` is the start of slot 0; `slots` is the number of slots that are kept.
     """
 
-    def __init__(self, first_ns: int, slots: int) -> None:
+    def __init__(
+        self, first_ns: int, slots: int, tenant_of: job_groups.TenantOf = job_groups.owner_as_tenant
+    ) -> None:
         self.slot_ns = SLOT_SECONDS * SECOND_NS
         self.first_ns = first_ns
         self.devices = ClusterDevices(slots)
         self.readings = ReadingsCollector(self.devices, first_ns, self.slot_ns)
-        self.claims = ClaimedGpus()
+        self.claims = job_groups.ClaimedGpus(tenant_of)
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}
         self.is_witnessed = False
         """True if receipts are known apart from samples."""
         self._baselines = findings.Baselines()
-        self._groups: PeerGroups | None = None
+        self._groups: job_groups.PeerGroups | None = None
         self._events: list[NodeEvent] = []
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
         self._receipts: list[Receipt] = []
@@ -101,9 +103,9 @@ class ClusterDiagnosis:
         self._recent.append(events)
         self._take_receipts(now_ns)
         if self._groups is None or self._groups.version != self.devices.version:
-            self._groups = PeerGroups(self.devices)
+            self._groups = job_groups.PeerGroups(self.devices)
         signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
-        jobs = active_jobs(self.devices, self._groups, self.claims.jobs_at(now_ns))
+        jobs = job_groups.active_jobs(self.devices, self._groups, self.claims.jobs_at(now_ns))
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
         view = findings.DiagnosisView(
             signals, self._groups, jobs, {}, self._baselines, now_ns, recent
@@ -166,7 +168,7 @@ class ClusterDiagnosis:
 
 
 def _job_numbers(
-    jobs: list[ActiveJob], count: int, *, gpus: bool
+    jobs: list[job_groups.ActiveJob], count: int, *, gpus: bool
 ) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     numbers = np.full(count, -1, np.intp)
     for number, job in enumerate(jobs):
@@ -174,7 +176,7 @@ def _job_numbers(
     return numbers
 
 
-def _job_state(view: findings.DiagnosisView, job: ActiveJob) -> findings.JobState:
+def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findings.JobState:
     """Return what a job does now, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)

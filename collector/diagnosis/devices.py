@@ -18,7 +18,7 @@ NO_POSITION = -1
 MAX_DEVICES_PER_NODE = 256
 """Devices of one kind of a node; further ones are ignored, and counted."""
 
-_IGNORED_ROLES = frozenset({"management", "virtual"})
+_IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 
 
 @dataclass(slots=True)

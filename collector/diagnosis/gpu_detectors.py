@@ -160,9 +160,15 @@ def clocks(view: DiagnosisView) -> Iterator[Finding]:
     chassis: dict[str, list[int]] = defaultdict(list)
     for node, positions in by_node.items():
         evidence = tuple(
-            FindingEvidence("power_brake", float(np.fmax(gpu["power_brake"], gpu["slowdown"])[p]), MIN_LIMITED, "limit", view.gpu_name(p))
+            FindingEvidence(
+                "power_brake",
+                float(np.fmax(gpu["power_brake"], gpu["slowdown"])[p]),
+                MIN_LIMITED,
+                "limit",
+                view.gpu_name(p),
+            )
             for p in positions
-        )  # fmt: skip
+        )
         if len(positions) > 1:
             cause = Cause("node", name=view.devices.node_names[node])
             yield Finding("hw_slowdown", cause, evidence[:4], parts=tuple(positions))

@@ -53,9 +53,15 @@ def storage(view: DiagnosisView) -> Iterator[Finding]:
         if not hit or not waits[hit].any():
             continue
         evidence = tuple(
-            FindingEvidence("read_latency", float(np.fmax(mount["read_latency"], mount["write_latency"])[p]), float(change[p]), "times its past", f"{mounts[p].node} {mounts[p].export}")
+            FindingEvidence(
+                "read_latency",
+                float(np.fmax(mount["read_latency"], mount["write_latency"])[p]),
+                float(change[p]),
+                "times its past",
+                f"{mounts[p].node} {mounts[p].export}",
+            )
             for p in hit[:4]
-        )  # fmt: skip
+        )
         if len(hit) >= MOST * len(clients):
             yield Finding(
                 "storage_bound", Cause("storage", name=server), evidence, parts=tuple(hit)
@@ -133,7 +139,8 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         for index, name in enumerate(job.nodes):
             other_nodes = np.delete(used, index)
             usual = float(np.nanmedian(other_nodes)) if not np.isnan(other_nodes).all() else np.nan
-            fell = used[index] < min(usual, before[index]) - MIN_GAP
+            # Stages of a pipeline may differ by design: a node without a past is unknown.
+            fell = used[index] < float(np.minimum(usual, before[index])) - MIN_GAP
             if usual > 0.75 and fell and used[index] > 0.05:  # noqa: PLR2004 - the others work, and it still does
                 pressure = view.signals.node["cpu_pressure"][view.devices.nodes[name].position]
                 evidence = (
@@ -162,9 +169,7 @@ def hangs(view: DiagnosisView) -> Iterator[Finding]:
     for job in view.jobs:
         spins = above(gpu["utilization"][job.gpus], BUSY)
         activity = gpu["activity"][job.gpus]
-        idle_work = (activity < HUNG_ACTIVITY) & (
-            activity < 0.6 * np.nan_to_num(base[job.gpus], nan=1.0)
-        )
+        idle_work = (activity < HUNG_ACTIVITY) & (activity < 0.6 * np.nan_to_num(base[job.gpus]))
         if np.isnan(activity).all():
             power = gpu["power"][job.gpus]
             idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]

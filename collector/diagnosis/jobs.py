@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,21 @@ class _ClaimSpan:
     end_ns: int = _FOREVER_NS
 
 
+TenantOf: TypeAlias = Callable[[str, str, int], str]
+"""Tenant of an owner: source of the claim, owner, time in nanoseconds."""
+
+
+def owner_as_tenant(source: str, owner: str, timestamp_ns: int) -> str:
+    """Return the owner itself: the tenant where no file of tenants is configured."""
+    del source, timestamp_ns
+    return owner
+
+
 class ClaimedGpus:
     """Claims of all GPUs over time, from the events of their nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_of: TenantOf = owner_as_tenant) -> None:
+        self._tenant_of = tenant_of
         self._spans: dict[str, dict[str, _ClaimSpan]] = defaultdict(dict)
         self.ignored = 0
 
@@ -45,7 +57,13 @@ class ClaimedGpus:
                 del spans[next(iter(spans))]
                 self.ignored += 1
             facts = event.facts
-            job = JobKey(facts.get("owner", ""), facts.get("source", ""), facts.get("workload", ""))
+            job = JobKey(
+                self._tenant_of(
+                    facts.get("source", ""), facts.get("owner", ""), node_event.timestamp_ns
+                ),
+                facts.get("source", ""),
+                facts.get("workload", ""),
+            )
             spans[claim] = _ClaimSpan(job, node_event.timestamp_ns)
         elif event.name == "claim_end" and claim in spans:
             spans[claim].end_ns = node_event.timestamp_ns

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence, above
+from collector.diagnosis.jobs import MIN_PEERS
 from collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded
 from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import Floats, Positions
 
 MIN_BIT_ERRORS, CRITICAL_BIT_ERRORS, CERTAIN_BIT_ERRORS = 1e-6, 1e-4, 1e-5
 BIT_ERROR_FACTOR = 30.0
 CRITICAL_UNCORRECTED = 0.05
+LOW_SPEED = 0.9
 BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
 
@@ -46,11 +49,19 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
             "transceiver_degraded",
             Cause("nic", position),
             (
-                FindingEvidence("bit_errors", float(errors[position]), float(limit[position]), "peers and baseline", name),
-                FindingEvidence("uncorrected", float(lost[position]), CRITICAL_UNCORRECTED, "limit", name),
+                FindingEvidence(
+                    "bit_errors",
+                    float(errors[position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    name,
+                ),
+                FindingEvidence(
+                    "uncorrected", float(lost[position]), CRITICAL_UNCORRECTED, "limit", name
+                ),
             ),
             severity="critical" if critical else "",
-        )  # fmt: skip
+        )
 
 
 def _outages(view: DiagnosisView) -> Iterator[Finding]:
@@ -77,9 +88,10 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
     is_role = groups.is_rail & peers_up
     for position in np.flatnonzero((now["up"] == 0) & (was_up | is_role)).tolist():
-        compared = "before" if was_up[position] else "peers"
+        # A port that was never up may be unused by design.
+        compared, severity = ("before", "") if was_up[position] else ("peers", "info")
         evidence = FindingEvidence("up", 0.0, 1.0, compared, view.nic_name(position))
-        yield Finding("link_down", Cause("nic", position), (evidence,))
+        yield Finding("link_down", Cause("nic", position), (evidence,), severity=severity)
     yield from _lost(view)
 
 
@@ -106,35 +118,47 @@ def _lost(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _speeds(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield links that are slower than they were, or than most peers of their role."""
+    """Yield links that are slower than they were, or than those of the same role of their node."""
     nic = view.signals.nic
-    speed, up = nic["speed"], nic["up"]
-    roles = np.array([each.role for each in view.devices.nics])
-    usual = np.full(len(speed), np.nan)
-    for role in np.unique(roles):
-        known_speeds = speed[(roles == role) & (speed > 0) & (up > 0)]
-        if len(known_speeds) > 2:  # noqa: PLR2004 - a majority needs three
-            usual[roles == role] = np.median(known_speeds)
-    slow = (speed > 0) & (up > 0) & (speed < 0.9 * usual)
-    for position in np.flatnonzero(slow).tolist():
-        evidence = FindingEvidence(
-            "speed",
-            float(speed[position]),
-            float(usual[position]),
-            "peers",
-            view.nic_name(position),
-        )
+    speed = np.where(nic["up"] > 0, nic["speed"], np.nan)
+    before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["speed"]
+    usual = np.fmax(before, _usual_of_node(view, speed))
+    for position in np.flatnonzero(speed < LOW_SPEED * usual).tolist():
+        values = float(speed[position]), float(usual[position])
+        evidence = FindingEvidence("speed", *values, "peers and past", view.nic_name(position))
         yield Finding("link_speed_low", Cause("nic", position), (evidence,))
     for signal in ("pcie_width", "pcie_speed"):
-        # PCIe of an unused device may save power by a lower speed, and never by fewer lanes.
-        narrow = nic[signal] < 1
+        # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
+        # save power by a lower speed, and never by fewer lanes.
+        narrow = (nic[signal] < 1) & (_usual_of_role(view, nic[signal]) >= 1)
         if signal == "pcie_speed":
             narrow &= loaded(view)
         for position in np.flatnonzero(narrow).tolist():
-            evidence = FindingEvidence(
-                signal, float(nic[signal][position]), 1.0, "limit", view.nic_name(position)
-            )
+            value = float(nic[signal][position])
+            evidence = FindingEvidence(signal, value, 1.0, "limit", view.nic_name(position))
             yield Finding("pcie_degraded", Cause("nic", position), (evidence,))
+
+
+def _usual_of_node(view: DiagnosisView, values: Floats) -> Floats:
+    """Return, for each NIC, the median of the NICs of its node and role, if there are at least three."""
+    groups = [f"{nic.node}/{nic.role}" for nic in view.devices.nics]
+    return _medians(values, np.unique(groups, return_inverse=True)[1])
+
+
+def _usual_of_role(view: DiagnosisView, values: Floats) -> Floats:
+    """Return, for each NIC, the median of its role in the cluster."""
+    groups = [nic.role for nic in view.devices.nics]
+    return _medians(values, np.unique(groups, return_inverse=True)[1])
+
+
+def _medians(values: Floats, groups: Positions) -> Floats:
+    medians = np.full(len(values), np.nan)
+    order = np.argsort(groups, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+        present = values[members][~np.isnan(values[members])]
+        if len(present) >= MIN_PEERS:
+            medians[members] = np.median(present)
+    return medians
 
 
 def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:

@@ -157,17 +157,30 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
             "incast_receiver",
             Cause("nic", position),
             (
-                FindingEvidence("marked", float(nic["marked"][position]), float(limit[position]), "peers and baseline", name),
-                FindingEvidence("receive", float(nic["receive"][position]), float(usual[position]), "peers and baseline", name),
+                FindingEvidence(
+                    "marked",
+                    float(nic["marked"][position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    name,
+                ),
+                FindingEvidence(
+                    "receive",
+                    float(nic["receive"][position]),
+                    float(usual[position]),
+                    "peers and baseline",
+                    name,
+                ),
             ),
             float(min(1.0, nic["receive"][position])),
-        )  # fmt: skip
+        )
 
 
 MIN_MARKS_PER_SECOND = 1.0
 MIN_IGNORED = 10.0
 MIN_IGNORED_SHARE = 0.05
 MIN_UNPROTECTED = 0.05
+MAX_UNPROTECTED_NICS = 0.6
 NODE_SHARE = 0.7
 
 
@@ -188,6 +201,8 @@ def congestion_control(view: DiagnosisView) -> Iterator[Finding]:
     yield from _by_node(view, "cnp_ignored", ignoring, reacting, "ignores", MIN_IGNORED)
     sending = above(nic["send"], 0.02) & view.groups.is_rail
     outside = above(nic["unprotected"], MIN_UNPROTECTED) & sending
+    if sending.any() and outside[sending].mean() > MAX_UNPROTECTED_NICS:
+        outside[:] = False  # a site without lossless priorities, or one that cannot be measured
     yield from _by_node(
         view, "unprotected_traffic", outside, sending, "unprotected", MIN_UNPROTECTED
     )

@@ -142,6 +142,10 @@ _QUANTITIES = (
             "pcie_speed_limit": "pcie_link_speed_limit_transfers_per_second",
             "pcie_path_bandwidth": "pcie_path_bandwidth_bytes_per_second",
             "device_gone": "pcie_device_gone",
+            **{
+                f"priority_{number}_lossless": f"nic_setting_pfc_enabled{{{number}}}"
+                for number in PRIORITIES
+            },
         },
     ),
     *_declare(

@@ -76,12 +76,18 @@ def _pause_share(w: WindowSums, seconds: tuple[str, ...], frames: tuple[str, ...
 
 
 def _unprotected_share(w: WindowSums) -> Floats:
-    """Share of sent RDMA bytes outside the priority that carries most of them in the cluster."""
+    """Share of sent RDMA bytes outside the lossless priorities of the NIC's settings.
+
+    Without the settings, outside the priority that carries most bytes in the cluster.
+    """
     sent = np.stack([w.total(f"priority_{number}_sent_bytes") for number in PRIORITIES])
     if np.isnan(sent).all():
         return np.full(sent.shape[1], np.nan)
+    lossless = np.stack([w.last(f"priority_{number}_lossless") for number in PRIORITIES])
     usual = int(np.nan_to_num(sent).sum(axis=1).argmax())
-    return np.maximum(1.0 - divide(sent[usual], w.total("rdma_sent_bytes")), 0.0)
+    is_set = np.nansum(lossless, axis=0) > 0
+    protected = np.where(is_set, np.nansum(sent * (lossless > 0), axis=0), sent[usual])
+    return np.maximum(1.0 - divide(protected, w.total("rdma_sent_bytes")), 0.0)
 
 
 def _stall_share(w: WindowSums, seconds: str, gauge: str) -> Floats:

@@ -60,6 +60,27 @@ def test_a_slow_receiver_is_found(captures: Path) -> None:
     assert [job.source for job in incident.jobs] == ["slurm"]
 
 
+def test_the_settings_name_the_tenants(captures: Path, tmp_path: Path) -> None:
+    tenants, settings = tmp_path / "tenants.csv", tmp_path / "collector.toml"
+    tenants.write_text(
+        "tenant,source,owner,from,to\nphysics,slurm,research,1970-01-01T00:00:00Z,\n"
+    )
+    settings.write_text(f'tenants_file = "{tenants}"\n')
+    outcome = run(
+        "diagnose", "--captures", str(captures), "--format", "json", "--config", str(settings)
+    )
+    assert outcome.exit_code == 0, outcome.output
+    (incident,) = map(json.loads, outcome.stdout.splitlines())
+    assert {job["tenant"] for job in incident["jobs"]} == {"physics"}
+
+
+def test_an_invalid_tenants_file_is_rejected(captures: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "collector.toml"
+    settings.write_text(f'tenants_file = "{tmp_path / "missing.csv"}"\n')
+    outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
+    assert "reading the tenants failed" in refusal(outcome)
+
+
 def test_text_names_cause_and_action(captures: Path) -> None:
     outcome = run("diagnose", "--captures", str(captures))
     assert "slow_receiver" in outcome.stdout
