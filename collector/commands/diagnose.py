@@ -12,7 +12,7 @@ import subprocess
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,11 +38,13 @@ from collector.framelog import segment_files
 from railscope import cli, timestamps
 from railscope.envelopes import unpack
 from railscope.untrusted_text import TomlError, parse_toml
-from railscope.wire import Envelope, WireError, WireSchema, schema_hash
+from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
 
 MAX_ENVELOPE_BYTES = 256 << 20
 MAX_ARRIVALS = 10_000_000
 MAX_ROWS = 1 << 20
+MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
+"""Age of frames at their receipt that extends the range of a frame log."""
 MAX_SLOTS = 7 * 86_400 // SLOT_SECONDS
 _LENGTH_BYTES = 4
 _SOURCES = (
@@ -246,20 +248,30 @@ def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
 
 
 def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
-    """Add the frames of a node. Raises DiagnoseError for a batch that contradicts its schema."""
+    """Add the frames of a node; warn of batches without a schema, or that contradict it."""
     schemas: dict[bytes, WireSchema] = {}
+    skipped = 0
     for envelope in frames.envelopes:
         clock = clocks.clock(envelope.node)
-        for schema in envelope.schemas:
-            schemas[schema_hash(schema)] = schema
+        schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
         for batch in envelope.batches:
             used = schemas.get(batch.schema) or frames.find_schema(batch.schema)
-            if used is None:
-                message = f"batch of {envelope.node}, stream {batch.stream}: its schema is missing"
-                raise DiagnoseError(message)
+            if used is None or not _fits(batch, used):
+                skipped += 1
+                continue
             schemas[batch.schema] = used
-            check_batch(batch, sum(len(group.entities) for group in used.groups), MAX_ROWS)
             diagnosis.add(envelope.node, envelope.run, batch, used, clock)
+    if skipped:
+        click.echo(f"skipped {skipped} batches without a valid schema", err=True)
+
+
+def _fits(batch: Batch, schema: WireSchema) -> bool:
+    """True if the lengths of a batch are those of its schema."""
+    try:
+        check_batch(batch, sum(len(group.entities) for group in schema.groups), MAX_ROWS)
+    except WireError:
+        return False
+    return True
 
 
 def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
@@ -360,18 +372,27 @@ def _diagnose_frame_log(
     clocks, by_node = NodeClocks(), defaultdict(list)
     for record in _frame_records(state / "frames", *span):
         clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
-        by_node[record.node].append(record.body)
+        by_node[record.node].append(unpack(record.body, MAX_ENVELOPE_BYTES))
     if not clocks.receipts:
         message = f"no frames in {state} in this range: expected at least one"
         raise DiagnoseError(message)
     received = [receipt.received_ns for receipt in clocks.receipts]
-    diagnosis, slots = _new_diagnosis(min(received), max(received), tenant_of)
-    for _, bodies in sorted(by_node.items()):
-        envelopes = (unpack(body, MAX_ENVELOPE_BYTES) for body in bodies)
+    # Frames of a spool are older than their receipt; times of a wrong clock must not extend the range.
+    first_ns = min(received)
+    start_ns = max(min(_first_times(clocks, by_node), default=first_ns), first_ns - MAX_BACKLOG_NS)
+    diagnosis, slots = _new_diagnosis(min(start_ns, first_ns), max(received), tenant_of)
+    for _, envelopes in sorted(by_node.items()):
         _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
     _add_receipts(diagnosis, clocks)
     _evaluate(diagnosis, slots)
     return diagnosis
+
+
+def _first_times(clocks: NodeClocks, by_node: Mapping[str, Iterable[Envelope]]) -> Iterator[int]:
+    """Yield the first time of each batch on the collector's clock."""
+    for node, envelopes in by_node.items():
+        clock = clocks.clock(node)
+        yield from (clock(batch.wall_ns[0]) for each in envelopes for batch in each.batches)
 
 
 def _frame_records(frames: Path, from_ns: int, to_ns: int) -> Iterator[segment_files.FrameRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import msgspec
 import pytest
 from support.command_line import refusal, run
 
+from agent.commands.replay import CaptureReplay
+from agent.config import AgentSettings
 from collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from collector.framelog.segment_files import (
+    FrameRecord,
+    encode_record,
+    frame_payload,
+    start_segment,
+)
+from railscope.wire import SentAt, pack
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import read_scenario
 
@@ -85,6 +95,27 @@ def test_text_names_cause_and_action(captures: Path) -> None:
     outcome = run("diagnose", "--captures", str(captures))
     assert "slow_receiver" in outcome.stdout
     assert "-> check firmware" in outcome.stdout
+
+
+def test_a_frame_log_yields_the_incident_of_the_captures(captures: Path, tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    descriptor, marker = start_segment(tmp_path / "frames", 1)
+    for node in sorted(path for path in captures.iterdir() if path.is_dir()):
+        for envelope in CaptureReplay(node, AgentSettings()).envelopes():
+            batch = envelope.batches[0]
+            sent = SentAt(batch.wall_ns[-1], batch.boot_ns[-1], envelope.boot_id)
+            record = FrameRecord(envelope.node, sent.wall_ns, sent, pack(envelope))
+            os.write(descriptor, frame_payload(marker, encode_record(record)))
+    os.close(descriptor)
+    outcome = run("diagnose", "--frame-log", str(tmp_path), "--format", "json")
+    assert outcome.exit_code == 0, outcome.output
+    (incident,) = map(json.loads, outcome.stdout.splitlines())
+    assert (incident["class"], incident["cause"]["node"]) == ("slow_receiver", "gpu-node-2")
+
+
+def test_a_range_of_a_frame_log_without_frames_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
+    assert "no frames in" in refusal(run("diagnose", "--frame-log", str(tmp_path)))
 
 
 def test_a_directory_without_captures_is_rejected(tmp_path: Path) -> None:
