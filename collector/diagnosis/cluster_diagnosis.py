@@ -124,6 +124,7 @@ class ClusterDiagnosis:
             network_detectors.slow_receivers(view),
             network_detectors.incast_receivers(view),
             network_detectors.congestion_control(view),
+            network_detectors.retries(view),
             network_detectors.leaves(view),
             network_detectors.uplinks(view),
             link_detectors.links(view),

@@ -62,6 +62,8 @@ class Finding:
     """Severity other than that of the class."""
     onset_ns: int = 0
     """Time of the event that shows the onset; 0 if it follows from the first evaluation."""
+    alternatives: tuple[int, ...] = ()
+    """Other leaves that hosts cannot distinguish from the cause."""
     parts: tuple[int, ...] = ()
     """Positions of the NICs or GPUs that a larger cause consists of."""
     detail: str = ""
@@ -75,7 +77,7 @@ WORK_QUANTILE = 0.7
 
 
 BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
-    DeviceKind.NIC: ("receive", "send", "pausing", "paused", "pause_frames", "marked", "marks", "reacts", "bit_errors", "naks", "out_of_order"),
+    DeviceKind.NIC: ("receive", "send", "pausing", "paused", "pause_frames", "marked", "marks", "reacts", "bit_errors", "naks", "out_of_order", "adaptive"),
     DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
     DeviceKind.NODE: ("cpu", "cpu_pressure"),
     DeviceKind.MOUNT: ("read_latency", "write_latency"),

@@ -54,6 +54,7 @@ _ROWS = [
     ("lossless_broken", "A leaf switch sends no pause: packets that find no buffer are lost.", _WARNING, 6, 8, _GROUP, "restore the PFC settings of the switch"),
     ("leaf_loss", "A leaf switch loses packets that neither end counts.", _WARNING, 3, 5, _GROUP, "check drop counters, line modules and buffers of the switch"),
     ("uplink_congested", "Uplinks of a leaf switch carry too little.", _WARNING, 4, 6, _GROUP, "check the leaf's uplinks and the spines"),
+    ("transport_retry", "A NIC retransmits far more than its peers.", _WARNING, 4, 6, _GROUP, "check adaptive retransmission of the NIC, and drops on its paths"),
     ("paused_unlocalised", "NICs are paused, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "read queues and pause counters of the switch"),
     # Links
     ("transceiver_degraded", "A transceiver or cable corrupts received data.", _WARNING, 2, 3, _STRONG, "clean or replace the transceiver"),

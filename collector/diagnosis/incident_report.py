@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.findings import Cause, FindingEvidence
+from collector.diagnosis.findings import FindingEvidence
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
@@ -60,11 +60,15 @@ class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
 
 
 class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
-    """A leaf switch. The name is empty if no NIC states it; pods are numbered in the order of their nodes."""
+    """A leaf switch, or one of others that hosts cannot distinguish.
+
+    The name is empty if no NIC states it; pods are numbered in the order of their nodes.
+    """
 
     switch: str
     pod: int | None
     rail: int | None
+    alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
 
 
 class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
@@ -140,7 +144,7 @@ def incident_document(
         id=incident.number,
         incident_class=kind.name,
         text=kind.text,
-        cause=_entity(cause, devices, groups, incident.parts),
+        cause=_entity(incident, devices, groups),
         onset=format_timestamp(incident.onset_ns),
         onset_uncertainty_seconds=window_seconds,
         detected=format_timestamp(incident.detected_ns),
@@ -169,17 +173,19 @@ def incident_schema() -> dict[str, object]:
     return schema
 
 
-def _entity(
-    cause: Cause, devices: ClusterDevices, groups: PeerGroups, parts: tuple[int, ...]
-) -> EntityDocument:
+def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
     """Return the entity of a cause with all of its names."""
+    cause, parts = incident.cause, incident.parts
     if cause.kind == "nic":
         return _nic(cause.position, devices)
     if cause.kind == "gpu":
         gpu = devices.gpus[cause.position]
         return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
     if cause.kind == "leaf":
-        return _leaf(cause, devices, groups)
+        alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
+        return msgspec.structs.replace(
+            _leaf(cause.position, devices, groups), alternatives=alternatives
+        )
     if cause.kind == "storage":
         return StorageDocument(cause.name)
     if cause.job:
@@ -202,13 +208,13 @@ def _nic(position: int, devices: ClusterDevices) -> NicDocument:
     )
 
 
-def _leaf(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> LeafDocument:
-    members = groups.leaves[cause.position].tolist()
+def _leaf(leaf: int, devices: ClusterDevices, groups: PeerGroups) -> LeafDocument:
+    members = groups.leaves[leaf].tolist()
     rails = {devices.nics[position].rail for position in members}
     pods = {int(groups.nic_pod[position]) for position in members}
     is_named = any(devices.nics[position].switch for position in members)
     return LeafDocument(
-        cause.name if is_named else "",
+        groups.leaf_names[leaf] if is_named else "",
         min(pods) if len(pods) == 1 else None,
         _number(min(rails)) if len(rails) == 1 else None,
     )

@@ -47,6 +47,7 @@ class Incident:
     confidence: float
     ended_ns: int = 0
     parts: tuple[int, ...] = ()
+    alternatives: tuple[int, ...] = ()
     detail: str = ""
     explained_by: str = ""
     symptoms: set[str] = field(default_factory=set)
@@ -217,6 +218,7 @@ class IncidentTracker:
         )
         if finding.severity == Severity.CRITICAL:
             incident.severity = Severity.CRITICAL
+        incident.alternatives = finding.alternatives or incident.alternatives
         incident.last_slot = slot
         explained = self._slow_jobs(view, incident)
         certainty = 0.6 + 0.3 * min(1.0, finding.strength) + 0.1 * bool(explained)

@@ -208,6 +208,22 @@ def congestion_control(view: DiagnosisView) -> Iterator[Finding]:
     )
 
 
+MIN_RETRIES = 5.0
+RETRY_FACTOR = 8.0
+
+
+def retries(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield NICs that retransmit far more than their peers and than before."""
+    nic, use = view.signals.nic, loaded(view)
+    rates = nic["adaptive"]
+    peers, _ = view.groups.leaf_peers(rates, use)
+    usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "adaptive")))
+    limit = np.fmax(MIN_RETRIES, RETRY_FACTOR * usual)
+    yield from _by_node(
+        view, "transport_retry", above(rates, limit) & use, use, "adaptive", MIN_RETRIES
+    )
+
+
 def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
     view: DiagnosisView, name: str, hit: Flags, use: Flags, signal: str, limit: float
 ) -> Iterator[Finding]:
@@ -332,37 +348,60 @@ def _losses(
         yield Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
 
 
+MIN_UPLINK_MARKED = 0.01
+UPLINK_FACTOR = 20.0
+MIN_AFFECTED = 0.3
+SLOW_SPEED = 0.95
+
+
 def uplinks(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield leaves of which just the NICs of jobs that span pods are paused and slow."""
-    nic, groups = view.signals.nic, view.groups
-    if len(groups.pod_names) < 2:  # noqa: PLR2004 - traffic between pods needs two
-        return
-    crosses = np.zeros(len(nic), np.bool_)
-    for job in view.jobs:
-        if len(np.unique(groups.nic_pod[job.nics])) > 1:
-            crosses[job.nics] = True
-    paused = above(
-        nic["paused"], MIN_PAUSED + 2 * np.nan_to_num(view.base(DeviceKind.NIC, "paused"))
-    )
-    paused &= ~above(nic["pausing"], 0.1 * nic["paused"])
-    found: list[tuple[float, int, Flags]] = []
+    """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
+
+    Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
+    hosts cannot distinguish them.
+    """
+    groups, hits = view.groups, defaultdict(list)
+    crosses, is_slow = _crossing(view)
+    paused = victims(view)
+    marked = _means(view, view.signals.nic["marked"], crosses)
+    usual = float(np.nan_to_num(_median(marked)))
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
-        if len(of_jobs) and paused[of_jobs].mean() >= 0.3 and not paused[local].any():  # noqa: PLR2004 - a third
-            found.append((_mean(nic["paused"][of_jobs]), leaf, paused))
-    for share, leaf, _ in sorted(found, reverse=True)[:2]:
-        cause = Cause("leaf", leaf, groups.leaf_names[leaf])
-        members = groups.leaves[leaf]
-        affected = members[paused[members]]
-        evidence = tuple(
-            FindingEvidence(
-                "paused", float(nic["paused"][p]), MIN_PAUSED, "limit", view.nic_name(p)
-            )
-            for p in affected[:4].tolist()
-        )
-        yield Finding(
-            "uplink_congested", cause, evidence, min(1.0, share), parts=tuple(affected.tolist())
-        )
+        if not len(of_jobs) or paused[local].any():
+            continue
+        is_marked = is_slow and marked[leaf] > max(MIN_UPLINK_MARKED, UPLINK_FACTOR * usual)
+        is_paused = paused[of_jobs].mean() >= MIN_AFFECTED
+        if is_paused or is_marked:
+            hits[int(groups.nic_rail[members[0]])].append((leaf, is_paused))
+    for found in hits.values():
+        leaves = [leaf for leaf, _ in found]
+        # Marks below one leaf alone may be those of its own queues.
+        if len(leaves) > 1 or any(is_paused for _, is_paused in found):
+            yield _congested_uplink(view, leaves, crosses, marked, usual)
+
+
+def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
+    """Return the NICs of jobs that span pods, and if one of these jobs is slower than before."""
+    crosses, is_slow = np.zeros(len(view.signals.nic), np.bool_), False
+    for job in view.jobs:
+        if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
+            crosses[job.nics] = True
+            is_slow |= bool(view.states[job.key].speed < SLOW_SPEED)
+    return crosses, is_slow
+
+
+def _congested_uplink(
+    view: DiagnosisView, leaves: list[int], crosses: Flags, marked: Floats, usual: float
+) -> Finding:
+    names = [view.groups.leaf_names[leaf] for leaf in leaves]
+    evidence = tuple(
+        FindingEvidence("marked", float(marked[leaf]), UPLINK_FACTOR * usual, "other leaves", name)
+        for leaf, name in zip(leaves, names, strict=True)
+    )
+    affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)
+    cause = Cause("leaf", leaves[0], names[0])
+    parts = tuple(affected.tolist())
+    return Finding("uplink_congested", cause, evidence, parts=parts, alternatives=tuple(leaves[1:]))
 
 
 def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:
