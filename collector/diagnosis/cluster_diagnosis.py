@@ -127,6 +127,7 @@ class ClusterDiagnosis:
             network_detectors.retries(view),
             network_detectors.leaves(view),
             network_detectors.uplinks(view),
+            network_detectors.paused_leaves(view),
             link_detectors.links(view),
             gpu_detectors.xid_events(view),
             gpu_detectors.conditions(view),

@@ -380,6 +380,20 @@ def uplinks(view: DiagnosisView) -> Iterator[Finding]:
             yield _congested_uplink(view, leaves, crosses, marked, usual)
 
 
+def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield leaves below which NICs are paused; a symptom, reported only if nothing explains it."""
+    paused, shares = victims(view), view.signals.nic["paused"]
+    for leaf, members in enumerate(view.groups.leaves):
+        affected = members[paused[members]]
+        if len(affected) >= MIN_MEMBERS:
+            evidence = tuple(
+                FindingEvidence("paused", float(shares[p]), MIN_PAUSED, "limit", view.nic_name(p))
+                for p in affected[:4].tolist()
+            )
+            cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
+            yield Finding("paused_unlocalised", cause, evidence, parts=tuple(affected.tolist()))
+
+
 def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
     """Return the NICs of jobs that span pods, and if one of these jobs is slower than before."""
     crosses, is_slow = np.zeros(len(view.signals.nic), np.bool_), False

@@ -45,6 +45,21 @@ def test_two_faults_are_two_incidents() -> None:
     assert roots == {"gpu_lost", "transceiver_degraded"}
 
 
+def test_pause_without_a_cause_is_reported_as_such() -> None:
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, 90)
+    for slot in range(90):
+        row = cluster.draw()
+        if slot >= 50:
+            row.nic["paused"][cluster.jobs[0].nodes, 2] = 0.2
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert (incident.incident_class.name, incident.severity) == ("paused_unlocalised", "info")
+    assert incident.cause.name == "leaf-0-2"
+
+
 def test_what_is_recorded_later_does_not_change_an_incident() -> None:
     cluster = DrawnCluster(SEED, 1, 6)
     fault = FAULTS["slow_receiver"](cluster)
