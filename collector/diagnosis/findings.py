@@ -194,11 +194,6 @@ class DiagnosisView:
         gpu = self.devices.gpus[position]
         return f"{gpu.node} GPU {gpu.index or gpu.uuid}"
 
-    def state_of(self, jobs: NDArray[np.intp], position: int) -> JobState | None:
-        """Return the state of the job of a device, by its position in `job_of_nic` or `job_of_gpu`."""
-        number = int(jobs[position])
-        return self.states.get(self.jobs[number].key) if number >= 0 else None
-
 
 def above(values: Floats, limit: Floats | float) -> Flags:
     """Return where values are known and greater than a limit; unknown limits are ignored."""

@@ -79,8 +79,6 @@ class ReadingsCollector:
         self.devices = devices
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._streams: dict[tuple[str, str], _Stream] = {}
-        self.last_sample_ns: dict[str, int] = {}
-        """Time of the last sample of each node."""
         self.sample_slots: dict[str, set[int]] = defaultdict(set)
 
     def slot_of(self, timestamp_ns: int) -> int:
@@ -101,7 +99,6 @@ class ReadingsCollector:
             width = sum(len(group.entities) for group in schema.groups)
             stream = self._streams[key] = _Stream(batch.schema, segments, width, node.names)
         times_ns = [clock(wall_ns) for wall_ns in batch.wall_ns]
-        self.last_sample_ns[node_name] = max(self.last_sample_ns.get(node_name, 0), *times_ns)
         slots = np.array([self.slot_of(each) for each in times_ns], np.intp)
         self.sample_slots[node_name].update(slots.tolist())
         self._add_rows(stream, run, batch, slots)

@@ -132,7 +132,7 @@ _NIC = [
     ("timeouts", "per second", "Acknowledgements that did not arrive in time [A].", lambda w: w.rate("ack_timeouts")),
     ("naks", "per second", "Packets that a receiver reported missing [Q].", lambda w: w.rate("sequence_naks")),
     ("adaptive", "per second", "Adaptive retransmissions.", lambda w: w.rate("adaptive_retransmissions")),
-    ("discards", "per second", "Packets that the NIC dropped on receipt [X].", lambda w: w.total(*_DISCARDS) / np.maximum(w.sums.weight("rdma_received_bytes", w.end_slot, w.count), 1.0)),
+    ("discards", "per second", "Packets that the NIC dropped on receipt [X].", lambda w: _sum_known(np.stack([w.rate(name) for name in _DISCARDS]))),
     ("write_stall", "ratio", "Share of time in which PCIe writes stall: the receive path [I].", lambda w: _stall_share(w, "write_stalled_seconds", "write_stall")),
     ("read_stall", "ratio", "Share of time in which PCIe reads stall: the send path.", lambda w: _stall_share(w, "read_stalled_seconds", "read_stall")),
     ("bit_errors", "ratio", "Corrected bits, relative to received bits [B].", lambda w: divide(w.total("corrected_bits"), w.total("line_bytes") * BITS_PER_BYTE)),
