@@ -16,7 +16,7 @@ from agent.health.rule import (
     FAILED,
     HEALTHY,
     UNKNOWN,
-    GpuHealthFacts,
+    HealthFacts,
     HealthRule,
     RuleResult,
 )
@@ -33,7 +33,7 @@ _ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class GpuVerdict:
+class HealthVerdict:
     """State of a GPU, with reasons and actions."""
 
     state: int
@@ -69,14 +69,12 @@ class RuleResults:
     """
 
     def __init__(self) -> None:
-        self._last = GpuHealthFacts()
+        self._last = HealthFacts()
         self._results: dict[str, RuleResult] = {}
-        self.verdict: GpuVerdict | None = None
+        self.verdict: HealthVerdict | None = None
         """Last verdict, if it follows from the results alone."""
 
-    def evaluate(
-        self, rules: Sequence[HealthRule], facts: GpuHealthFacts
-    ) -> Mapping[str, RuleResult]:
+    def evaluate(self, rules: Sequence[HealthRule], facts: HealthFacts) -> Mapping[str, RuleResult]:
         """Return the result of each rule by its reason."""
         last, results, due = self._last, self._results, rules
         if facts.has_same_state(last):
@@ -105,8 +103,8 @@ def _replaced(
 
 
 def judge(
-    facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
-) -> GpuVerdict:
+    facts: HealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
+) -> HealthVerdict:
     """Return the verdict on one GPU; `results` are those of earlier facts about it."""
     earlier = results or RuleResults()
     answers = earlier.evaluate(rules, facts)
@@ -125,7 +123,7 @@ def judge(
     )
     actions = [rule.required_actions(facts) for rule in active]
     required = {action for each in actions for action in each.actions}
-    verdict = GpuVerdict(
+    verdict = HealthVerdict(
         _state({rule.state for rule in active}, has_state=has_result and not missing),
         answers,
         tuple(rule.reason for rule in active),
@@ -150,7 +148,7 @@ MAX_ABSENT_FACTS = 3
 _XID_PREFIX = "Xid "
 
 
-def format_verdict(facts: GpuHealthFacts, verdict: GpuVerdict) -> str:
+def format_verdict(facts: HealthFacts, verdict: HealthVerdict) -> str:
     """Format the verdict on a GPU that is not healthy, based on these facts.
 
     `failed: gpu_lost (NVML reports ...); actions: drain, reboot (NVIDIA: RESTART_BM)`
@@ -174,7 +172,7 @@ def _format_absent_facts(missing: Mapping[str, Absent]) -> str:
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
-def _format_nvidia_actions(verdict: GpuVerdict) -> str:
+def _format_nvidia_actions(verdict: HealthVerdict) -> str:
     """Return NVIDIA's terms, each once; Xid numbers are in the reasons already."""
     actions = dict.fromkeys(action.rpartition(": ")[2] for action in verdict.nvidia)
     other_actions = [action for action in actions if not action.startswith(_XID_PREFIX)]

@@ -30,7 +30,7 @@ _MAY_FINISH = {3, 4, 5}
 """Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
 
 
-def _is_lost(facts: rule.GpuHealthFacts) -> bool:
+def _is_lost(facts: rule.HealthFacts) -> bool:
     """Return True if both sources report it: one may have been read while the driver was unloaded."""
     pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
     if all(pulse is Absent.GONE for pulse in pulses):
@@ -42,7 +42,7 @@ def _is_lost(facts: rule.GpuHealthFacts) -> bool:
     return False
 
 
-def _has_readings(facts: rule.GpuHealthFacts, source: str) -> bool | Absent:
+def _has_readings(facts: rule.HealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.absent_sources:
         return facts.absent_sources[source]
@@ -56,7 +56,7 @@ def _has_readings(facts: rule.GpuHealthFacts, source: str) -> bool | Absent:
     return next(broken, Absent.UNSUPPORTED)
 
 
-def _is_lost_by_nvml(facts: rule.GpuHealthFacts) -> bool:
+def _is_lost_by_nvml(facts: rule.HealthFacts) -> bool:
     """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
     state = facts.device_state
     if state == _DRIVER:  # as before: the bus has not been scanned since
@@ -72,7 +72,7 @@ def is_firmware_unresponsive(xids: Iterable[ActionableXid]) -> bool:
     return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
 
 
-def _is_unresponsive(facts: rule.GpuHealthFacts) -> bool:
+def _is_unresponsive(facts: rule.HealthFacts) -> bool:
     reasons = [
         facts.absent_sources[source]
         for source in (rule.LOAD, rule.HEALTH, rule.NVLINK)
@@ -88,14 +88,14 @@ def _is_unresponsive(facts: rule.GpuHealthFacts) -> bool:
 
 
 def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
-    def test(facts: rule.GpuHealthFacts) -> bool:
+    def test(facts: rule.HealthFacts) -> bool:
         action = facts.number(h.GPU_RECOVERY_ACTION)
         return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
 
     return test
 
 
-def _recovery_actions(facts: rule.GpuHealthFacts) -> rule.RequiredActions:
+def _recovery_actions(facts: rule.HealthFacts) -> rule.RequiredActions:
     """Return the actions of the table; for an action of a newer driver, its number."""
     value = facts.number(h.GPU_RECOVERY_ACTION)
     action = RECOVERY_ACTIONS.get(value)
@@ -106,12 +106,12 @@ def _recovery_actions(facts: rule.GpuHealthFacts) -> rule.RequiredActions:
     )
 
 
-def _describe_recovery(facts: rule.GpuHealthFacts) -> str:
+def _describe_recovery(facts: rule.HealthFacts) -> str:
     return f"the driver requires {', '.join(_recovery_actions(facts).nvidia)}"
 
 
 def _xid_test(*, fatal: bool) -> rule.FaultTest:
-    def test(facts: rule.GpuHealthFacts) -> bool:
+    def test(facts: rule.HealthFacts) -> bool:
         if _select_xids(facts, fatal=fatal):
             return True
         if rule.KERNEL_LOG in facts.absent_sources:
@@ -121,11 +121,11 @@ def _xid_test(*, fatal: bool) -> rule.FaultTest:
     return test
 
 
-def _select_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> list[ActionableXid]:
+def _select_xids(facts: rule.HealthFacts, *, fatal: bool) -> list[ActionableXid]:
     return [reported for reported in facts.xids if reported.is_fatal is fatal]
 
 
-def _describe_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> str:
+def _describe_xids(facts: rule.HealthFacts, *, fatal: bool) -> str:
     """Return each Xid with its name and meaning."""
     entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
     return " ".join(
@@ -133,7 +133,7 @@ def _describe_xids(facts: rule.GpuHealthFacts, *, fatal: bool) -> str:
     )
 
 
-def _xid_actions(facts: rule.GpuHealthFacts, *, fatal: bool) -> rule.RequiredActions:
+def _xid_actions(facts: rule.HealthFacts, *, fatal: bool) -> rule.RequiredActions:
     xids = _select_xids(facts, fatal=fatal)
     actions = {action for reported in xids for action in reported.judgement.actions}
     texts = (

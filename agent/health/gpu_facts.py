@@ -7,16 +7,21 @@ driver's report that no recovery action is needed. That time is saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.health import RULES, driver_rules, rule
+from agent.health.source_readings import (
+    DeviceName,
+    SourceReadings,
+    merge_source_facts,
+    metrics_of_rules,
+)
 from agent.host.files import BootState, BootStateFile
-from agent.sampling.counter_unwrap import column_picker
 from agent.streams.kernel_log import ActionableXid
-from railscope.catalog import declare, entities, gpu as c, gpu_health as h, kernel
-from railscope.frame import Entity, Frame, Schema
+from railscope.catalog import entities, gpu as c, gpu_health as h, kernel
+from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 
@@ -71,165 +76,11 @@ SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
 """All sources of facts."""
 _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
-_USED_METRICS = frozenset({c.GPU_ENERGY}.union(*(each.metrics for each in RULES)))
-_COUNTER_METRICS = frozenset(
-    metric
-    for each in RULES
-    for metric in each.metrics
-    if each.compares_readings and metric.kind is declare.MetricKind.COUNTER
-)
+_METRICS = metrics_of_rules(RULES, c.GPU_ENERGY)
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 LatestFrames = Mapping[str, Frame | Absent]
 """Latest frame of each source that is not stale, or an absence reason."""
-_ReadingKey = tuple[str, declare.Metric, rule.GpuPart]
-
-
-class _FrameColumns:
-    """Some columns of a schema, and their readings in the last frame."""
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self._places = places
-        self._pick = column_picker(places)
-        self._last: tuple[Sequence[int], Sequence[int]] = (), ()
-        self._readings: Sequence[Reading] = ()
-
-    def readings(self, frame: Frame) -> Sequence[Reading]:
-        """Return the readings of a frame: the same object as before if they have not changed."""
-        last = self._pick(frame.values), self._pick(frame.reasons) if frame.reasons else ()
-        if last != self._last:
-            self._last = values, reasons = last
-            # A counter of more than 63 bits is stored as a negative number.
-            is_plain = not any(reasons) and min(values, default=0) >= 0
-            self._readings = values if is_plain else tuple(map(frame.reading, self._places))
-        return self._readings
-
-
-class _MetricColumns:
-    """The columns of one metric of a GPU.
-
-    Facts that are the same as those of the frame before are the same objects: rules whose facts are the
-    same objects need no evaluation.
-    """
-
-    def __init__(self, places: Mapping[rule.GpuPart, int], window_places: slice) -> None:
-        self.places = places
-        self._window_places = window_places
-        self.is_followed = window_places.start < window_places.stop
-        """False for a metric whose increase no rule uses: it is not in the window of counters."""
-        self._columns = _FrameColumns(tuple(places.values()))
-        self._values: Sequence[Reading] = ()
-        self._readings: dict[rule.GpuPart, Reading] = {}
-        self._increases: dict[rule.GpuPart, rule.CounterIncrease] = {}
-        self._ages: tuple[bool, bool] | None = None
-        """If the counters stand still: whether they are followed, and were in the last one, for a minute."""
-
-    def readings(self, frame: Frame) -> dict[rule.GpuPart, Reading]:
-        """Return the readings of a frame by part."""
-        values = self._columns.readings(frame)
-        if values is not self._values:
-            self._values, self._readings = values, dict(zip(self.places, values, strict=True))
-        return self._readings
-
-    def increases(
-        self, window: rule.CounterWindow[_ReadingKey]
-    ) -> dict[rule.GpuPart, rule.CounterIncrease]:
-        """Return the increase of each counter up to a frame, without those that were read once.
-
-        While counters stand still, only the minute that rates and shares need matters.
-        """
-        places = self._window_places
-        first = window.change_of_place(places.start)
-        if first and window.stand_still(places):
-            ages = first.over_ns >= rule.MINUTE_NS, first.recent_ns >= rule.MINUTE_NS
-            if ages != self._ages:
-                self._ages, self._increases = ages, dict.fromkeys(self.places, first)
-            return self._increases
-        self._ages = None
-        increases = map(window.change_of_place, range(places.start, places.stop))
-        pairs = zip(self.places, increases, strict=False)
-        self._increases = {part: increase for part, increase in pairs if increase}
-        return self._increases
-
-
-_SourceFacts = tuple[
-    dict[declare.Metric, dict[rule.GpuPart, Reading]],
-    dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]],
-]
-"""Readings of a GPU in one frame, and increases of its counters up to that frame."""
-
-
-@dataclass(slots=True)
-class _SourceReadings:
-    """A source of GPU readings: its current frame, and the increase of its counters."""
-
-    frame: Frame | None = None
-    columns: dict[str, dict[declare.Metric, _MetricColumns]] = field(default_factory=dict)
-    """Columns that rules use, by GPU."""
-    gpus: tuple[Entity, ...] = ()
-    """GPUs of the current schema."""
-    _facts: dict[str, _SourceFacts] = field(default_factory=dict)
-    """Facts of the current frame by GPU."""
-    _schema: Schema | None = None
-    _growing: _FrameColumns = field(default_factory=lambda: _FrameColumns(()))
-    """Counters in the window."""
-    _window: rule.CounterWindow[_ReadingKey] = field(default_factory=rule.CounterWindow)
-    _taken_ns: int = -1
-
-    def add(self, frame: Frame | None) -> None:
-        """Process the latest frame; None if it is stale."""
-        if frame is not self.frame:
-            self._facts.clear()
-        self.frame = frame
-        if frame is None:
-            return
-        if frame.schema is not self._schema:
-            self._plan(frame.schema)
-        if frame.timestamp.boot_ns > self._taken_ns:
-            self._taken_ns = frame.timestamp.boot_ns
-            self._window.add(self._taken_ns, self._growing.readings(frame))
-
-    def facts_of_gpu(self, gpu: str) -> _SourceFacts:
-        """Return the current readings of a GPU, and the increases of its counters."""
-        if gpu not in self._facts:
-            self._facts[gpu] = self._read_facts(gpu)
-        return self._facts[gpu]
-
-    def _read_facts(self, gpu: str) -> _SourceFacts:
-        if self.frame is None:
-            return {}, {}
-        columns = self.columns.get(gpu, {})
-        increases = {
-            metric: increase
-            for metric, of in columns.items()
-            if of.is_followed and (increase := of.increases(self._window))
-        }
-        return {metric: of.readings(self.frame) for metric, of in columns.items()}, increases
-
-    def reading_of_gpu(self, gpu: str, metric: declare.Metric) -> tuple[Reading, int]:
-        """Return a reading of a GPU itself, and its time on the boot clock."""
-        columns = self.columns.get(gpu, {}).get(metric) if self.frame else None
-        if self.frame and columns and () in columns.places:
-            return self.frame.reading(columns.places[()]), self.frame.timestamp.boot_ns
-        return Absent.UNSUPPORTED, -1
-
-    def _plan(self, schema: Schema) -> None:
-        self._schema, self.columns = schema, {}
-        self.gpus = tuple(entity for entity in schema.entities if entity.kind is entities.GPU)
-        parts: dict[tuple[str, declare.Metric], dict[rule.GpuPart, int]] = {}
-        for place, (metric, entity) in enumerate(schema.columns):
-            if metric in _USED_METRICS:
-                gpu, *part = entity.key
-                parts.setdefault((gpu, metric), {})[tuple(part)] = place
-        followed: dict[_ReadingKey, int] = {}
-        for (gpu, metric), places in parts.items():
-            first = len(followed)
-            if metric in _COUNTER_METRICS:
-                followed |= {(gpu, metric, part): place for part, place in places.items()}
-            of_gpu = self.columns.setdefault(gpu, {})
-            of_gpu[metric] = _MetricColumns(places, slice(first, len(followed)))
-        self._growing = _FrameColumns(tuple(followed.values()))
-        self._window.set_keys(tuple(followed))
 
 
 @dataclass(slots=True)
@@ -244,6 +95,10 @@ class _ObservedGpu:
         return self.entity.facts.get("pci_address", "")
 
 
+def _key(gpu: str) -> DeviceName:
+    return entities.GPU.name, gpu
+
+
 class FactCollector:
     """Facts about every GPU seen so far, as of the last poll."""
 
@@ -251,7 +106,7 @@ class FactCollector:
         self.earlier_lifetimes: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
-        self._readings = {name: _SourceReadings() for name in READING_SOURCES}
+        self._readings = {name: SourceReadings(_METRICS) for name in READING_SOURCES}
         self._gpus: dict[str, _ObservedGpu] = {}
         self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
@@ -278,27 +133,19 @@ class FactCollector:
             self._check_kernel_log(frames[rule.KERNEL_LOG])
         self._update_gpus(devices)
         for name, gpu in self._gpus.items():
-            energy, _ = self._readings[rule.LOAD].reading_of_gpu(name, c.GPU_ENERGY)
-            recovery, reported_ns = self._readings[rule.HEALTH].reading_of_gpu(
-                name, h.GPU_RECOVERY_ACTION
+            energy, _ = self._readings[rule.LOAD].reading_of_device(_key(name), c.GPU_ENERGY)
+            recovery, reported_ns = self._readings[rule.HEALTH].reading_of_device(
+                _key(name), h.GPU_RECOVERY_ACTION
             )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
 
-    def facts(self, gpu: Entity) -> rule.GpuHealthFacts:
+    def facts(self, gpu: Entity) -> rule.HealthFacts:
         """Return the facts about a GPU."""
         (name,) = gpu.key
         observed = self._gpus[name]
-        readings: dict[declare.Metric, dict[rule.GpuPart, Reading]] = {}
-        changes: dict[declare.Metric, dict[rule.GpuPart, rule.CounterIncrease]] = {}
-        for source in self._readings.values():
-            of_source, changes_of_source = source.facts_of_gpu(name)
-            for metric in readings.keys() & of_source.keys():
-                of_source = {**of_source, metric: readings[metric] | of_source[metric]}
-            readings |= of_source
-            for metric in changes.keys() & changes_of_source.keys():
-                merged = changes[metric] | changes_of_source[metric]
-                changes_of_source = {**changes_of_source, metric: merged}
-            changes |= changes_of_source
+        readings, changes = merge_source_facts(
+            source.facts_of_device(_key(name)) for source in self._readings.values()
+        )
         gpu_xids = self._xids(observed.address)
         xids = tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns)
         state = self._device_state(observed)
@@ -306,9 +153,9 @@ class FactCollector:
         hung = state == _MISSING and driver_rules.is_firmware_unresponsive(xids)
         reason = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {
-            s: reason for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns
+            s: reason for s in _SOURCES_OF_EVERY_GPU if _key(name) not in self._readings[s].columns
         }
-        return rule.GpuHealthFacts(readings, changes, xids, unlisted | self._absent, state)
+        return rule.HealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
     def _check_kernel_log(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
@@ -319,10 +166,13 @@ class FactCollector:
     def _update_gpus(self, devices: Frame | None) -> None:
         for source in _SOURCES_OF_EVERY_GPU:
             if self._readings[source].frame:
-                for entity in self._readings[source].gpus:
-                    self._add_gpu(entity)
+                for entity in self._readings[source].devices:
+                    if entity.kind is entities.GPU:
+                        self._add_gpu(entity)
         self._add_missing_gpus(devices)
-        listed = {gpu for source in _SOURCES_OF_EVERY_GPU for gpu in self._readings[source].columns}
+        listed = {
+            key[1] for source in _SOURCES_OF_EVERY_GPU for key in self._readings[source].columns
+        }
         named = {gpu.address for name, gpu in self._gpus.items() if name in listed}
         for name, gpu in tuple(self._gpus.items()):
             if name in listed:

@@ -31,7 +31,7 @@ _HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
 _SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
 
 
-def _is_slow_under_load(facts: rule.GpuHealthFacts) -> bool:
+def _is_slow_under_load(facts: rule.HealthFacts) -> bool:
     if facts.number(gpu_health.GPU_PCIE_GENERATION) >= facts.number(
         gpu_health.GPU_PCIE_EXPECTED_GENERATION
     ):
@@ -40,7 +40,7 @@ def _is_slow_under_load(facts: rule.GpuHealthFacts) -> bool:
     return fast and facts.number(c.GPU_UTILIZATION) > 0
 
 
-def _has_many_replays(facts: rule.GpuHealthFacts) -> bool:
+def _has_many_replays(facts: rule.HealthFacts) -> bool:
     newest = max(REPLAYS_PER_MINUTE_AND_LANE)
     generation = min(facts.number(gpu_health.GPU_PCIE_GENERATION), newest)
     usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_health.GPU_PCIE_WIDTH)
@@ -49,7 +49,7 @@ def _has_many_replays(facts: rule.GpuHealthFacts) -> bool:
     ) > ceil(usual)
 
 
-def _has_pcie_errors(facts: rule.GpuHealthFacts) -> bool:
+def _has_pcie_errors(facts: rule.HealthFacts) -> bool:
     return rule.any_holds(
         (facts.change(gpu_health.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")),
         rule.has_increased,
@@ -59,16 +59,16 @@ def _has_pcie_errors(facts: rule.GpuHealthFacts) -> bool:
 def _slowdown_test(reason: str) -> rule.FaultTest:
     """Return a test for a slowdown now or within the window; older drivers report the present bit only."""
 
-    def now(facts: rule.GpuHealthFacts) -> bool:
+    def now(facts: rule.HealthFacts) -> bool:
         return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0
 
-    def within_minutes(facts: rule.GpuHealthFacts) -> bool:
+    def within_minutes(facts: rule.HealthFacts) -> bool:
         return rule.has_increased(rule.require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
 
     return lambda facts: rule.any_holds((now, within_minutes), lambda test: test(facts))
 
 
-def _is_thermally_limited(facts: rule.GpuHealthFacts) -> bool:
+def _is_thermally_limited(facts: rule.HealthFacts) -> bool:
     changes = (facts.change(c.GPU_THROTTLE_TIME, reason) for reason in _SOFTWARE_THERMAL)
     return rule.any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
 
@@ -122,7 +122,7 @@ _REPLACE = rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",))
 _RESET = rule.RequiredActions(("reset_gpu",), ("RESET_GPU",))
 
 
-def _has_many_retired_pages(facts: rule.GpuHealthFacts) -> bool:
+def _has_many_retired_pages(facts: rule.HealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))

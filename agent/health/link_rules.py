@@ -28,14 +28,14 @@ _DCGM = "DCGM health"
 _RESET = rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
 
 
-def _has_not_joined(facts: rule.GpuHealthFacts) -> bool:
+def _has_not_joined(facts: rule.HealthFacts) -> bool:
     state = facts.number(h.GPU_FABRIC_STATE)
     if state == _COMPLETED:
         return facts.number(h.GPU_FABRIC_STATUS) != 0
     return state != _NOT_SUPPORTED
 
 
-def _is_down(facts: rule.GpuHealthFacts) -> bool:
+def _is_down(facts: rule.HealthFacts) -> bool:
     """True if a link is down that is part of a fabric, or that was up before.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
@@ -48,7 +48,7 @@ def _is_down(facts: rule.GpuHealthFacts) -> bool:
     return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
 
 
-def _has_carried(facts: rule.GpuHealthFacts, link: rule.GpuPart) -> bool:
+def _has_carried(facts: rule.HealthFacts, link: rule.DevicePart) -> bool:
     """True if the link has carried bytes since the driver was loaded."""
     counts = [facts.reading(metric, *link) for metric in _CARRIED]
     if any(not isinstance(count, Absent) and count > 0 for count in counts):
@@ -59,19 +59,19 @@ def _has_carried(facts: rule.GpuHealthFacts, link: rule.GpuPart) -> bool:
     return False
 
 
-def _should_be_up(facts: rule.GpuHealthFacts) -> bool:
+def _should_be_up(facts: rule.HealthFacts) -> bool:
     if facts.reading(s.GPU_MIG_MODE) == 1:
         return False
     fabric = facts.reading(h.GPU_FABRIC_STATE)
     return fabric is not Absent.UNSUPPORTED and rule.require_value(fabric) != _NOT_SUPPORTED
 
 
-def _has_recovered(facts: rule.GpuHealthFacts) -> bool:
+def _has_recovered(facts: rule.HealthFacts) -> bool:
     recoveries = [facts.change(n.NVLINK_RECOVERIES, *p) for p in facts.parts(n.NVLINK_RECOVERIES)]
     return rule.any_holds([*_error_increases(facts, *RECOVERING), *recoveries], rule.has_increased)
 
 
-def _has_high_crc_rate(facts: rule.GpuHealthFacts) -> bool:
+def _has_high_crc_rate(facts: rule.HealthFacts) -> bool:
     """Test the sum over all links for each kind separately, as DCGM counts them."""
 
     def fast(kind: str) -> bool:
@@ -84,15 +84,13 @@ def _has_high_crc_rate(facts: rule.GpuHealthFacts) -> bool:
     return rule.any_holds(CRC, fast)
 
 
-def _error_increases(
-    facts: rule.GpuHealthFacts, *kinds: str
-) -> list[rule.CounterIncrease | Absent]:
+def _error_increases(facts: rule.HealthFacts, *kinds: str) -> list[rule.CounterIncrease | Absent]:
     """Return the increase of errors of these kinds for each link."""
     parts = facts.parts(n.NVLINK_ERRORS)
     return [facts.change(n.NVLINK_ERRORS, *part) for part in parts if part[1] in kinds]
 
 
-def _has_many_bit_errors(facts: rule.GpuHealthFacts) -> bool:
+def _has_many_bit_errors(facts: rule.HealthFacts) -> bool:
     parts = facts.parts(n.NVLINK_BIT_ERRORS).items()
     effective = (reading for (_, stage), reading in parts if stage == "effective")
     limit = WORST_BIT_ERROR_DECADES / n.NVLINK_BIT_ERRORS.scale

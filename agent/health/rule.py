@@ -23,8 +23,10 @@ from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 
 MINUTE_NS = 60 * SECOND_NS
+SHORTEST_RATE_NS = 4 * SECOND_NS
+"""Shortest time that a rate may be measured over."""
 
-GpuPart = tuple[str, ...]
+DevicePart = tuple[str, ...]
 """Part of the GPU of a reading: () for the GPU itself, ("3", "crc") for an error of link 3."""
 FactValue = TypeVar("FactValue")
 
@@ -56,9 +58,9 @@ class CounterIncrease:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.increase, self.over_ns)
 
-    def rate(self, per_ns: int) -> Fraction:
-        """Return the recent increase per period. Raises AbsentFact in the first minute."""
-        if self.recent_ns < MINUTE_NS:
+    def rate(self, per_ns: int, at_least_ns: int = MINUTE_NS) -> Fraction:
+        """Return the recent increase per period. Raises AbsentFact until it is known for `at_least_ns`."""
+        if self.recent_ns < at_least_ns:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.recent * per_ns, self.recent_ns)
 
@@ -178,11 +180,11 @@ def _picked_totals(totals: array[int], places: Iterable[int | None]) -> array[in
 
 
 @dataclass(frozen=True, slots=True)
-class GpuHealthFacts:
+class HealthFacts:
     """All facts for the verdict on one GPU."""
 
-    readings: Mapping[declare.Metric, Mapping[GpuPart, Reading]] = field(default_factory=dict)
-    changes: Mapping[declare.Metric, Mapping[GpuPart, CounterIncrease]] = field(
+    readings: Mapping[declare.Metric, Mapping[DevicePart, Reading]] = field(default_factory=dict)
+    changes: Mapping[declare.Metric, Mapping[DevicePart, CounterIncrease]] = field(
         default_factory=dict
     )
     """Increases of counters that were read at least twice."""
@@ -193,7 +195,7 @@ class GpuHealthFacts:
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
 
-    def has_same_state(self, other: GpuHealthFacts) -> bool:
+    def has_same_state(self, other: HealthFacts) -> bool:
         """True if all facts except readings and increases are equal."""
         return (self.xids, self.absent_sources, self.device_state) == (
             other.xids,
@@ -212,7 +214,7 @@ class GpuHealthFacts:
             raise AbsentFact(reading)
         return reading
 
-    def parts(self, metric: declare.Metric) -> Mapping[GpuPart, Reading]:
+    def parts(self, metric: declare.Metric) -> Mapping[DevicePart, Reading]:
         """Return all readings of a metric."""
         return self.readings.get(metric, {})
 
@@ -269,7 +271,7 @@ _IGNORE = ACTION_ORDER[0]
 
 RuleResult: TypeAlias = bool | Absent
 """True if the fault of a rule is present, or the reason for which that is unknown."""
-FaultTest: TypeAlias = Callable[[GpuHealthFacts], bool]
+FaultTest: TypeAlias = Callable[[HealthFacts], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +295,7 @@ class HealthRule:
     origin: str
     """Origin of the threshold."""
     _: KW_ONLY
-    actions: RequiredActions | Callable[[GpuHealthFacts], RequiredActions] = RequiredActions(
+    actions: RequiredActions | Callable[[HealthFacts], RequiredActions] = RequiredActions(
         (INSPECT,)
     )
     sources: tuple[str, ...] = (HEALTH,)
@@ -301,12 +303,12 @@ class HealthRule:
     """Metrics that the rule evaluates."""
     is_needed: bool = True
     """True if a GPU is healthy only if this rule can be evaluated."""
-    describe: Callable[[GpuHealthFacts], str] | None = None
+    describe: Callable[[HealthFacts], str] | None = None
     """Describes the fault for people; by default `condition`."""
     compares_readings: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
 
-    def evaluate(self, facts: GpuHealthFacts) -> RuleResult:
+    def evaluate(self, facts: HealthFacts) -> RuleResult:
         """Return True if the fault is present; a reason if a source of the rule has no current readings."""
         for source in self.sources:
             if source in facts.absent_sources:
@@ -316,7 +318,7 @@ class HealthRule:
         except AbsentFact as absent:
             return absent.reason
 
-    def required_actions(self, facts: GpuHealthFacts) -> RequiredActions:
+    def required_actions(self, facts: HealthFacts) -> RequiredActions:
         """Return the actions for the fault, from mildest to hardest; a present fault is never ignored."""
         required = (
             self.actions if isinstance(self.actions, RequiredActions) else self.actions(facts)
@@ -325,17 +327,17 @@ class HealthRule:
         actions = tuple(name for name in ACTIONS_BY_SEVERITY if name in names)
         return RequiredActions(actions or (INSPECT,), required.nvidia)
 
-    def description(self, facts: GpuHealthFacts) -> str:
+    def description(self, facts: HealthFacts) -> str:
         """Describe the fault."""
         return self.describe(facts) if self.describe else self.condition
 
-    def prevents_healthy(self, facts: GpuHealthFacts, answer: RuleResult) -> bool:
+    def prevents_healthy(self, facts: HealthFacts, answer: RuleResult) -> bool:
         """True if this answer prevents the GPU from being called healthy or degraded."""
         if not self.is_needed or isinstance(answer, bool) or answer is Absent.UNSUPPORTED:
             return False
         return not (answer is Absent.NOT_DUE and self.compares_readings and self._is_first(facts))
 
-    def _is_first(self, facts: GpuHealthFacts) -> bool:
+    def _is_first(self, facts: HealthFacts) -> bool:
         """True if all readings of the rule are present, and only earlier ones are missing."""
         readings = (reading for m in self.metrics for reading in facts.parts(m).values())
         return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.health import RULES, GpuVerdict, RuleResults, format_verdict, judge
+from agent.health import RULES, HealthVerdict, RuleResults, format_verdict, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.host import Host
@@ -302,7 +302,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
         }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
         return base.ProbeFinding("health of GPUs", verdict, detail)
 
-    def _record_changes(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:
+    def _record_changes(
+        self, gpu: Entity, verdict: HealthVerdict, now: NodeTimestamp
+    ) -> list[Event]:
         """Event for a changed verdict; none for a GPU that is healthy from the start."""
         (name,) = gpu.key
         before, reported = self._reported.get(name), (verdict.state, verdict.reasons)

@@ -31,7 +31,7 @@ from agent.health.rule import (
     MINUTE_NS,
     UNKNOWN,
     CounterIncrease,
-    GpuHealthFacts,
+    HealthFacts,
     HealthRule,
 )
 from agent.machine_sources import machine_sources
@@ -117,7 +117,7 @@ def test_a_gpu_without_a_fault_is_healthy_and_nothing_is_to_be_done() -> None:
 
 
 def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
-    facts = GpuHealthFacts({c.GPU_POWER: {(): 70_000}, h.GPU_PCIE_WIDTH: {(): 16}})
+    facts = HealthFacts({c.GPU_POWER: {(): 70_000}, h.GPU_PCIE_WIDTH: {(): 16}})
     verdict = judge(facts)
     assert (verdict.state, verdict.missing) == (HEALTHY, {})
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
 def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
     sources: dict[str, Absent], reason: Absent
 ) -> None:
-    verdict = judge(GpuHealthFacts(absent_sources=sources))
+    verdict = judge(HealthFacts(absent_sources=sources))
     assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
 
 
@@ -203,8 +203,7 @@ def test_retired_pages_of_an_unreadable_cause_leave_the_number_undecided() -> No
 def test_sources_that_have_not_been_read_are_not_stale_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
     assert (
-        judge(GpuHealthFacts(absent_sources=starting)).results["driver_unresponsive"]
-        is Absent.NOT_DUE
+        judge(HealthFacts(absent_sources=starting)).results["driver_unresponsive"] is Absent.NOT_DUE
     )
 
 

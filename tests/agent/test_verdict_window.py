@@ -15,7 +15,7 @@ from agent.health.rule import (
     WINDOW_NS,
     CounterIncrease,
     CounterWindow,
-    GpuPart,
+    DevicePart,
 )
 from railscope.catalog import entities, gpu_health as h, nvlink as n
 from railscope.catalog.declare import Metric
@@ -118,10 +118,10 @@ def test_facts_that_stay_the_same_objects_have_the_verdict_of_exact_ones(
         collector.update({"gpu_health": frame}, second * 10**9)
         facts = collector.facts(GPU)
         window = collector._readings["gpu_health"]._window  # noqa: SLF001 - exact increases
-        exact: dict[Metric, dict[GpuPart, CounterIncrease]] = {}
+        exact: dict[Metric, dict[DevicePart, CounterIncrease]] = {}
         for metric, entity in COLUMNS:
             part = entity.key[1:]
-            if increase := window.change(("GPU-0", metric, part)):
+            if increase := window.change((("gpu", "GPU-0"), metric, part)):
                 exact.setdefault(metric, {})[part] = increase
         assert {m: {p: i.increase for p, i in of.items()} for m, of in facts.changes.items()} == {
             m: {p: i.increase for p, i in of.items()} for m, of in exact.items()

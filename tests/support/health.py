@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.health.rule import MINUTE_NS, CounterIncrease, GpuHealthFacts, GpuPart
+from agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
 from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
@@ -17,7 +17,7 @@ WINDOW_NS = 10 * MINUTE_NS
 STILL = CounterIncrease(0, WINDOW_NS, 0, MINUTE_NS)
 ONE_MORE = CounterIncrease(1, WINDOW_NS, 0, MINUTE_NS)
 
-Place = tuple[Metric, GpuPart]
+Place = tuple[Metric, DevicePart]
 
 
 def xid(number: int, message: str = "") -> ActionableXid:
@@ -61,9 +61,7 @@ def links(*states: Reading) -> HealthFault:
     return HealthFault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
 
 
-def with_faults(
-    faults: Iterable[HealthFault], facts: GpuHealthFacts | None = None
-) -> GpuHealthFacts:
+def with_faults(faults: Iterable[HealthFault], facts: HealthFacts | None = None) -> HealthFacts:
     """Return the facts of a healthy GPU, or others, with faults."""
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}
@@ -87,7 +85,7 @@ def with_faults(
     )
 
 
-def healthy() -> GpuHealthFacts:
+def healthy() -> HealthFacts:
     """Return a GPU on an NVSwitch baseboard with every feature and no fault."""
     whole: dict[Metric, Reading] = {
         c.GPU_POWER: 300_000,
@@ -137,7 +135,7 @@ def healthy() -> GpuHealthFacts:
         for error in ("replay", "recovery", "crc", "receive"):
             parts[n.NVLINK_ERRORS, (link, error)] = 9
         parts[n.NVLINK_RECOVERIES, (link, "successful")] = 4
-    readings: dict[Metric, dict[GpuPart, Reading]] = {
+    readings: dict[Metric, dict[DevicePart, Reading]] = {
         metric: {(): v} for metric, v in whole.items()
     }
     for (metric, part), value in parts.items():
@@ -150,4 +148,4 @@ def healthy() -> GpuHealthFacts:
         n.NVLINK_RECOVERIES,
     )
     changes = {metric: dict.fromkeys(readings[metric], STILL) for metric in growing}
-    return GpuHealthFacts(readings, changes)
+    return HealthFacts(readings, changes)
