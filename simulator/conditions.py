@@ -111,11 +111,11 @@ class Scenario:
     """A healthy training job; base class of all other scenarios."""
 
     hangs_job = False
-    """True if the other ranks wait for the struck device forever, from the onset on."""
+    """True if the other ranks wait for the affected device forever, from the onset on."""
     gpu_from_onset = GpuConditions()
-    """Conditions of the struck GPU from the onset on."""
+    """Conditions of the affected GPU from the onset on."""
     port_from_onset = PortConditions()
-    """Conditions of the struck port from the onset on."""
+    """Conditions of the affected port from the onset on."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         self.spec = spec
@@ -129,18 +129,18 @@ class Scenario:
 
     def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
         """Return the conditions of the port of a rail, or of a storage port."""
-        return self.struck_port(span) if rail == self.spec.struck else PortConditions()
+        return self.affected_port(span) if rail == self.spec.affected_index else PortConditions()
 
     def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
         """Return the conditions of a GPU."""
-        return self.struck_gpu(span) if index == self.spec.struck else GpuConditions()
+        return self.affected_gpu(span) if index == self.spec.affected_index else GpuConditions()
 
-    def struck_port(self, span: TimeSpan) -> PortConditions:
-        """Return the conditions of the port that the fault strikes."""
+    def affected_port(self, span: TimeSpan) -> PortConditions:
+        """Return the conditions of the port that the fault affects."""
         return self.port_from_onset if self.onset_ns <= span.end_ns else PortConditions()
 
-    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
-        """Return the conditions of the GPU that the fault strikes."""
+    def affected_gpu(self, span: TimeSpan) -> GpuConditions:
+        """Return the conditions of the GPU that the fault affects."""
         return self.gpu_from_onset if self.onset_ns <= span.end_ns else GpuConditions()
 
     def link_outages(self, rail: int | None, span: TimeSpan) -> tuple[TimeSpan, ...]:
@@ -173,7 +173,7 @@ class Scenario:
 
 
 class SlowedExchange(Scenario):
-    """Fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
+    """Fault that slows the job's exchange down by a factor: all rails wait for the affected one."""
 
     slowest, fastest = 0.25, 0.7
 

@@ -38,7 +38,7 @@ class FaultOccurrence:
 
     def is_repaired(self, span: TimeSpan) -> bool:
         """True if the fault ends in a span, and only a reset of the GPU ends it."""
-        return span.passes(self.end_ns) and kernel_log.strikes_gpu(self.spec)
+        return span.passes(self.end_ns) and kernel_log.affects_gpu(self.spec)
 
     def local(self, span: TimeSpan) -> TimeSpan:
         """Convert a span to the scenario's local time."""
@@ -108,7 +108,9 @@ class FaultSchedule(conditions.Scenario):
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""
         return [
-            fault.spec.struck for fault in self.faults_at(span.end_ns) if fault.is_repaired(span)
+            fault.spec.affected_index
+            for fault in self.faults_at(span.end_ns)
+            if fault.is_repaired(span)
         ]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:

@@ -198,7 +198,7 @@ class GpuBus:
 EXCHANGE_RATE = 0.6
 """Share of the nominal speed that a link carries while gradients are exchanged."""
 
-STRUCK_LINK = 7
+FAULTY_LINK = 7
 CODEWORD_BITS = 5440
 """RS(544,514) over symbols of ten bits."""
 
@@ -249,7 +249,7 @@ class GpuNvLinks:
         self.up_ns = 0
 
     def advance(self, span: TimeSpan, exchanged: float, errors: int) -> None:
-        """Advance by a span with a volume of exchange, and errors of the struck link."""
+        """Advance by a span with a volume of exchange, and errors of the faulty link."""
         ripple = 1.0 + 0.02 * self._drift.advance(span.seconds)
         share = self._kibibytes(span.seconds, exchanged * ripple)
         transmitted = received = 0
@@ -259,9 +259,9 @@ class GpuNvLinks:
             link.received_kibibytes += back
             link.recent_errors = 0
             transmitted, received = transmitted + there, received + back
-        struck = self.links[min(STRUCK_LINK, len(self.links) - 1)]
-        struck.errors += errors
-        struck.recent_errors = errors
+        faulty_link = self.links[min(FAULTY_LINK, len(self.links) - 1)]
+        faulty_link.errors += errors
+        faulty_link.recent_errors = errors
         self.up_ns += span.length_ns
         self.recent_ns = span.length_ns
         self.transmit_kibibytes_per_second = transmitted / span.seconds

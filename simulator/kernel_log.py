@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from railscope.capture import CaptureMoment
 from railscope.timestamps import MICROSECOND_NS
 from simulator import conditions, device_models, node_hardware, node_model, scenarios
-from simulator.gpu import BAD_ADDRESS, PAGE_BYTES, STRUCK_LINK
+from simulator.gpu import BAD_ADDRESS, FAULTY_LINK, PAGE_BYTES
 from simulator.spec import NodeSpec, TimeSpan
 
 # nvml.h, nvmlEventType*.
@@ -41,7 +41,7 @@ class DriverReport:
     event: tuple[int, int] | None = None
 
 
-def strikes_gpu(spec: NodeSpec) -> bool:
+def affects_gpu(spec: NodeSpec) -> bool:
     """True for a fault of a GPU, which is reset when the fault is repaired."""
     return spec.scenario in _FAULTS or spec.scenario == "thermal"
 
@@ -53,13 +53,13 @@ def driver_reports(
     fault = _FAULTS.get(scenario.spec.scenario)
     if fault is None:
         return []
-    driver = _ReportingDriver(parts, parts.gpus[scenario.spec.struck])
+    driver = _ReportingDriver(parts, parts.gpus[scenario.spec.affected_index])
     return [*driver.introduction(), *fault(driver)]
 
 
 @dataclass(frozen=True, slots=True)
 class _ReportingDriver:
-    """Driver of the struck GPU."""
+    """Driver of the affected GPU."""
 
     parts: node_hardware.NodeHardware
     gpu: node_hardware.SimulatedGpu
@@ -133,7 +133,7 @@ def _uncorrected(driver: _ReportingDriver) -> Iterator[DriverReport]:
 
 def _nvlink_errors(driver: _ReportingDriver) -> Iterator[DriverReport]:
     links = driver.parts.model.nvlink
-    link = min(STRUCK_LINK, links.links - 1) if links else 0
+    link = min(FAULTY_LINK, links.links - 1) if links else 0
     if driver.parts.model.generation >= device_models.GpuGeneration.BLACKWELL:
         status = 0x0008_0226 | link << 13  # the link number is in the interrupt status word
         yield driver.xid(
@@ -184,7 +184,7 @@ def nic_reports(
     """Yield levels and texts at the onset, in order."""
     report = {"nic_lost": _nic_lost, "pcie_degraded": _nic_degraded}.get(scenario.spec.scenario)
     if report:
-        port = next(port for port in parts.ports if port.rail == scenario.spec.struck)
+        port = next(port for port in parts.ports if port.rail == scenario.spec.affected_index)
         path = next(device.path for device in parts.pci if device.address == port.pci_address)
         root, *_, above, _ = path.split("/")[4:]
         yield from report(port, root, above)

@@ -1,7 +1,7 @@
 """Node that is simulated in real time: without end, and with faults that end.
 
 A file describes the node and its faults. They occur in rounds of one length; in each round a fault has a
-fresh strength and strikes another device. All state follows from the file and the boot clock, so that a
+fresh strength and affects another device. All state follows from the file and the boot clock, so that a
 restarted agent sees the same node in its expected state.
 """
 
@@ -122,7 +122,7 @@ def planned_occurrence(
         node.spec,
         scenario=fault.scenario,
         seed=rng.getrandbits(32),
-        strikes=rng.randrange(node.gpus),
+        fault_index=rng.randrange(node.gpus),
     )
     begin_ns = seconds_to_ns(number * node.round_seconds + fault.begin_seconds)
     return fault_schedule.FaultOccurrence.from_spec(

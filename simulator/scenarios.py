@@ -1,7 +1,7 @@
 """Faults by name: the changes of each scenario to the job, the GPUs and the ports, and their times.
 
 Faults of GPUs, of links, NICs and settings, and of the traffic, with the effect of each on the
-device that it strikes and on the job.
+device that it affects and on the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET = 1, 2, 4
 class ThermalThrottling(conditions.Scenario):
     """Dust, a failed fan or a loose heat sink: insufficient cooling."""
 
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
+    def affected_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Insufficient cooling from the onset on."""
         return conditions.GpuConditions(
             thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns)
@@ -51,13 +51,13 @@ class RowRemap(conditions.Scenario):
 
     errors = 12
 
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
+    def affected_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """One row waits for a reset."""
-        struck = self.onset_ns <= span.end_ns
+        is_present = self.onset_ns <= span.end_ns
         return conditions.GpuConditions(
             corrected_errors=self.errors if span.passes(self.onset_ns) else 0,
-            correctable_rows=int(struck),
-            recovery_action=DRAIN_AND_RESET if struck else 0,
+            correctable_rows=int(is_present),
+            recovery_action=DRAIN_AND_RESET if is_present else 0,
         )
 
 
@@ -68,13 +68,13 @@ class EccUncorrected(conditions.Scenario):
         """No job from the onset on."""
         return conditions.JobConditions(present=1.0 - span.share_after(self.onset_ns))
 
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
+    def affected_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """One error, and its row waits for a reset."""
-        struck = self.onset_ns <= span.end_ns
+        is_present = self.onset_ns <= span.end_ns
         return conditions.GpuConditions(
             uncorrected_errors=int(span.passes(self.onset_ns)),
-            uncorrectable_rows=int(struck),
-            recovery_action=DRAIN_AND_RESET if struck else 0,
+            uncorrectable_rows=int(is_present),
+            recovery_action=DRAIN_AND_RESET if is_present else 0,
         )
 
 
@@ -84,7 +84,7 @@ class NvlinkErrors(conditions.SlowedExchange):
     slowest, fastest = 0.6, 0.9
     error_every_ns = seconds_to_ns(0.025)
 
-    def struck_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
+    def affected_gpu(self, span: TimeSpan) -> conditions.GpuConditions:
         """Errors at a steady rate; up to Hopper the driver reports them as fatal and requires a reset."""
         fatal = (
             device_models.find_model(self.spec.model).generation
@@ -121,7 +121,7 @@ class LinkOutages(conditions.Scenario):
     def link_outages(self, rail: int | None, span: TimeSpan) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
         del span
-        return self.outages if rail == self.spec.struck else ()
+        return self.outages if rail == self.spec.affected_index else ()
 
 
 class FlappingLink(LinkOutages):
@@ -162,7 +162,7 @@ class LinkSpeedDown(LinkOutages):
         remaining = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(exchange_speed=speed * (1.0 - slow * (1.0 - remaining)))
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Rising errors before the outage, none of the bad lanes after it."""
         if span.end_ns >= self.broken_ns:
             return conditions.PortConditions(lanes=self.left_lanes)
@@ -173,7 +173,7 @@ class LinkSpeedDown(LinkOutages):
 class OpticsFading(conditions.Scenario):
     """A dirty or failing transceiver: decreasing optical power on one lane."""
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """The complete margin is lost some time before the end."""
         fading = TimeSpan(self.onset_ns, self.duration_ns - (self.duration_ns - self.onset_ns) // 4)
         return conditions.PortConditions(margin_lost=_ramp(span, fading))
@@ -196,14 +196,14 @@ class PcieDegraded(conditions.Scenario):
 
     def job(self, span: TimeSpan) -> conditions.JobConditions:
         """All rails wait for the NIC that cannot accept its traffic."""
-        nic = device_models.nic_of(self.spec.nic, self.spec.struck)
+        nic = device_models.nic_of(self.spec.nic, self.spec.affected_index)
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
         remaining = min(carried / workload.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(
             exchange_speed=1.0 - span.share_after(self.onset_ns) * (1.0 - remaining)
         )
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Errors at the onset, then half of the link."""
         return conditions.PortConditions(
             pcie_halved=self.halved if self.onset_ns <= span.end_ns else "",
@@ -271,7 +271,7 @@ class Incast(conditions.SlowedExchange):
         self.load = self.rng.uniform(0.86, 0.95)
         self.marked = self.rng.uniform(0.04, 0.25)
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Fully loaded by other senders, with much of the traffic marked."""
         share = span.share_after(self.onset_ns)
         return conditions.PortConditions(
@@ -292,7 +292,7 @@ class PauseStorm(conditions.SlowedExchange):
     warning_ns = seconds_to_ns(2.0 * 0.85)
     cycle_ns = seconds_to_ns(2.25)
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Stuck except for the short times in which it drops."""
         first = TimeSpan(self.onset_ns, self.onset_ns + self.timeout_ns)
         stuck = span.share_recurring(first, self.cycle_ns)
@@ -314,7 +314,7 @@ class SlowReceiver(conditions.SlowedExchange):
         self.pausing = self.rng.uniform(self.min_pausing, self.max_pausing)
         self.stall_percent = self.rng.uniform(40.0, 80.0)
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Pauses while it receives, and waits for PCIe writes."""
         share = span.share_after(self.onset_ns)
         return conditions.PortConditions(
@@ -339,7 +339,7 @@ class PfcVictim(conditions.SlowedExchange):
         super().__init__(spec, duration_ns)
         self.paused = self.rng.uniform(0.1, 0.3)
 
-    def struck_port(self, span: TimeSpan) -> conditions.PortConditions:
+    def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
         """Paused while it sends."""
         return conditions.PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
 
@@ -365,8 +365,12 @@ class UnclaimedProcess(conditions.Scenario):
     """A person starts a process on a GPU, bypassing the scheduler."""
 
     def unclaimed_gpu(self, span: TimeSpan) -> int | None:
-        """Return the struck GPU from the onset on."""
-        return self.spec.struck if self.onset_ns <= span.end_ns else super().unclaimed_gpu(span)
+        """Return the affected GPU from the onset on."""
+        return (
+            self.spec.affected_index
+            if self.onset_ns <= span.end_ns
+            else super().unclaimed_gpu(span)
+        )
 
 
 class CounterReset(conditions.Scenario):

@@ -21,7 +21,7 @@ class SimulatorError(Exception):
 
 
 MAX_GPUS = 8
-STRUCK = 3
+DEFAULT_FAULT_INDEX = 3
 
 _CHOICES = read_table("choices", dict[str, dict[str, str]])
 """Allowed values of fields of a specification, with the meaning of each in one sentence."""
@@ -34,7 +34,7 @@ SCENARIOS, MODES, SCHEDULERS, NICS = (
 class NodeSpec:
     """A node to simulate. Equal specs produce equal captures.
 
-    A fault strikes the GPU or rail with the index `strikes`, or the last one of a node with fewer.
+    A fault affects the GPU or rail with the index `fault_index`, or the last one of a node with fewer.
     """
 
     node: str
@@ -47,7 +47,7 @@ class NodeSpec:
     scheduler: str = "none"
     unclaimed: bool = False
     """True if one process uses a GPU without a claim."""
-    strikes: int = STRUCK
+    fault_index: int = DEFAULT_FAULT_INDEX
     job: str = ""
     """Name of the job; each has its own number in Slurm."""
     tenant: str = "research"
@@ -74,9 +74,9 @@ class NodeSpec:
         return self.gpus - self.gpus // 2 if self.mode == "passthrough" else self.gpus
 
     @property
-    def struck(self) -> int:
-        """Index of the GPU and of the rail that a fault strikes."""
-        return min(self.strikes, self.own_gpus - 1)
+    def affected_index(self) -> int:
+        """Index of the GPU and of the rail that a fault affects."""
+        return min(self.fault_index, self.own_gpus - 1)
 
     @property
     def boot_id(self) -> str:

@@ -89,14 +89,14 @@ def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
 
 
 @EACH_FAULT
-def test_a_fault_names_what_it_strikes(fault: DemoFault):
+def test_a_fault_names_its_target(fault: DemoFault):
     change = next(change for change in changes() if change.fault is fault)
-    struck = FaultTarget.from_change(NODE, change)
+    target = FaultTarget.from_change(NODE, change)
     parts = build_node_hardware(NODE.spec)
     known = {None, *(gpu.uuid for gpu in parts.gpus), *(port.interface for port in parts.ports)}
-    assert struck.device in known
-    assert "{" not in struck.text
-    assert all(str(name) in struck.text for name in struck.names.values())
+    assert target.device in known
+    assert "{" not in target.text
+    assert all(str(name) in target.text for name in target.names.values())
 
 
 def test_each_round_has_fresh_faults():

@@ -37,8 +37,8 @@ METRICS = metrics_of_rules()
 FOUND_BY_PROBES = {"nic_lost"}
 """Faults that an agent finds with its next probe, before another alert of theirs fires."""
 HEALTHY = {"idle", "training", "counter_reset", "link_flap"}
-STRUCK_PORT = {"device": "mlx5_3", "port": "1"}
-STRUCK_INTERFACE = {"interface": "ens2f0np0"}
+AFFECTED_PORT = {"device": "mlx5_3", "port": "1"}
+AFFECTED_INTERFACE = {"interface": "ens2f0np0"}
 
 SENT_BY_FAULT: dict[str, dict[str, Labels]] = {
     "xid79": {
@@ -73,30 +73,30 @@ SENT_BY_FAULT: dict[str, dict[str, Labels]] = {
     "driver_stuck": {"RailscopeGpuDriverStuck": {"severity": "critical"}},
     "nvml_denied": {"RailscopeSourcePartial": {"source": "gpu_activity"}},
     "thermal": {"RailscopeGpuThermalThrottle": {"severity": "critical", "problem": "hardware"}},
-    "incast": {"RailscopeIncast": {"severity": "warning", **STRUCK_PORT}},
+    "incast": {"RailscopeIncast": {"severity": "warning", **AFFECTED_PORT}},
     "pause_storm": {
-        "RailscopeLosslessDiscards": {"problem": "buffer", "priority": "3", **STRUCK_INTERFACE},
+        "RailscopeLosslessDiscards": {"problem": "buffer", "priority": "3", **AFFECTED_INTERFACE},
         "RailscopePfcPauseShare": {"severity": "critical", "direction": "transmit"},
-        "RailscopePfcStorm": {"severity": "critical", **STRUCK_INTERFACE},
+        "RailscopePfcStorm": {"severity": "critical", **AFFECTED_INTERFACE},
     },
-    "slow_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **STRUCK_INTERFACE}},
-    "stalled_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **STRUCK_INTERFACE}},
+    "slow_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **AFFECTED_INTERFACE}},
+    "stalled_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **AFFECTED_INTERFACE}},
     "link_down": {
-        "RailscopeLinkDown": {"problem": "down", **STRUCK_PORT},
-        "RailscopeRdmaRetransmission": {"problem": "timeouts", **STRUCK_PORT},
+        "RailscopeLinkDown": {"problem": "down", **AFFECTED_PORT},
+        "RailscopeRdmaRetransmission": {"problem": "timeouts", **AFFECTED_PORT},
     },
     "unclaimed": {"RailscopeUnclaimedUse": {"reported_by": "agent"}},
-    "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **STRUCK_INTERFACE}},
-    "flapping": {"RailscopeLinkDown": {"problem": "flapping", **STRUCK_INTERFACE}},
+    "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **AFFECTED_INTERFACE}},
+    "flapping": {"RailscopeLinkDown": {"problem": "flapping", **AFFECTED_INTERFACE}},
     "speed_down": {
-        "RailscopeFecErrors": {"severity": "critical", **STRUCK_INTERFACE},
-        "RailscopeLinkSpeed": STRUCK_INTERFACE,
+        "RailscopeFecErrors": {"severity": "critical", **AFFECTED_INTERFACE},
+        "RailscopeLinkSpeed": AFFECTED_INTERFACE,
     },
-    "optics": {"RailscopeFecErrors": {"severity": "critical", **STRUCK_INTERFACE}},
+    "optics": {"RailscopeFecErrors": {"severity": "critical", **AFFECTED_INTERFACE}},
     "nic_lost": {"RailscopePcieDeviceGone": {"severity": "critical", "problem": "gone"}},
     "pcie_degraded": {"RailscopePcieDegraded": {"role": "nic", "pci_address": "0000:40:00.0"}},
     "settings_drift": {
-        "RailscopeMarksWithoutNotifications": STRUCK_PORT,
+        "RailscopeMarksWithoutNotifications": AFFECTED_PORT,
         "RailscopeRailSettingsDiffer": {"driver": "mlx5_core"},
     },
 }
@@ -132,7 +132,7 @@ async def test_a_fault_is_reported_by_what_it_explains(
     series = await scraped_series(spec, minutes, METRICS, minutes // 2 - BEFORE_MINUTES, reprobe_ns)
     found = alerts(series, minutes, tmp_path)
     early = [alert for now in found[: minutes // 2] for alert in now if "node" in alert]
-    assert early == [] or fault == "nvml_denied", "it is well until the fault strikes"
+    assert early == [] or fault == "nvml_denied", "it is well until the fault begins"
     sent = notified_alerts(found)
     assert {alert["alertname"] for alert in sent} == set(SENT_BY_FAULT[fault]), sent
     for name, labels in SENT_BY_FAULT[fault].items():

@@ -50,7 +50,7 @@ class SiteNode:
     """
 
     spec: NodeSpec
-    struck_after: float = 0.5
+    fault_after: float = 0.5
 
 
 SITE_NODES = (
@@ -141,7 +141,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Write captures and settings of the collector; return the token of each node."""
     tokens = {node.spec.node: secrets.token_urlsafe(24) for node in SITE_NODES}
     for node in SITE_NODES:
-        length = round(2 * node.struck_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
+        length = round(2 * node.fault_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
         capture.write_capture(
             directory / node.spec.node,
             capture_metadata(node.spec, length),

@@ -40,7 +40,7 @@ class HeartbeatPath:
             (fault, effects)
             for fault in scenario.faults
             if number in fault.nodes
-            and (effects := fault.effects()).keys() & {"unheard", "off", "skew_seconds"}
+            and (effects := fault.effects()).keys() & {"unreachable", "off", "skew_seconds"}
         ]
         self._next_seconds = self._rng.uniform(0.0, HEARTBEAT_SECONDS)
 
@@ -56,13 +56,13 @@ class HeartbeatPath:
             deviation_ns = seconds_to_ns(self._deviation_seconds(seconds))
             ratio = _MAX_DELAY_SECONDS / _MIN_DELAY_SECONDS
             delay = _MIN_DELAY_SECONDS * math.pow(ratio, self._rng.random())
-            if not self._is_silent(seconds):
+            if not self._is_unreachable(seconds):
                 at_ns = self._spec.started_wall_ns + seconds_to_ns(seconds)
                 yield Heartbeat(self._spec.node, at_ns + deviation_ns, at_ns + seconds_to_ns(delay))
 
-    def _is_silent(self, seconds: float) -> bool:
+    def _is_unreachable(self, seconds: float) -> bool:
         return any(
-            effects.keys() & {"unheard", "off"} and fault.acts(seconds)
+            effects.keys() & {"unreachable", "off"} and fault.acts(seconds)
             for fault, effects in self._faults
         )
 

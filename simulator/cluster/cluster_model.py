@@ -170,9 +170,11 @@ class ClusterModel:
             end_seconds = min(fault.end_seconds, self.scenario.seconds + 1)
             begin_ns = seconds_to_ns(fault.begin_seconds)
             length_ns = seconds_to_ns(end_seconds) - begin_ns
-            for strikes in fault.indices:
-                struck = replace(spec, scenario=name, seed=rng.getrandbits(32), strikes=strikes)
-                found.append(fault_schedule.FaultOccurrence.from_spec(struck, begin_ns, length_ns))
+            for affected in fault.indices:
+                faulty = replace(
+                    spec, scenario=name, seed=rng.getrandbits(32), fault_index=affected
+                )
+                found.append(fault_schedule.FaultOccurrence.from_spec(faulty, begin_ns, length_ns))
         return found
 
     def _job_flows(self, job: ClusterJob) -> FlowGroup:

@@ -172,22 +172,22 @@ class DemoRun:
         for change in changes():
             while (remaining_seconds := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
                 await asyncio.sleep(remaining_seconds)
-            struck = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
-            await run_in_thread(record.add, change, struck)
-            self._screen.announce(_fault_message(change, struck))
+            target = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
+            await run_in_thread(record.add, change, target)
+            self._screen.announce(_fault_message(change, target))
             if not change.fault.scenario:
                 cluster = self._cluster
                 switch = cluster.stop_agent if change.begins else cluster.restart_agent
                 await switch(change.fault.node)
 
 
-def _fault_message(change: FaultChange, struck: FaultTarget) -> str:
+def _fault_message(change: FaultChange, target: FaultTarget) -> str:
     fault = change.fault
     if not change.begins:
         return f"FAULT ENDS    {fault.node}: {fault.name}; its alerts resolve within minutes"
     alerts = ", ".join(fault.alerts)
     return (
-        f"FAULT BEGINS  {fault.node}: {struck.text}."
+        f"FAULT BEGINS  {fault.node}: {target.text}."
         f" Expect {alerts} within {fault.within_seconds} s"
     )
 

@@ -98,15 +98,15 @@ class FaultTarget(NamedTuple):
         spec = live.planned_occurrence(node, fault.plan, change.round).spec
         parts = node_hardware.build_node_hardware(node.spec)
         if "{nic}" in fault.text:
-            port = next(port for port in parts.ports if port.rail == spec.struck)
+            port = next(port for port in parts.ports if port.rail == spec.affected_index)
             names: dict[str, str | int] = {
                 "interface": port.interface,
                 "rdma_device": port.rdma_device,
-                "rail": spec.struck,
+                "rail": spec.affected_index,
             }
-            name = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.struck}"
+            name = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.affected_index}"
             return cls(port.interface, names, fault.text.format(nic=name))
-        gpu = parts.gpus[spec.struck]
+        gpu = parts.gpus[spec.affected_index]
         names = {"gpu": gpu.uuid, "gpu_index": gpu.index, "pci_address": gpu.pci_address}
         name = f"GPU {gpu.index} ({gpu.uuid}, {gpu.pci_address})"
         return cls(gpu.uuid, names, fault.text.format(gpu=name))
@@ -121,39 +121,39 @@ class FaultRecord:
         self._open: dict[tuple[str, int], tuple[FaultChange, FaultTarget]] = {}
         path.write_text("", encoding="utf-8")
 
-    def add(self, change: FaultChange, struck: FaultTarget) -> None:
+    def add(self, change: FaultChange, target: FaultTarget) -> None:
         """Write the line of a change."""
         key = change.fault.name, change.round
         if change.begins:
-            self._open[key] = change, struck
+            self._open[key] = change, target
         else:
             self._open.pop(key, None)
         end = None if change.begins else self.time_of(change.seconds)
-        self._write(change, struck, end)
+        self._write(change, target, end)
 
     def close(self, seconds: float) -> None:
         """Write the end of every fault that the end of the demo interrupts."""
-        for change, struck in self._open.values():
-            self._write(change, struck, self.time_of(seconds))
+        for change, target in self._open.values():
+            self._write(change, target, self.time_of(seconds))
         self._open.clear()
 
     def time_of(self, seconds: float) -> str:
         """Format a time since the demo began as RFC 3339."""
         return format_timestamp(self._started_wall_ns + round(seconds * SECOND_NS), "milliseconds")
 
-    def _write(self, change: FaultChange, struck: FaultTarget, end: str | None) -> None:
+    def _write(self, change: FaultChange, target: FaultTarget, end: str | None) -> None:
         fault = change.fault
         begin = change.round * ROUND_SECONDS + fault.begin_seconds
         line = {
             "fault": fault.name,
             "node": fault.node,
-            "device": struck.device,
+            "device": target.device,
             "begin": self.time_of(begin),
             "end": end,
             "alerts": list(fault.alerts),
             "within_seconds": fault.within_seconds,
             "resolved_within_seconds": fault.resolved_within_seconds,
-            **struck.names,
+            **target.names,
         }
         with self._path.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")

@@ -78,6 +78,12 @@ class NvmlEventLog:
                 if report.event:
                     self._number += 1
                     self._events.append(
-                        [self._number, fault.spec.struck, *report.event, NO_INSTANCE, NO_INSTANCE]
+                        [
+                            self._number,
+                            fault.spec.affected_index,
+                            *report.event,
+                            NO_INSTANCE,
+                            NO_INSTANCE,
+                        ]
                     )
         into.calls["nvml.nvmlEventSetWait()"] = list(self._events)

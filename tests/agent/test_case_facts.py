@@ -12,7 +12,7 @@ from support.metric_samples import sample, samples
 from railscope.capture import SECTIONS, Capture, CaptureMoment
 
 TRAFFIC = "railscope_gpu_nvlink_transmitted_bytes_total"
-STRUCK = "0000:61:00.0"
+AFFECTED = "0000:61:00.0"
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_gpu_that_failed_before_the_first_sample_is_reported_too(
     _end_of(capture_of(case)).write(tmp_path)
     shown = samples(page(tmp_path))
     (gpu,) = read_case(CASES / case).health_reasons
-    state = sample("railscope_gpu_device_state", pci_address=STRUCK, state="missing")
+    state = sample("railscope_gpu_device_state", pci_address=AFFECTED, state="missing")
     assert shown[state] == 1
     assert shown[sample("railscope_gpu_health", gpu=gpu, state="failed")] == 1
     active = sample("railscope_gpu_health_reason_active", gpu=gpu, reason=reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.network_cases import DRIFTED, OTHER, STRUCK, end, series, total_growth, value
+from support.network_cases import AFFECTED, DRIFTED, OTHER, end, series, total_growth, value
 
 SETTING = "railscope_nic_setting"
 ROLE = "railscope_nic_info"
@@ -16,7 +16,7 @@ def facts(case: str, name: str, interface: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("setting", "labels", "drifted", "as_set_up", "struck"),
+    ("setting", "labels", "drifted", "as_set_up", "affected"),
     [
         ("pfc_enabled", {"priority": "3"}, 0, 1, 0),
         ("ecn_enabled", {"priority": "3", "side": "notification"}, 0, 1, 1),
@@ -25,11 +25,11 @@ def facts(case: str, name: str, interface: str) -> dict[str, str]:
     ],
 )
 def test_settings_that_drifted_are_on_the_page(
-    setting: str, labels: dict[str, str], drifted: float, as_set_up: float, struck: int
+    setting: str, labels: dict[str, str], drifted: float, as_set_up: float, affected: int
 ) -> None:
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
-            wrong = case.endswith("b") and rail == struck
+            wrong = case.endswith("b") and rail == affected
             reported = value(case, f"{SETTING}_{setting}", interface=interface, **labels)
             assert reported == (drifted if wrong else as_set_up)
 
@@ -45,13 +45,13 @@ def test_trust_mode_and_dscp_map_of_a_port_are_facts() -> None:
 
 def test_a_port_that_trained_down_is_slower_than_it_should_be() -> None:
     case = "port-trained-down"
-    for interface, share, lanes in ((STRUCK, 0.5, 2), (OTHER, 1.0, 4)):
+    for interface, share, lanes in ((AFFECTED, 0.5, 2), (OTHER, 1.0, 4)):
         speed = value(case, "railscope_network_link_speed_bytes_per_second", interface=interface)
         expected = value(case, f"{SETTING}_expected_speed_bytes_per_second", interface=interface)
         assert speed / expected == share
         assert value(case, "railscope_nic_link_lanes", interface=interface) == lanes
     blocks = "railscope_nic_receive_fec_uncorrectable_blocks_total"
-    assert total_growth(case, blocks, interface=STRUCK) > 0
+    assert total_growth(case, blocks, interface=AFFECTED) > 0
     assert total_growth(case, blocks, interface=OTHER) == 0
 
 
@@ -85,7 +85,7 @@ def test_switches_announce_the_rail_of_a_port() -> None:
             reported = facts(case, "railscope_nic_neighbour_info", f"ens{rail + 1}f0np0")
             assert reported["switch"] == f"leaf-{rail + 1}"
     ports = {
-        facts(case, "railscope_nic_neighbour_info", STRUCK)["switch_port"]
+        facts(case, "railscope_nic_neighbour_info", AFFECTED)["switch_port"]
         for case in ("settings-drift-a", "settings-drift-b")
     }
     assert len(ports) == 2
@@ -93,7 +93,7 @@ def test_switches_announce_the_rail_of_a_port() -> None:
 
 def test_a_lost_nic_takes_its_transceiver_and_its_neighbour_with_it() -> None:
     for name in ("transceiver", "neighbour", "settings"):
-        assert not series(end("nic-lost"), f"railscope_nic_{name}_info", interface=STRUCK)
+        assert not series(end("nic-lost"), f"railscope_nic_{name}_info", interface=AFFECTED)
         assert series(end("nic-lost"), f"railscope_nic_{name}_info", interface=OTHER)
     fatal = {"pci_address": "0000:5d:00.0", "severity": "fatal"}
     assert value("nic-lost", "railscope_kernel_aer_messages_total", **fatal) == 1

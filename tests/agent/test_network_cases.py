@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from support.cases import CASES
 from support.network_cases import (
+    AFFECTED,
     DRIFTED,
     ONSET,
     OTHER,
     SECONDS,
-    STRUCK,
     end,
     final_content,
     gpus_by_case,
@@ -29,7 +29,7 @@ from agent.cli import agent
 from railscope.capture import Json
 
 GPUS = gpus_by_case()
-STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
+AFFECTED_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
 NIC, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 LINE_BYTES_PER_SECOND = 50_000_000_000
 
@@ -76,26 +76,27 @@ def test_the_whole_path_of_every_nic_and_gpu_is_in_the_tree(case: str) -> None:
 
 def test_an_incast_is_marked_and_notified_and_pauses_no_port() -> None:
     case = "hgx-h100-roce-incast"
-    assert total_growth(case, RECEIVED, interface=STRUCK) > 0.5 * LINE_BYTES_PER_SECOND * (
+    assert total_growth(case, RECEIVED, interface=AFFECTED) > 0.5 * LINE_BYTES_PER_SECOND * (
         SECONDS - ONSET
     )
-    assert total_growth(case, MARKED, device=STRUCK_DEVICE) > 100 * total_growth(
+    assert total_growth(case, MARKED, device=AFFECTED_DEVICE) > 100 * total_growth(
         case, MARKED, device=OTHER_DEVICE
     )
-    assert total_growth(case, NOTIFIED, device=STRUCK_DEVICE) > 10**6
-    assert total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) < 0.01 * SECONDS
+    assert total_growth(case, NOTIFIED, device=AFFECTED_DEVICE) > 10**6
+    assert total_growth(case, PFC_SENT_SECONDS, interface=AFFECTED) < 0.01 * SECONDS
     assert total_growth(case, DISCARDED) == 0
 
 
 def test_a_pause_storm_is_a_port_that_pauses_nearly_all_the_time() -> None:
     case = "hgx-h100-roce-pause-storm"
-    share = total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) / (SECONDS - ONSET)
+    share = total_growth(case, PFC_SENT_SECONDS, interface=AFFECTED) / (SECONDS - ONSET)
     assert 0.5 < share <= 1
     assert total_growth(case, PFC_SENT_SECONDS, interface=OTHER) < 0.01 * SECONDS
     assert (
-        total_growth(case, "railscope_nic_transmit_pause_storm_errors_total", interface=STRUCK) > 5
+        total_growth(case, "railscope_nic_transmit_pause_storm_errors_total", interface=AFFECTED)
+        > 5
     )
-    assert total_growth(case, DISCARDED, interface=STRUCK, priority="3") > 0
+    assert total_growth(case, DISCARDED, interface=AFFECTED, priority="3") > 0
     assert total_growth(case, DISCARDED, interface=OTHER) == 0
 
 
@@ -127,12 +128,12 @@ def test_functions_that_manage_nvswitches_are_not_rails() -> None:
 
 
 def test_broadcom_nics_report_a_victim_like_mellanox_nics() -> None:
-    case, struck, other = "bnxt-node", "ens4np0", "ens3np0"
+    case, affected, other = "bnxt-node", "ens4np0", "ens3np0"
     facts = {"driver": "bnxt_en", "rdma_device": "bnxt_re4", "rail": "3"}
-    assert series(end(case), "railscope_nic_info", interface=struck, **facts)
-    assert total_growth(case, PFC_RECEIVED_SECONDS, interface=struck, priority="3") > 0.5
+    assert series(end(case), "railscope_nic_info", interface=affected, **facts)
+    assert total_growth(case, PFC_RECEIVED_SECONDS, interface=affected, priority="3") > 0.5
     assert total_growth(case, PFC_RECEIVED_SECONDS, interface=other) < 0.05
-    assert total_growth(case, PFC_SENT_SECONDS, interface=struck) < 0.05
+    assert total_growth(case, PFC_SENT_SECONDS, interface=affected) < 0.05
     assert total_growth(case, "railscope_rdma_transmit_bytes_total", device="bnxt_re4") > 10**11
     assert total_growth(case, NOTIFIED, device="bnxt_re4") > 0
 
@@ -140,12 +141,14 @@ def test_broadcom_nics_report_a_victim_like_mellanox_nics() -> None:
 def test_intel_nics_report_pause_frames_without_durations() -> None:
     case = "irdma-node"
     facts = {"driver": "ice", "rdma_device": "rocep94s0", "rail": "3"}
-    assert series(end(case), "railscope_nic_info", interface=STRUCK, **facts)
+    assert series(end(case), "railscope_nic_info", interface=AFFECTED, **facts)
     frames = "railscope_nic_transmit_pfc_pause_frames_total"
-    assert total_growth(case, frames, interface=STRUCK, priority="3") > 1000
+    assert total_growth(case, frames, interface=AFFECTED, priority="3") > 1000
     assert total_growth(case, frames, interface=OTHER) < 100
     assert not series(end(case), PFC_SENT_SECONDS)
-    assert total_growth(case, "railscope_nic_receive_discarded_packets_total", interface=STRUCK) > 0
+    assert (
+        total_growth(case, "railscope_nic_receive_discarded_packets_total", interface=AFFECTED) > 0
+    )
     assert total_growth(case, NOTIFIED, device="rocep79s0") >= 0
 
 
@@ -163,11 +166,11 @@ def test_nics_of_two_vendors_share_a_node() -> None:
 
 def test_a_flapping_link_is_up_now_and_was_down_often() -> None:
     case = "flapping-link"
-    assert total_growth(case, "railscope_nic_link_downs_total", interface=STRUCK) == 6
-    assert total_growth(case, "railscope_network_link_changes_total", interface=STRUCK) == 12
-    assert value(case, "railscope_network_link_up", interface=STRUCK) == 1
-    assert total_growth(case, "railscope_rdma_link_downs_total", device=STRUCK_DEVICE) == 6
-    assert total_growth(case, "railscope_rdma_ack_timeouts_total", device=STRUCK_DEVICE) > 0
+    assert total_growth(case, "railscope_nic_link_downs_total", interface=AFFECTED) == 6
+    assert total_growth(case, "railscope_network_link_changes_total", interface=AFFECTED) == 12
+    assert value(case, "railscope_network_link_up", interface=AFFECTED) == 1
+    assert total_growth(case, "railscope_rdma_link_downs_total", device=AFFECTED_DEVICE) == 6
+    assert total_growth(case, "railscope_rdma_ack_timeouts_total", device=AFFECTED_DEVICE) > 0
     for name in ("railscope_nic_link_downs_total", "railscope_network_link_changes_total"):
         assert total_growth(case, name, interface=OTHER) == 0
 
@@ -179,38 +182,38 @@ def test_a_port_that_trained_down_has_half_its_speed_and_had_errors_before() -> 
     halves = [
         value(case, name, **labels) / value(case, name, **others)
         for name, labels, others in (
-            (speed, {"interface": STRUCK}, {"interface": OTHER}),
-            (rate, {"device": STRUCK_DEVICE}, {"device": OTHER_DEVICE}),
+            (speed, {"interface": AFFECTED}, {"interface": OTHER}),
+            (rate, {"device": AFFECTED_DEVICE}, {"device": OTHER_DEVICE}),
         )
     ]
     assert halves == [0.5, 0.5]
-    assert total_growth(case, "railscope_nic_link_downs_total", interface=STRUCK) == 1
+    assert total_growth(case, "railscope_nic_link_downs_total", interface=AFFECTED) == 1
     corrected = "railscope_nic_receive_corrected_errors_total"
-    assert total_growth(case, corrected, interface=STRUCK) > 10**6
+    assert total_growth(case, corrected, interface=AFFECTED) > 10**6
     assert total_growth(case, corrected, interface=OTHER) < 10**6
     uncorrected = "railscope_nic_receive_uncorrected_symbol_errors_total"
-    assert total_growth(case, uncorrected, interface=STRUCK) > 0
+    assert total_growth(case, uncorrected, interface=AFFECTED) > 0
     assert total_growth(case, uncorrected, interface=OTHER) == 0
 
 
 def test_a_lost_nic_was_present_and_is_missing() -> None:
     case = "nic-lost"
     for name, labels in (
-        ("railscope_rdma_port_info", {"device": STRUCK_DEVICE, "rail": "3"}),
-        ("railscope_nic_info", {"interface": STRUCK}),
+        ("railscope_rdma_port_info", {"device": AFFECTED_DEVICE, "rail": "3"}),
+        ("railscope_nic_info", {"interface": AFFECTED}),
         ("railscope_pcie_link_width_lanes", {"pci_address": NIC}),
-        ("railscope_network_link_up", {"interface": STRUCK}),
+        ("railscope_network_link_up", {"interface": AFFECTED}),
     ):
         assert series(start(case), name, **labels)
         assert not series(end(case), name, **labels)
-    assert value(case, "railscope_kernel_link_changes_total", interface=STRUCK, state="down") == 1
+    assert value(case, "railscope_kernel_link_changes_total", interface=AFFECTED, state="down") == 1
     assert NIC not in final_content(case, "names", "/sys/bus/pci/devices")
     assert value(case, "railscope_pcie_device_gone", pci_address=NIC) == 1
     assert series(end(case), "railscope_pcie_info", pci_address=NIC, role="nic")
     directory = f"/sys/bus/pci/devices/{ABOVE}"
     assert "SDES 1\n" in final_content(case, "files", f"{directory}/aer_dev_fatal")
     assert final_content(case, "files", f"{directory}/current_link_width") == "0\n"
-    assert final_content(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
+    assert final_content(case, "calls", f"ethtool.statistics({AFFECTED})") == {"error": ["os", 19]}
 
 
 def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
@@ -227,15 +230,15 @@ def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     assert value(case, "railscope_pcie_path_state", pci_address=NIC, state="degraded") == 1
     errors = {"pci_address": NIC, "severity": "correctable", "error": "BadTLP"}
     assert value(case, "railscope_pcie_aer_errors_total", **errors) == 40
-    assert total_growth(case, PFC_SENT_SECONDS, interface=STRUCK) > 0.05 * (SECONDS - ONSET)
+    assert total_growth(case, PFC_SENT_SECONDS, interface=AFFECTED) > 0.05 * (SECONDS - ONSET)
     assert total_growth(case, PFC_SENT_SECONDS, interface=OTHER) < 0.05
     assert (
-        total_growth(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=STRUCK) > 5
+        total_growth(case, "railscope_nic_pcie_write_stalled_seconds_total", interface=AFFECTED) > 5
     )
 
 
 @pytest.mark.parametrize(
-    ("question", "drifted", "as_set_up", "struck"),
+    ("question", "drifted", "as_set_up", "affected"),
     [
         ("pfc", [], [3], 0),
         ("ecn/roce_np/enable/3", "0", "1", 1),
@@ -244,7 +247,7 @@ def test_a_nic_on_half_its_lanes_or_speed_is_a_slow_receiver() -> None:
     ],
 )
 def test_one_of_two_nodes_has_other_settings(
-    question: str, drifted: Json, as_set_up: Json, struck: int
+    question: str, drifted: Json, as_set_up: Json, affected: int
 ) -> None:
     for case in ("settings-drift-a", "settings-drift-b"):
         for rail, interface in enumerate(DRIFTED):
@@ -256,7 +259,7 @@ def test_one_of_two_nodes_has_other_settings(
                 setting = final_content(
                     case, "files", f"/sys/class/net/{interface}/{question}"
                 ).strip()
-            wrong = case.endswith("b") and rail == struck
+            wrong = case.endswith("b") and rail == affected
             assert setting == (drifted if wrong else as_set_up)
 
 
@@ -277,8 +280,8 @@ def test_the_node_whose_settings_drifted_loses_packets_without_pause() -> None:
     )
     names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_receive_packets_total")
     sizes = [
-        total_growth(case, names[0], device=STRUCK_DEVICE)
-        / total_growth(case, names[1], device=STRUCK_DEVICE)
+        total_growth(case, names[0], device=AFFECTED_DEVICE)
+        / total_growth(case, names[1], device=AFFECTED_DEVICE)
         for case in (good, bad)
     ]
     assert sizes[0] == 4156

@@ -28,9 +28,9 @@ SPECS = {
     node: NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario, scheduler="slurm")
     for seed, (node, scenario) in enumerate(FAULTS.items())
 }
-GPUS = {node: build_node_hardware(spec).gpus[spec.struck] for node, spec in SPECS.items()}
+GPUS = {node: build_node_hardware(spec).gpus[spec.affected_index] for node, spec in SPECS.items()}
 PORT = next(
-    port for port in build_node_hardware(SPECS["n7"]).ports if port.rail == SPECS["n7"].struck
+    port for port in build_node_hardware(SPECS["n7"]).ports if port.rail == SPECS["n7"].affected
 )
 """Location of the faults: a GPU of each node, and the NIC of the same rail, with one name on all nodes."""
 WANTED: list[dict[str, str]] = [

@@ -228,11 +228,11 @@ async def test_every_panel_shows_something(site: ProgramDirectory, tmp_path: Pat
     assert len([q for q in waiting if detail_of(q.expression) is BASIC]) > 100
     async with prometheus(site, pages, BASIC) as basic, prometheus(site, pages, FULL) as full:
 
-        async def struck() -> bool:
+        async def has_begun() -> bool:
             degraded = 'railscope_pcie_path_state{state="degraded"} == 1'
             return await basic.has(degraded) and await full.has(degraded)
 
-        await wait_until(struck, f"the fault of {FALLS_SILENT} has struck", SCRAPE_SECONDS)
+        await wait_until(has_begun, f"the fault of {FALLS_SILENT} has begun", SCRAPE_SECONDS)
         await agents[FALLS_SILENT].stop()
 
         async def all_show_something() -> bool:

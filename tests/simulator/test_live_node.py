@@ -39,20 +39,20 @@ NODE = LiveNode(
 )
 
 
-def struck(fault: PlannedFault, number: int = 0) -> int:
-    return planned_occurrence(NODE, fault, number).spec.struck
+def affected(fault: PlannedFault, number: int = 0) -> int:
+    return planned_occurrence(NODE, fault, number).spec.affected_index
 
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
     """Changes of a fault at a second."""
     ns = round(second * SECOND_NS)
     number = int(second // ROUND)
-    port = build_node_hardware(NODE.spec).ports[struck(FAULTS[0], number)]
+    port = build_node_hardware(NODE.spec).ports[affected(FAULTS[0], number)]
     path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/state"
-    gpu = struck(FAULTS[1], number)
+    gpu = affected(FAULTS[1], number)
     groups = [
         timeline.result_at("files", f"/proc/{process['pid']}/cgroup", ns)
-        for process in processes(timeline, struck(FAULTS[2], number), ns)
+        for process in processes(timeline, affected(FAULTS[2], number), ns)
     ]
     rows = timeline.result_at("calls", f"nvml.nvmlDeviceGetRemappedRows({gpu})", ns)
     return {

@@ -9,10 +9,10 @@ from support.capture_index import index_of
 
 from railscope.capture import PENDING, Capture, Json
 from simulator import NodeSpec, find_model, simulate
-from simulator.gpu import NO_ERROR, STRUCK_LINK
+from simulator.gpu import FAULTY_LINK, NO_ERROR
 
 SECONDS, ONSET = 40, 20
-STRUCK, OTHER = 1, 0
+AFFECTED, OTHER = 1, 0
 LOST, TIMEOUT, DENIED = ({"error": ["nvml", code]} for code in (15, 10, 4))
 XID, DOUBLE_BIT, RETIREMENT, RECOVERY = 0x8, 0x2, 0x400, 0x8000
 
@@ -41,7 +41,7 @@ def xids(capture: Capture) -> list[int]:
 def events(capture: Capture, second: int = SECONDS) -> list[tuple[int, int]]:
     reported = nvml(capture, "EventSetWait()", second)
     assert [number for number, *_ in reported] == list(range(1, len(reported) + 1))
-    assert {gpu for _, gpu, *_ in reported} <= {STRUCK}
+    assert {gpu for _, gpu, *_ in reported} <= {AFFECTED}
     return [(kind, data) for _, _, kind, data, *_ in reported]
 
 
@@ -50,7 +50,7 @@ def test_a_bad_nvlink_has_errors_where_its_generation_counts_them(model: str) ->
     capture = run("nvlink_errors", model)
     nvlink = find_model(model).nvlink
     assert nvlink
-    link = min(STRUCK_LINK, nvlink.links - 1)
+    link = min(FAULTY_LINK, nvlink.links - 1)
     entries: dict[str, tuple[int | str, ...]] = {
         "v100": (32 + link, 46 + link, 53 + link),
         "a100": (96 + link - 6, 108 + link - 6, 114 + link - 6),
@@ -58,18 +58,18 @@ def test_a_bad_nvlink_has_errors_where_its_generation_counts_them(model: str) ->
         "b200": (f"219:{link}", f"221:{link}", f"295:{link}", f"243:{link}"),
     }
     for entry in entries[model]:
-        assert field(capture, STRUCK, entry, ONSET - 1) == 0
-        assert field(capture, STRUCK, entry) > 0
+        assert field(capture, AFFECTED, entry, ONSET - 1) == 0
+        assert field(capture, AFFECTED, entry) > 0
         assert field(capture, OTHER, entry) == 0
 
 
 def test_the_ratios_of_a_bad_link_get_worse_and_those_of_others_stay() -> None:
     capture = run("nvlink_errors", "b200")
     for entry in (220, 222):
-        assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK}", ONSET - 1) == NO_ERROR
-        term = field(capture, STRUCK, f"{entry}:{STRUCK_LINK}")
+        assert field(capture, AFFECTED, f"{entry}:{FAULTY_LINK}", ONSET - 1) == NO_ERROR
+        term = field(capture, AFFECTED, f"{entry}:{FAULTY_LINK}")
         assert (term >> 8) * 10.0 ** -(term & 0xFF) > 1e-12
-        assert field(capture, STRUCK, f"{entry}:{STRUCK_LINK - 1}") == NO_ERROR
+        assert field(capture, AFFECTED, f"{entry}:{FAULTY_LINK - 1}") == NO_ERROR
 
 
 @pytest.mark.parametrize(
@@ -104,25 +104,27 @@ def test_an_uncorrectable_error_is_counted_reported_and_ends_the_job(
     assert [data for kind, data in reported if kind == XID] == numbers
     assert (DOUBLE_BIT, 0) in reported
     assert events(capture, ONSET - 1) == []
-    for gpu, errors in ((STRUCK, 1), (OTHER, 0)):
+    for gpu, errors in ((AFFECTED, 1), (OTHER, 0)):
         for lifetime in (0, 1):
             assert nvml(capture, f"DeviceGetTotalEccErrors({gpu},1,{lifetime})") == errors
             assert nvml(capture, f"DeviceGetMemoryErrorCounter({gpu},1,{lifetime},2)") == errors
             assert field(capture, gpu, 4 + 2 * lifetime) == errors
     if find_model(model).remaps_rows:
-        assert nvml(capture, f"DeviceGetRemappedRows({STRUCK})") == [0, 1, 1, 0]
+        assert nvml(capture, f"DeviceGetRemappedRows({AFFECTED})") == [0, 1, 1, 0]
     else:
-        assert len(nvml(capture, f"DeviceGetRetiredPages({STRUCK},1)")) == 1
-        assert nvml(capture, f"DeviceGetRetiredPagesPendingStatus({STRUCK})") == 1
+        assert len(nvml(capture, f"DeviceGetRetiredPages({AFFECTED},1)")) == 1
+        assert nvml(capture, f"DeviceGetRetiredPagesPendingStatus({AFFECTED})") == 1
     assert nvml(capture, f"DeviceGetComputeRunningProcesses({OTHER})") == []
 
 
 def test_a_pending_row_shows_in_banks_in_fields_and_in_the_recovery_action() -> None:
     capture = run("row_remap")
     banks = find_model("h100").banks
-    histograms = [nvml(capture, f"DeviceGetRowRemapperHistogram({gpu})") for gpu in (STRUCK, OTHER)]
+    histograms = [
+        nvml(capture, f"DeviceGetRowRemapperHistogram({gpu})") for gpu in (AFFECTED, OTHER)
+    ]
     assert [(h["max"], h["high"]) for h in histograms] == [(banks - 1, 1), (banks, 0)]
-    assert [field(capture, STRUCK, number) for number in (301, 302, 230)] == [1, 0, 4]
+    assert [field(capture, AFFECTED, number) for number in (301, 302, 230)] == [1, 0, 4]
     assert [field(capture, OTHER, number) for number in (301, 302, 230)] == [0, 0, 0]
     assert events(capture) == [(XID, 63), (RETIREMENT, 0), (XID, 154), (RECOVERY, 4)]
 
@@ -140,7 +142,9 @@ def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
 ) -> None:
     capture = run(scenario)
     own = [
-        call for call in capture.moments[0].calls if f"({STRUCK}," in call or f"({STRUCK})" in call
+        call
+        for call in capture.moments[0].calls
+        if f"({AFFECTED}," in call or f"({AFFECTED})" in call
     ]
     assert len(own) > 300
     timeline = index_of(capture)
@@ -158,7 +162,7 @@ def test_an_older_driver_reports_no_recovery_action() -> None:
 
 def test_what_is_denied_is_denied_everywhere_and_always() -> None:
     capture = run("nvml_denied")
-    for gpu in (STRUCK, OTHER):
+    for gpu in (AFFECTED, OTHER):
         for second in (0, SECONDS):
             assert nvml(capture, f"GpmMetricsGet({gpu},2)", second) == DENIED
             assert nvml(capture, f"DeviceGetSramEccErrorStatus({gpu})", second) == DENIED

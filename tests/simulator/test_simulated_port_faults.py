@@ -7,7 +7,7 @@ from support.simulated_ports import ONSET, SECONDS, CaptureAtOffset, run
 
 from simulator import NodeSpec, simulate
 
-STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
+AFFECTED, OTHER = "ens4f0np0", "ens3f0np0"
 PORT = "/sys/class/infiniband/mlx5_5/ports/1"
 NIC, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 PCI = "/sys/bus/pci/devices"
@@ -17,7 +17,7 @@ def at(scenario: str, second: int = SECONDS, nic: str = "cx7") -> CaptureAtOffse
     return CaptureAtOffset(run(scenario, nic), second)
 
 
-def grown(scenario: str, name: str, interface: str = STRUCK) -> int:
+def grown(scenario: str, name: str, interface: str = AFFECTED) -> int:
     before, after = (at(scenario, s).statistics(interface)[name] for s in (ONSET, SECONDS))
     return after - before
 
@@ -28,7 +28,7 @@ def log(scenario: str, nic: str = "cx7") -> list[str]:
 
 @pytest.mark.parametrize("nic", ["cx7", "bnxt", "irdma"])
 def test_a_flapping_link_goes_down_many_times(nic: str) -> None:
-    interface = "ens4np0" if nic == "bnxt" else STRUCK
+    interface = "ens4np0" if nic == "bnxt" else AFFECTED
     before, after = (at("flapping", s, nic) for s in (ONSET - 1, SECONDS))
     directory = f"/sys/class/net/{interface}"
     assert (before.file(f"{directory}/carrier_changes"), before.file(f"{directory}/carrier")) == (
@@ -52,15 +52,15 @@ def test_a_flapping_link_goes_down_many_times(nic: str) -> None:
 
 def test_a_flapping_link_is_down_in_all_views_at_once() -> None:
     fine = simulate(NodeSpec("gpu-001", gpus=4, scenario="flapping"), 120, 0.5)
-    directory, states = f"/sys/class/net/{STRUCK}", set()
+    directory, states = f"/sys/class/net/{AFFECTED}", set()
     for moment in fine.moments:
         seen = CaptureAtOffset(fine, moment.offset_ns / 1e9)
-        (link,) = [one for one in seen.call("netlink.links()") if one["name"] == STRUCK]
-        up = seen.netlink("link_state", STRUCK)["up"]
+        (link,) = [one for one in seen.call("netlink.links()") if one["name"] == AFFECTED]
+        up = seen.netlink("link_state", AFFECTED)["up"]
         assert (link["carrier"] == 1) == up == (seen.file(f"{directory}/carrier") == "1")
         assert (seen.file(f"{PORT}/state") == "4: ACTIVE") == up
-        assert ("speed_megabits" in seen.netlink("link_modes", STRUCK)) == up
-        assert (seen.netlink("link_state", STRUCK).get("extended_state") is None) == up
+        assert ("speed_megabits" in seen.netlink("link_modes", AFFECTED)) == up
+        assert (seen.netlink("link_state", AFFECTED).get("extended_state") is None) == up
         states.add((up, link["carrier_down_count"]))
     assert states == {(True, n) for n in range(7)} | {(False, n) for n in range(1, 7)}
 
@@ -72,19 +72,19 @@ def test_a_failing_cable_ends_as_a_slower_link() -> None:
         (broken, 400_000, 4, "400 Gb/sec (4X NDR)"),
         (late, 200_000, 2, "200 Gb/sec (2X NDR)"),
     ):
-        modes = seen.netlink("link_modes", STRUCK)
+        modes = seen.netlink("link_modes", AFFECTED)
         assert (modes["speed_megabits"], modes["lanes"]) == (speed, lanes)
-        assert seen.ofed(STRUCK, "speed") == str(speed)
+        assert seen.ofed(AFFECTED, "speed") == str(speed)
         assert seen.file(f"{PORT}/rate") == rate
     names = ("rx_corrected_bits_phy", "rx_pcs_symbol_err_phy", "link_down_events_phy")
-    before, after = ([seen.statistics(STRUCK)[n] for n in names] for seen in (early, broken))
+    before, after = ([seen.statistics(AFFECTED)[n] for n in names] for seen in (early, broken))
     assert after[0] - before[0] > 10**9
     assert after[1] > 1000
     assert before[1:] == [0, 0]
     assert after[2] == 0
-    assert late.statistics(STRUCK)["link_down_events_phy"] == 1
+    assert late.statistics(AFFECTED)["link_down_events_phy"] == 1
     lost = [f"rx_err_lane_{lane}_phy" for lane in (2, 3)]
-    resting, end = (at("speed_down", second).statistics(STRUCK) for second in (115, SECONDS))
+    resting, end = (at("speed_down", second).statistics(AFFECTED) for second in (115, SECONDS))
     assert [end[name] for name in lost] == [resting[name] for name in lost]
     assert sum("Link down" in line for line in log("speed_down")) == 1
     assert at("speed_down").ofed(OTHER, "speed") == "400000"
@@ -102,7 +102,7 @@ def test_a_slower_link_slows_all_rails_down() -> None:
 
 def test_optics_lose_light_before_errors_get_through() -> None:
     def light(second: int) -> list[int]:
-        lanes = at("optics", second).netlink("module", STRUCK)["lanes"]
+        lanes = at("optics", second).netlink("module", AFFECTED)["lanes"]
         return [lane["receive_power_nanowatts"] for lane in lanes]
 
     ratios = sorted(
@@ -110,18 +110,18 @@ def test_optics_lose_light_before_errors_get_through() -> None:
     )
     assert ratios[0] < 0.35
     assert ratios[1] > 0.7
-    warning = at("optics").netlink("module", STRUCK)["thresholds"]
+    warning = at("optics").netlink("module", AFFECTED)["thresholds"]
     assert min(light(SECONDS)) < warning["receive_power_low_warning_nanowatts"]
-    half = at("optics", 85).statistics(STRUCK)
-    start, end = at("optics", ONSET).statistics(STRUCK), at("optics").statistics(STRUCK)
+    half = at("optics", 85).statistics(AFFECTED)
+    start, end = at("optics", ONSET).statistics(AFFECTED), at("optics").statistics(AFFECTED)
     assert half["rx_corrected_bits_phy"] > start["rx_corrected_bits_phy"] + 10**6
     assert half["rx_pcs_symbol_err_phy"] == 0
     assert end["rx_pcs_symbol_err_phy"] > 1000
     assert end["rx_crc_errors_phy"] > 0
-    blocks = at("optics").netlink("fec", STRUCK)["statistics"]["uncorrectable_blocks"][0]
+    blocks = at("optics").netlink("fec", AFFECTED)["statistics"]["uncorrectable_blocks"][0]
     assert end["rx_pcs_symbol_err_phy"] == 17 * blocks
     assert end["rx_crc_errors_phy"] <= blocks
-    (link,) = [link for link in at("optics").call("netlink.links()") if link["name"] == STRUCK]
+    (link,) = [link for link in at("optics").call("netlink.links()") if link["name"] == AFFECTED]
     assert link["statistics"]["rx_crc_errors"] == end["rx_crc_errors_phy"]
     out_of_sequence = int(at("optics").file(f"{PORT}/hw_counters/out_of_sequence"))
     assert out_of_sequence >= end["rx_crc_errors_phy"]
@@ -133,7 +133,7 @@ def test_optics_lose_light_before_errors_get_through() -> None:
 def test_a_lost_nic_has_no_entries_any_more(nic: str) -> None:
     capture = run("nic_lost", nic)
     start = capture.moments[0]
-    interface, device = (STRUCK, "mlx5_5") if nic == "cx7" else ("ens4np0", "bnxt_re4")
+    interface, device = (AFFECTED, "mlx5_5") if nic == "cx7" else ("ens4np0", "bnxt_re4")
     last = {
         section: {key: value for m in capture.moments for key, value in getattr(m, section).items()}
         for section in ("files", "names", "links", "calls")
@@ -180,7 +180,7 @@ def test_a_nic_with_half_its_pcie_bandwidth_pauses_the_switch() -> None:
     assert grown("pcie_degraded", "tx_prio3_pause_duration") > 0.05 * 1e6 * (SECONDS - ONSET)
     assert grown("pcie_degraded", "outbound_pci_stalled_wr_events") > 10
     assert grown("pcie_degraded", "rx_pci_signal_integrity") == 0
-    assert after.statistics(STRUCK)["rx_pci_signal_integrity"] == 40
+    assert after.statistics(AFFECTED)["rx_pci_signal_integrity"] == 40
     assert grown("pcie_degraded", "tx_prio3_pause_duration", OTHER) < 10_000
     assert any(
         f"mlx5_core {NIC}: PCIe Bus Error: severity=Correctable" in x for x in log("pcie_degraded")
@@ -193,7 +193,7 @@ def test_half_the_pcie_bandwidth_is_enough_for_a_slow_nic() -> None:
     width, speed = (end.file(f"{PCI}/{NIC}/current_link_{what}") for what in ("width", "speed"))
     assert (width, speed) in {("8", "16.0 GT/s PCIe"), ("16", "8.0 GT/s PCIe")}
     xoffs = [
-        CaptureAtOffset(capture, s).statistics(STRUCK)["tx_priority_3_xoff.nic"] for s in (30, 60)
+        CaptureAtOffset(capture, s).statistics(AFFECTED)["tx_priority_3_xoff.nic"] for s in (30, 60)
     ]
     assert xoffs[1] - xoffs[0] < 100
 

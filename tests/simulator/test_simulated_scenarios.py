@@ -14,7 +14,7 @@ from simulator import SCENARIOS, NodeSpec, simulate
 from simulator.scenarios import scenario_of
 
 ONSET, HEATING_ONSET = SECONDS // 2, HEATING_SECONDS // 2
-STRUCK_DEVICE, STRUCK_INTERFACE, STRUCK_GPU = "mlx5_5", "ens4f0np0", 3
+AFFECTED_DEVICE, AFFECTED_INTERFACE, AFFECTED_GPU = "mlx5_5", "ens4f0np0", 3
 OTHER_DEVICE, OTHER_INTERFACE, OTHER_GPU = "mlx5_4", "ens3f0np0", 2
 LINE_BYTES_PER_SECOND = 50_000_000_000
 
@@ -39,19 +39,19 @@ def nvml(scenario: str, call: str, second: int | None = None) -> Json:
     return stored(scenario, "calls", f"nvml.nvmlDeviceGet{call}", at)
 
 
-def statistic(scenario: str, name: str, second: int, interface: str = STRUCK_INTERFACE) -> int:
+def statistic(scenario: str, name: str, second: int, interface: str = AFFECTED_INTERFACE) -> int:
     answer = stored(scenario, "calls", f"ethtool.statistics({interface})", second)
     found: dict[str, int] = dict(zip(answer["names"], answer["values"], strict=True))
     return found[name]
 
 
-def hardware(scenario: str, name: str, second: int, device: str = STRUCK_DEVICE) -> int:
+def hardware(scenario: str, name: str, second: int, device: str = AFFECTED_DEVICE) -> int:
     path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/{name}"
     return int(stored(scenario, "files", path, second))
 
 
 def rate(
-    scenario: str, name: str, interface: str = STRUCK_INTERFACE, *, early: bool = False
+    scenario: str, name: str, interface: str = AFFECTED_INTERFACE, *, early: bool = False
 ) -> float:
     """A statistic's growth a second, after the onset or before it."""
     onset, last = span(scenario)
@@ -61,7 +61,7 @@ def rate(
 
 
 def load(
-    scenario: str, way: str, interface: str = STRUCK_INTERFACE, *, early: bool = False
+    scenario: str, way: str, interface: str = AFFECTED_INTERFACE, *, early: bool = False
 ) -> float:
     """Share of the line rate that RDMA took."""
     name = f"{way}_vport_rdma_unicast_bytes"
@@ -91,8 +91,8 @@ def test_until_half_time_every_job_is_healthy(scenario: str) -> None:
     assert 0.25 < load(scenario, "rx", early=True) < 0.45
     assert rate(scenario, "tx_prio3_pause_duration", early=True) < 100
     assert rate(scenario, "rx_prio3_pause_duration", early=True) < 1000
-    assert nvml(scenario, f"UtilizationRates({STRUCK_GPU})", ONSET // 2)["gpu"] > 90
-    assert nvml(scenario, f"PowerUsage({STRUCK_GPU})", ONSET // 2) > 300_000
+    assert nvml(scenario, f"UtilizationRates({AFFECTED_GPU})", ONSET // 2)["gpu"] > 90
+    assert nvml(scenario, f"PowerUsage({AFFECTED_GPU})", ONSET // 2) > 300_000
     assert not [record for m in scenario_run(scenario).moments[1:ONSET] for record in m.log]
 
 
@@ -108,7 +108,7 @@ def test_idle_means_idle() -> None:
 def test_training_stays_healthy() -> None:
     assert 0.25 < load("training", "rx") < 0.45
     assert 0.25 < load("training", "tx") < 0.45
-    assert marked("training", STRUCK_DEVICE, STRUCK_INTERFACE) < 0.005
+    assert marked("training", AFFECTED_DEVICE, AFFECTED_INTERFACE) < 0.005
     assert not log("training")
     energy = [nvml("training", "TotalEnergyConsumption(0)", s) for s in (0, SECONDS)]
     assert 500 < (energy[1] - energy[0]) / 1000 / SECONDS < 700
@@ -116,7 +116,7 @@ def test_training_stays_healthy() -> None:
 
 def test_incast_marks_and_notifies_without_pause() -> None:
     assert load("incast", "rx") > 0.85
-    assert marked("incast", STRUCK_DEVICE, STRUCK_INTERFACE) > 0.02
+    assert marked("incast", AFFECTED_DEVICE, AFFECTED_INTERFACE) > 0.02
     sent = [hardware("incast", "np_cnp_sent", second) for second in (ONSET, SECONDS)]
     assert sent[1] - sent[0] > 100_000 * (SECONDS - ONSET)
     assert rate("incast", "tx_prio3_pause_duration") < 0.005 * 1e6
@@ -156,24 +156,24 @@ def test_a_victim_is_paused_and_pauses_no_other_port() -> None:
     assert rate("pfc_victim", "rx_prio3_pause_duration") > 0.01e6
     assert rate("pfc_victim", "rx_prio3_pause") > 50
     assert rate("pfc_victim", "tx_prio3_pause_duration") < 100
-    assert marked("pfc_victim", STRUCK_DEVICE, STRUCK_INTERFACE) < 0.01
+    assert marked("pfc_victim", AFFECTED_DEVICE, AFFECTED_INTERFACE) < 0.01
     assert load("pfc_victim", "tx") < 0.75 * load("training", "tx")
 
 
 def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
     clocks = [
-        [nvml("thermal", f"ClockInfo({gpu},1)", second) for gpu in (STRUCK_GPU, OTHER_GPU)]
+        [nvml("thermal", f"ClockInfo({gpu},1)", second) for gpu in (AFFECTED_GPU, OTHER_GPU)]
         for second in range(HEATING_ONSET + 20, HEATING_SECONDS)
     ]
     assert sum(hot for hot, _ in clocks) < 0.9 * sum(cool for _, cool in clocks)
-    assert nvml("thermal", f"TemperatureV({STRUCK_GPU},0)") >= 83
+    assert nvml("thermal", f"TemperatureV({AFFECTED_GPU},0)") >= 83
     reasons = [
-        nvml("thermal", f"CurrentClocksEventReasons({STRUCK_GPU})", second)
+        nvml("thermal", f"CurrentClocksEventReasons({AFFECTED_GPU})", second)
         for second in range(HEATING_ONSET + 20, HEATING_SECONDS)
     ]
     assert sum(bool(reason & 0x20) for reason in reasons) > len(reasons) / 3
-    code, heat_ns = nvml("thermal", f"FieldValues({STRUCK_GPU},269)")
-    assert (code, heat_ns) == tuple(nvml("thermal", f"FieldValues({STRUCK_GPU},75)"))
+    code, heat_ns = nvml("thermal", f"FieldValues({AFFECTED_GPU},269)")
+    assert (code, heat_ns) == tuple(nvml("thermal", f"FieldValues({AFFECTED_GPU},75)"))
     assert heat_ns > 10 * 10**9
     assert nvml("thermal", f"FieldValues({OTHER_GPU},269)") == [0, 0]
     assert load("thermal", "tx") < 0.95 * load("training", "tx")
@@ -181,35 +181,35 @@ def test_a_hot_gpu_throttles_and_the_job_waits_for_it() -> None:
 
 def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
     lost = {"error": ["nvml", 15]}
-    assert nvml("xid79", f"UUID({STRUCK_GPU})", ONSET - 1) != lost
+    assert nvml("xid79", f"UUID({AFFECTED_GPU})", ONSET - 1) != lost
     assert nvml("xid79", "Count()") == 4
     start = scenario_run("xid79").moments[0]
-    own = [call for call in start.calls if re.match(rf"nvml.*\({STRUCK_GPU}[,)]", call)]
+    own = [call for call in start.calls if re.match(rf"nvml.*\({AFFECTED_GPU}[,)]", call)]
     assert len(own) > 30
     assert all(stored("xid79", "calls", call, ONSET) == lost for call in own)
     assert nvml("xid79", f"UtilizationRates({OTHER_GPU})")["gpu"] > 95
     assert nvml("xid79", f"PowerUsage({OTHER_GPU})") < 200_000
     assert load("xid79", "tx", OTHER_INTERFACE) < 0.01
-    address = start.calls[f"nvml.nvmlDeviceGetPciInfo({STRUCK_GPU})"]["busId"][4:-2].lower()
+    address = start.calls[f"nvml.nvmlDeviceGetPciInfo({AFFECTED_GPU})"]["busId"][4:-2].lower()
     assert any(f"Xid (PCI:{address}): 79," in record for record in log("xid79"))
     directory = f"/sys/bus/pci/devices/{address}.0"
     assert stored("xid79", "files", f"{directory}/current_link_speed", SECONDS) == "Unknown\n"
 
 
 def test_a_row_waits_for_its_remapping() -> None:
-    call = f"RemappedRows({STRUCK_GPU})"
+    call = f"RemappedRows({AFFECTED_GPU})"
     assert nvml("row_remap", call, ONSET - 1) == [0, 0, 0, 0]
     assert nvml("row_remap", call) == [1, 0, 1, 0]
-    errors = [nvml("row_remap", f"TotalEccErrors({STRUCK_GPU},0,0)", s) for s in (0, SECONDS)]
+    errors = [nvml("row_remap", f"TotalEccErrors({AFFECTED_GPU},0,0)", s) for s in (0, SECONDS)]
     assert errors[1] > errors[0]
-    assert nvml("row_remap", f"TotalEccErrors({STRUCK_GPU},1,1)") == 0
+    assert nvml("row_remap", f"TotalEccErrors({AFFECTED_GPU},1,1)") == 0
     assert any("): 63, " in record for record in log("row_remap"))
     assert load("row_remap", "rx") > 0.25
 
 
 def test_a_flap_shows_in_state_counters_and_log() -> None:
-    port = f"/sys/class/infiniband/{STRUCK_DEVICE}/ports/1"
-    net = f"/sys/class/net/{STRUCK_INTERFACE}"
+    port = f"/sys/class/infiniband/{AFFECTED_DEVICE}/ports/1"
+    net = f"/sys/class/net/{AFFECTED_INTERFACE}"
 
     def files(second: int) -> list[str]:
         return [
@@ -229,8 +229,8 @@ def test_a_flap_shows_in_state_counters_and_log() -> None:
     assert files(ONSET) == ["1: DOWN", "3: Disabled", "1", "0", "down", "-1", "2"]
     assert files(SECONDS) == ["4: ACTIVE", "5: LinkUp", "1", "1", "up", "400000", "3"]
     down, up = log("link_flap")
-    assert down.endswith(f"{STRUCK_INTERFACE}: Link down")
-    assert up.endswith(f"{STRUCK_INTERFACE}: Link up")
+    assert down.endswith(f"{AFFECTED_INTERFACE}: Link down")
+    assert up.endswith(f"{AFFECTED_INTERFACE}: Link up")
     assert statistic("link_flap", "link_down_events_phy", SECONDS) == 1
     assert hardware("link_flap", "local_ack_timeout_err", SECONDS) > 0
     assert statistic("link_flap", "link_down_events_phy", SECONDS, OTHER_INTERFACE) == 0
@@ -263,6 +263,6 @@ def test_kernel_records_are_numbered_and_dated(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_node_with_one_gpu_can_be_struck_as_well(scenario: str) -> None:
+def test_a_node_with_one_gpu_can_be_affected_as_well(scenario: str) -> None:
     capture = simulate(NodeSpec("gpu-001", gpus=1, scenario=scenario), 10, 2.5)
     assert [m.offset_ns for m in capture.moments] == [n * 2_500_000_000 for n in range(5)]

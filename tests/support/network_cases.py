@@ -23,7 +23,7 @@ from railscope.capture import Capture, Json
 from railscope.catalog import METRICS
 
 SECONDS, ONSET = 60, 30
-STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
+AFFECTED, OTHER = "ens4f0np0", "ens3f0np0"
 DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
 """Rails that lose pause, congestion notification, trust and MTU."""
 
