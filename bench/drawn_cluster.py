@@ -49,7 +49,7 @@ class Row:
     mount: dict[str, Floats]
     absent: dict[tuple[int, int], int] = field(default_factory=dict)
     """Absence reasons of GPUs by node and index."""
-    silent_nodes: set[int] = field(default_factory=set)
+    stale_nodes: set[int] = field(default_factory=set)
     cut_nodes: set[int] = field(default_factory=set)
     """Nodes with frames that do not arrive while they go on."""
     events: list[tuple[int, WireEvent]] = field(default_factory=list)
@@ -254,7 +254,7 @@ class DrawnFeed:
         self.cluster = cluster
         self.diagnosis = ClusterDiagnosis(START_NS, slots)
         self.diagnosis.begin(slots - 1)
-        self.diagnosis.is_witnessed = True
+        self.diagnosis.has_receipts = True
         devices = self.diagnosis.devices
         for number in range(cluster.nodes):
             node = devices.node(node_name(number))
@@ -281,7 +281,7 @@ class DrawnFeed:
         """Store the readings of a slot."""
         lost = self.cluster.rng.random(self.cluster.nodes) < 0.01  # noqa: PLR2004 - one sample of a hundred
         present: Floats = np.array(
-            [n not in row.silent_nodes and not lost[n] for n in range(self.cluster.nodes)]
+            [n not in row.stale_nodes and not lost[n] for n in range(self.cluster.nodes)]
         )
         self._put_nics(slot, row, present)
         self._put_gpus(slot, row, present)
@@ -302,7 +302,7 @@ class DrawnFeed:
     def _put_receipts(self, slot: int, row: Row) -> None:
         end_ns = self.diagnosis.end_of(slot)
         for number in range(self.cluster.nodes):
-            if number not in row.silent_nodes | row.cut_nodes:
+            if number not in row.stale_nodes | row.cut_nodes:
                 for back in (6, 1):
                     offset_ns = round(row.offsets[number] * SECOND_NS)
                     receipt = Receipt(end_ns - back * SECOND_NS, node_name(number), offset_ns)

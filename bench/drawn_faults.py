@@ -325,7 +325,7 @@ def node_down(cluster: DrawnCluster) -> DrawnFault:
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
         drawn.slow_job(row, drawn.job_of(node), 0.0)
-        row.silent_nodes.add(node)
+        row.stale_nodes.add(node)
         row.nic["timeouts"][drawn.jobs[0].nodes] += 0.5
 
     return DrawnFault("node_down", "node", node, 0, effect)

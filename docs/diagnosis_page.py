@@ -13,7 +13,7 @@ from collector.diagnosis.signals import SIGNALS
 _INTRODUCTION = """\
 `railscope diagnose --captures DIRECTORY` finds the cause, the victims and the evidence of each fault in recorded nodes, and
 `railscope diagnose --frame-log STATE_DIRECTORY --from TIME --to TIME` in the frame log of a collector. Each subdirectory of
-DIRECTORY is the capture of one node (`railscope agent record`). Switches are known from LLDP, jobs and tenants from the
+DIRECTORY is the capture of one node (`railscope agent record`). Switches are read from LLDP, jobs and tenants from the
 claims of the nodes.
 
 ```console
@@ -29,7 +29,7 @@ warning: slow_receiver: gpu-node-2 ens4f0np0 mlx5_5 0000:5e:00.0 3 leaf-4 Ethern
 2. Every 10 seconds, detectors compare the signals of the last 30 seconds with those of the peers (NICs below the same leaf,
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
-   it: the table lists the classes that do, if they share a device, node, rail or job with it.
+   it: a finding of a class in the table about the same device, node, rail or job.
 4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident.
 
 The speed of a job is the data that it exchanges per second, relative to its past: each step exchanges the same amount.
@@ -37,12 +37,12 @@ The speed of a job is the data that it exchanges per second, relative to its pas
 ## Output
 
 `--format json` prints one line for each incident, in its last state; [incident.schema.json](incident.schema.json) describes
-the fields. The exit status is 0 with and without incidents. `detected` is the end of the evaluation that first concluded class and cause; nothing
-that was recorded later has an influence on it. The onset is the end of the first slot that shows the fault.
+the fields. The exit status is 0 with and without incidents. `detected` is the end of the evaluation that first concluded class and cause; data
+that was recorded later does not change it. The onset is the end of the first slot that shows the fault.
 
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
-collector's) states the offsets of the clocks, and which nodes the collector received from. Without it, clocks are taken as they
-are, and a node whose capture ends is unknown from then on.
+collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,
+clocks are not corrected, and a node is unknown from the end of its capture on.
 """
 
 
@@ -53,7 +53,7 @@ def page() -> str:
             f"`{kind.name}`",
             kind.text,
             str(kind.severity),
-            f"{kind.needed} of {kind.of}",
+            f"{kind.min_evaluations} of {kind.of_evaluations}",
             _explained_by(kind.name),
             kind.action,
         )

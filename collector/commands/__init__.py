@@ -1,1 +1,1 @@
-"""Commands below `railscope collector`, `railscope bill` and `railscope audit`."""
+"""Commands below `railscope collector`, `railscope bill` and `railscope audit`, and `railscope diagnose`."""

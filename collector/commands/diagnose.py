@@ -135,6 +135,8 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
         assert frame_log is not None  # noqa: S101 - one of both is set
         span = _time(from_text, 0), _time(to_text, 1 << 62)
         diagnosis = _diagnose_frame_log(frame_log, span, tenant_of)
+    for line in diagnosis.exceeded_limits():
+        click.echo(line, err=True)
     for line in _render(diagnosis, form):
         click.echo(line)
 
@@ -147,7 +149,7 @@ def _tenants(config: Path) -> TenantOf:
     try:
         return tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8")).find_tenant
     except (OSError, UnicodeDecodeError, FileError) as error:
-        message = f"reading the tenants failed: {file}: {error}"
+        message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error
 
 
@@ -196,7 +198,7 @@ def _find_captures(directory: Path) -> list[_CaptureRange]:
             start_ns, length_ns = int(metadata["started_wall_ns"]), int(metadata["duration_ns"])
             found.append(_CaptureRange(path, str(metadata["node"]), start_ns, start_ns + length_ns))
         except (OSError, UnicodeDecodeError, TomlError, KeyError, TypeError, ValueError) as error:
-            message = f"invalid capture: {about}: {error}; fix: record it again, or move it away"
+            message = f"invalid capture: {about}: {error}; fix: record it again, or move it to another directory"
             raise DiagnoseError(message) from error
     if not found:
         message = (
@@ -205,7 +207,7 @@ def _find_captures(directory: Path) -> list[_CaptureRange]:
         raise DiagnoseError(message)
     names = [capture.node for capture in found]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        message = f"two captures of node {twice!r} in {directory}: expected one; fix: move one away"
+        message = f"two captures of node {twice!r} in {directory}: expected one; fix: move one to another directory"
         raise DiagnoseError(message)
     return found
 
@@ -276,7 +278,7 @@ def _fits(batch: Batch, schema: WireSchema) -> bool:
 
 def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
     """Add the arrivals, or the samples in their place."""
-    diagnosis.is_witnessed = bool(clocks.receipts)
+    diagnosis.has_receipts = bool(clocks.receipts)
     for receipt in clocks.receipts:
         diagnosis.add_receipt(receipt)
     if not clocks.receipts:
@@ -300,7 +302,7 @@ def _replay_one(directory: Path) -> list[Envelope]:
     if finished.stderr:
         click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)
     if finished.returncode > 1 or finished.returncode < 0:
-        message = f"replaying {directory} failed with exit status {finished.returncode}"
+        message = f"cannot replay {directory}: exit status {finished.returncode}"
         raise DiagnoseError(message)
     return list(_records(finished.stdout))
 
@@ -329,11 +331,11 @@ def _read_arrivals(path: Path) -> NodeClocks:
                 if number == 1 and row == ["node", "sent", "received"]:
                     continue
                 if number > MAX_ARRIVALS:
-                    message = f"{path}: more than {MAX_ARRIVALS} lines: expected fewer"
+                    message = f"too many lines: {path}: expected at most {MAX_ARRIVALS}"
                     raise DiagnoseError(message)
                 rows.append(_arrival(path, number, row))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        message = f"reading {path} failed: {error}"
+        message = f"cannot read {path}: {error}"
         raise DiagnoseError(message) from error
     for node, sent_ns, received_ns in sorted(rows, key=lambda each: each[2]):
         clocks.add(node, sent_ns, received_ns)

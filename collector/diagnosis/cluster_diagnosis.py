@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from collector.diagnosis import (
+    devices,
     findings,
     gpu_detectors,
     job_detectors,
@@ -19,8 +20,7 @@ from collector.diagnosis import (
     network_detectors,
     node_detectors,
 )
-from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.incidents import Incident, IncidentTracker
+from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, Incident, IncidentTracker
 from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
@@ -52,13 +52,13 @@ class ClusterDiagnosis:
     ) -> None:
         self.slot_ns = SLOT_SECONDS * SECOND_NS
         self.first_ns = first_ns
-        self.devices = ClusterDevices(slots)
+        self.devices = devices.ClusterDevices(slots)
         self.readings = ReadingsCollector(self.devices, first_ns, self.slot_ns)
         self.claims = job_groups.ClaimedGpus(tenant_of)
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}
-        self.is_witnessed = False
-        """True if receipts are known apart from samples."""
+        self.has_receipts = False
+        """True if receipts are recorded apart from samples."""
         self._baselines = findings.Baselines()
         self._groups: job_groups.PeerGroups | None = None
         self._events: list[NodeEvent] = []
@@ -116,29 +116,40 @@ class ClusterDiagnosis:
         with np.errstate(invalid="ignore", divide="ignore"):
             changed = self.tracker.update(view, list(self._findings(view)))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
-            self._baselines.add_minute(signals, self._excluded(view))
+            self._baselines.add_minute(signals, self._devices_of_incidents(view))
         return changed
+
+    def exceeded_limits(self) -> Iterator[str]:
+        """Yield a line for each bound that the input exceeded: the evaluation lacks the rest."""
+        for node in self.devices.nodes.values():
+            if node.has_ignored_devices:
+                yield f"node {node.name}: devices ignored: expected at most {devices.MAX_DEVICES_PER_NODE} of a kind"
+        if self.claims.ignored_claims:
+            count, limit = self.claims.ignored_claims, job_groups.MAX_CLAIMS_PER_GPU
+            yield f"{count} claims ignored: expected at most {limit} of a GPU"
+        if self.tracker.ignored_findings:
+            yield f"{self.tracker.ignored_findings} findings ignored: expected at most {MAX_OPEN_PER_CAUSE_NODE} of a node at once"
 
     def _findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         return chain(
             network_detectors.slow_receivers(view),
             network_detectors.incast_receivers(view),
-            network_detectors.congestion_control(view),
-            network_detectors.retries(view),
-            network_detectors.leaves(view),
-            network_detectors.uplinks(view),
+            network_detectors.congestion_control_faults(view),
+            network_detectors.retransmitting_nics(view),
+            network_detectors.faulty_leaves(view),
+            network_detectors.congested_uplinks(view),
             network_detectors.paused_leaves(view),
-            link_detectors.links(view),
+            link_detectors.link_faults(view),
             gpu_detectors.xid_events(view),
-            gpu_detectors.conditions(view),
-            gpu_detectors.clocks(view),
-            gpu_detectors.stragglers(view),
-            job_detectors.storage(view),
-            job_detectors.slow_input(view),
+            gpu_detectors.reported_gpu_faults(view),
+            gpu_detectors.slow_clocks(view),
+            gpu_detectors.gpu_stragglers(view),
+            job_detectors.slow_storage(view),
+            job_detectors.jobs_without_input(view),
             job_detectors.late_hosts(view),
-            job_detectors.hangs(view),
+            job_detectors.hung_jobs(view),
             job_detectors.slow_jobs(view),
-            node_detectors.unheard_nodes(view, self.contacts, witnessed=self.is_witnessed),
+            node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
         )
 
@@ -154,8 +165,10 @@ class ClusterDiagnosis:
             contact.add(receipt.received_ns, receipt.offset_ns)
         self._receipts = self._receipts[count:]
 
-    def _excluded(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
-        """Return the devices that an open incident touches: their present is not their baseline."""
+    def _devices_of_incidents(
+        self, view: findings.DiagnosisView
+    ) -> dict[DeviceKind, findings.Flags]:
+        """Return the devices that an open incident affects: their present is not their baseline."""
         touched = {key for incident in self.tracker.open for key in incident.reach.jobs}
         numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
         nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
@@ -179,14 +192,13 @@ def _job_numbers(
 
 
 def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findings.JobState:
-    """Return what a job does now, relative to its past."""
+    """Return the state of a job, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
     state = findings.JobState(job)
     state.exchange = _mean(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = _mean(newest["utilization"][job.gpus])
-    state.utilization = _mean(gpu["utilization"][job.gpus])
     state.activity = _mean(gpu["activity"][job.gpus])
     past = _mean(view.base(DeviceKind.NIC, "send")[job.nics])
     if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure

@@ -16,7 +16,7 @@ from railscope.wire import WireEntity
 
 NO_POSITION = -1
 MAX_DEVICES_PER_NODE = 256
-"""Devices of one kind of a node; further ones are ignored, and counted."""
+"""Devices of one kind of a node; further ones are ignored, and reported."""
 
 _IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 
@@ -69,7 +69,7 @@ class ClusterNode:
     by_rdma_device: dict[str, int] = field(default_factory=dict)
     nic_by_address: dict[str, int] = field(default_factory=dict)
     gpu_by_address: dict[str, int] = field(default_factory=dict)
-    ignored_devices: int = 0
+    has_ignored_devices: bool = False
 
     @property
     def names(self) -> int:
@@ -133,7 +133,7 @@ class ClusterDevices:
             if not facts.get("rdma_device") and facts.get("role", "") not in {"compute", "storage"}:
                 return
             if len(node.nics) >= MAX_DEVICES_PER_NODE:
-                node.ignored_devices += 1
+                node.has_ignored_devices = True
                 return
             node.nics[interface] = self.sums[DeviceKind.NIC].add_device()
             self.nics.append(ClusterNic(node.name, interface))
@@ -152,7 +152,7 @@ class ClusterDevices:
         uuid, facts = entity.key[0], entity.facts
         if uuid not in node.gpus:
             if len(node.gpus) >= MAX_DEVICES_PER_NODE:
-                node.ignored_devices += 1
+                node.has_ignored_devices = True
                 return
             node.gpus[uuid] = self.sums[DeviceKind.GPU].add_device()
             self.gpus.append(ClusterGpu(node.name, uuid))
@@ -187,7 +187,7 @@ class ClusterDevices:
         key = (whole.name, *entity.key[: len(whole.labels)])
         if key not in node.mounts:
             if len(node.mounts) >= MAX_DEVICES_PER_NODE:
-                node.ignored_devices += 1
+                node.has_ignored_devices = True
                 return NO_POSITION
             export = key[1]
             is_lustre = whole.name.startswith("lustre")

@@ -1,4 +1,4 @@
-"""Findings of detectors at one evaluation: class, cause and evidence; and what detectors see."""
+"""Findings of detectors at one evaluation: class, cause and evidence; and the input of detectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindingEvidence:
-    """One value that supports a finding, with what it is compared with."""
+    """One value that supports a finding, and the value that it is compared with."""
 
     signal: str
     value: float
@@ -57,7 +57,7 @@ class Finding:
     cause: Cause
     evidence: tuple[FindingEvidence, ...]
     strength: float = 1.0
-    """Share of what the class can show, from 0 to 1: how far the evidence is beyond its threshold."""
+    """Distance of the evidence from its threshold, from 0 to 1, relative to the largest one of the class."""
     severity: str = ""
     """Severity other than that of the class."""
     onset_ns: int = 0
@@ -77,7 +77,7 @@ WORK_QUANTILE = 0.7
 
 
 BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
-    DeviceKind.NIC: ("receive", "send", "pausing", "paused", "pause_frames", "marked", "marks", "reacts", "bit_errors", "naks", "out_of_order", "adaptive"),
+    DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "pause_frames", "marked_share", "marks", "notifications_handled", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
     DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
     DeviceKind.NODE: ("cpu", "cpu_pressure"),
     DeviceKind.MOUNT: ("read_latency", "write_latency"),
@@ -133,7 +133,6 @@ class JobState:
     job: ActiveJob
     exchange: float = np.nan
     """Share of the line rate that its NICs send, in the last minute."""
-    utilization: float = np.nan
     activity: float = np.nan
     exchange_change: float = np.nan
     utilization_change: float = np.nan
@@ -146,7 +145,7 @@ class JobState:
 
     @property
     def speed(self) -> float:
-        """Progress relative to the past, by what the ranks exchange per second: a step exchanges the same amount."""
+        """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
         changes = [self.exchange_change, self.nvlink_change]
         known_values = [change for change in changes if not np.isnan(change)]
         return known_values[0] if known_values else np.nan
@@ -162,7 +161,7 @@ MAX_SLOW_SPEED = 0.93
 
 @dataclass(slots=True)
 class DiagnosisView:
-    """All that detectors compare at one evaluation."""
+    """Input of the detectors at one evaluation."""
 
     signals: ClusterSignals
     groups: PeerGroups

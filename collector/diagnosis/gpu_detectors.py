@@ -43,7 +43,7 @@ _CLASS_OF_XID = {
 _MISSING_STATE = 4
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
-"""Strength of an Xid; what a counter or a state of the GPU reports counts more."""
+"""Strength of an Xid; a counter or a state of the GPU counts more."""
 
 
 def xid_events(view: DiagnosisView) -> Iterator[Finding]:
@@ -74,8 +74,8 @@ def xid_events(view: DiagnosisView) -> Iterator[Finding]:
         )
 
 
-def conditions(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield GPUs by what they or their absence report."""
+def reported_gpu_faults(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield GPUs whose counters, states or absence report a fault."""
     gpu, groups = view.signals.gpu, view.groups
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     recent = view.signals.table(DeviceKind.GPU, 2)
@@ -86,27 +86,31 @@ def conditions(view: DiagnosisView) -> Iterator[Finding]:
     missing = gpu["device_state"] == _MISSING_STATE
     gone = (~alive & (reason == Absent.GONE.value)) | (missing & ~alive)
     hung = ~alive & (reason == Absent.TIMEOUT.value)
-    yield from _each(view, "gpu_lost", gone, "device_state")
+    yield from _gpu_findings(view, "gpu_lost", gone, "device_state")
     yield from _unresponsive(view, hung, answering)
-    yield from _each(
+    yield from _gpu_findings(
         view, "row_remap", above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
     )
     waits = above(gpu["remap_pending"], 0.0) & ~above(gpu["remap_failure"], 0.0)
-    yield from _each(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
-    yield from _each(view, "ecc_uncorrectable", above(recent["uncorrected"], 0.0), "uncorrected")
+    yield from _gpu_findings(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
+    yield from _gpu_findings(
+        view, "ecc_uncorrectable", above(recent["uncorrected_errors"], 0.0), "uncorrected_errors"
+    )
     errors = sums.history("nvlink_errors", slot, 6)
     has_value = ~np.isnan(errors)
     often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= above(gpu["nvlink_recoveries"], 0.0)
-    yield from _each(view, "nvlink_errors", often, "nvlink_errors")
+    yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
     busy = above(gpu["utilization"], 0.1)
-    yield from _each(view, "pcie_degraded", above(1.0 - gpu["width"], 0.01), "width")
-    yield from _each(
-        view, "pcie_degraded", above(1.0 - gpu["generation"], 0.01) & busy, "generation"
+    yield from _gpu_findings(
+        view, "pcie_degraded", above(1.0 - gpu["pcie_width"], 0.01), "pcie_width"
+    )
+    yield from _gpu_findings(
+        view, "pcie_degraded", above(1.0 - gpu["pcie_generation"], 0.01) & busy, "pcie_generation"
     )
 
 
-def _each(  # noqa: PLR0913, PLR0917 - parts of a finding
+def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
     view: DiagnosisView,
     name: str,
     hit: Flags,
@@ -142,18 +146,18 @@ def _unresponsive(
                 yield Finding("gpu_unresponsive", Cause("gpu", position), (each,))
 
 
-MIN_LIMITED = 0.4
-SLOW_CLOCK = 0.95
+MIN_LIMITED_SHARE = 0.4
+MAX_SLOW_CLOCK = 0.95
 
 
-def clocks(view: DiagnosisView) -> Iterator[Finding]:
+def slow_clocks(view: DiagnosisView) -> Iterator[Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
     gpu = view.signals.gpu
-    slower = gpu["clock"] < SLOW_CLOCK * _peer_clocks(view)
-    hot = above(gpu["thermal"], MIN_LIMITED) & slower
-    yield from _each(view, "thermal_straggler", hot, "thermal")
-    brake = above(gpu["power_brake"], MIN_LIMITED)
-    braked = (brake | (above(gpu["slowdown"], MIN_LIMITED) & slower)) & ~hot
+    slower = gpu["clock"] < MAX_SLOW_CLOCK * _peer_clocks(view)
+    hot = above(gpu["thermal_share"], MIN_LIMITED_SHARE) & slower
+    yield from _gpu_findings(view, "thermal_straggler", hot, "thermal_share")
+    brake = above(gpu["power_brake_share"], MIN_LIMITED_SHARE)
+    braked = (brake | (above(gpu["slowdown_share"], MIN_LIMITED_SHARE) & slower)) & ~hot
     by_node: dict[int, list[int]] = defaultdict(list)
     for position in np.flatnonzero(braked).tolist():
         by_node[int(view.groups.gpu_node[position])].append(position)
@@ -161,9 +165,9 @@ def clocks(view: DiagnosisView) -> Iterator[Finding]:
     for node, positions in by_node.items():
         evidence = tuple(
             FindingEvidence(
-                "power_brake",
-                float(np.fmax(gpu["power_brake"], gpu["slowdown"])[p]),
-                MIN_LIMITED,
+                "power_brake_share",
+                float(np.fmax(gpu["power_brake_share"], gpu["slowdown_share"])[p]),
+                MIN_LIMITED_SHARE,
                 "limit",
                 view.gpu_name(p),
             )
@@ -197,12 +201,12 @@ MIN_EXCESS = 0.04
 MAX_STRAGGLERS = 0.25
 
 
-def stragglers(view: DiagnosisView) -> Iterator[Finding]:
+def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
     """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
     gpu = view.signals.table(DeviceKind.GPU, 6)
     for job in view.jobs:
         state = view.states.get(job.key)
-        if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_straggle(state):
+        if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_have_straggler(state):
             continue
         for signal in ("activity", "power"):
             changes = gpu[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
@@ -212,7 +216,7 @@ def stragglers(view: DiagnosisView) -> Iterator[Finding]:
             break
 
 
-def _may_straggle(state: JobState) -> bool:
+def _may_have_straggler(state: JobState) -> bool:
     works = state.utilization_change > 0.9 and state.activity_change < 0.985  # noqa: PLR2004 - fell, and still runs
     return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
 

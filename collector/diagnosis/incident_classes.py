@@ -1,6 +1,6 @@
 """Classes of incidents: a closed list, with severity, persistence and action of each.
 
-`needed` of `of` consecutive evaluations must agree before an incident opens; hard evidence needs one. Reasons for
+`min_evaluations` of `of_evaluations` consecutive evaluations must agree before an incident opens; hard evidence needs one. Reasons for
 the numbers: with one evaluation every 10 seconds over a window of 30 seconds, 3 of 4 conclude a strong fault
 about 30 to 40 seconds after its onset, and no single sample can open an incident.
 """
@@ -30,8 +30,8 @@ class IncidentClass:
     name: str
     text: str
     severity: Severity
-    needed: int
-    of: int
+    min_evaluations: int
+    of_evaluations: int
     specificity: float
     action: str
     is_symptom: bool = False

@@ -24,11 +24,11 @@ MAX_LISTED = 200
 
 _LIMITS = {
     "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
-    "link_transmit_errors": "A host does not see the errors of what it sends: the switch port counts them.",
-    "incast_receiver": "Hosts do not see the queue of the switch; it follows from marks and rates.",
-    "nccl_hang": "Hosts do not see which rank did not enter the collective when all of them spin.",
+    "link_transmit_errors": "A host does not count errors of the data that it sends: the switch port counts them.",
+    "incast_receiver": "Hosts cannot read the queue of the switch; it follows from marks and rates.",
+    "nccl_hang": "Hosts cannot determine the rank that did not enter the collective when all of them spin.",
 }  # fmt: skip
-"""Limits of what hosts can observe, by kind of cause or by class."""
+"""Limits of the observation by hosts, by kind of cause or by class."""
 
 
 class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
@@ -78,7 +78,7 @@ class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storag
 
 
 class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
-    """A job, and its lowest speed meanwhile, relative to its past."""
+    """A job, and its lowest speed during the incident, relative to its past."""
 
     tenant: str
     source: str
@@ -92,7 +92,7 @@ EntityDocument: TypeAlias = (
 
 
 class EvidenceDocument(msgspec.Struct, frozen=True):
-    """A value that supports an incident; null is not a number. `comparison` is what the threshold is."""
+    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold."""
 
     signal: str
     device: str
@@ -141,7 +141,7 @@ def incident_document(
         jobs.append(_job(cause.job))
     nics = [_nic(position, devices) for position in sorted(incident.victim_nics)]
     return IncidentDocument(
-        id=incident.number,
+        id=incident.incident_id,
         incident_class=kind.name,
         text=kind.text,
         cause=_entity(incident, devices, groups),

@@ -36,7 +36,7 @@ MAX_OPEN_PER_CAUSE_NODE = 64
 class Incident:
     """A fault: its cause, evidence and victims. Times are on the collector's clock; 0 while it lasts."""
 
-    number: str
+    incident_id: str
     incident_class: IncidentClass
     cause: Cause
     onset_ns: int
@@ -79,7 +79,7 @@ class IncidentTracker:
         self.ignored_findings = 0
 
     def update(self, view: DiagnosisView, findings: Iterable[Finding]) -> list[Incident]:
-        """Take the findings of an evaluation; return the incidents that opened or closed."""
+        """Add the findings of an evaluation; return the incidents that opened or closed."""
         slot = view.signals.slot
         changed: list[Incident | None] = []
         for finding in findings:
@@ -149,16 +149,16 @@ class IncidentTracker:
     def _conclude(self, view: DiagnosisView, candidate: _Candidate, slot: int) -> bool:
         """Open, reopen or update the incident of a candidate; true if it opened."""
         kind = CLASSES[candidate.finding.incident_class]
-        recent = sum(each > slot - kind.of for each in candidate.slots)
+        recent = sum(each > slot - kind.of_evaluations for each in candidate.slots)
         incident = candidate.incident
         if incident is not None:
             opened = bool(incident.ended_ns)
-            if opened and recent < kind.needed:
+            if opened and recent < kind.min_evaluations:
                 return False
             incident.ended_ns = 0
             self._refresh(view, incident, candidate, slot)
             return opened
-        if recent < kind.needed or self._waits(candidate, kind, slot):
+        if recent < kind.min_evaluations or self._waits(candidate, kind, slot):
             return False
         candidate.incident = self._open(view, candidate, kind, slot)
         self.incidents.append(candidate.incident)
@@ -171,7 +171,7 @@ class IncidentTracker:
         if explainer is not None and explainer.incident is not None:
             explainer.incident.symptoms.add(kind.name)
             return True
-        waits = slot - candidate.first_slot < kind.needed + WAIT_SLOTS
+        waits = slot - candidate.first_slot < kind.min_evaluations + WAIT_SLOTS
         return waits and (explainer is not None or kind.is_symptom)
 
     def _explainer(self, candidate: _Candidate, slot: int) -> _Candidate | None:
@@ -194,7 +194,7 @@ class IncidentTracker:
         finding = candidate.finding
         text = f"{kind.name} {finding.cause} {candidate.onset_ns}"
         return Incident(
-            number=hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
+            incident_id=hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
             incident_class=kind,
             cause=finding.cause,
             onset_ns=min(candidate.onset_ns, view.timestamp_ns),
@@ -209,7 +209,7 @@ class IncidentTracker:
     def _refresh(
         self, view: DiagnosisView, incident: Incident, candidate: _Candidate, slot: int
     ) -> None:
-        """Update what an incident shows: evidence, victims, cost."""
+        """Update evidence, victims and cost of an incident."""
         finding, kind = candidate.finding, incident.incident_class
         incident.evidence, incident.parts, incident.detail = (
             finding.evidence,
@@ -276,7 +276,7 @@ class IncidentTracker:
                         other.reach,
                     )
                 ):
-                    incident.explained_by = other.number
+                    incident.explained_by = other.incident_id
                     other.symptoms.add(incident.incident_class.name)
                     break
 
@@ -284,7 +284,7 @@ class IncidentTracker:
 def _max_gap(finding: Finding) -> int:
     """Return the distance of two evaluations that may count together; after a longer one the count starts again."""
     kind = CLASSES[finding.incident_class]
-    return kind.of - kind.needed + 1
+    return kind.of_evaluations - kind.min_evaluations + 1
 
 
 def _memory(candidate: _Candidate) -> int:

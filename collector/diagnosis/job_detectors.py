@@ -25,10 +25,10 @@ from collector.diagnosis.slot_sums import Floats
 
 LATENCY_FACTOR = 4.0
 MIN_LATENCY_SECONDS = 0.005
-MOST = 0.6
+MAJORITY = 0.6
 
 
-def storage(view: DiagnosisView) -> Iterator[Finding]:
+def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
     """Yield servers, or single clients, with a latency of many times their own past while their jobs wait."""
     mounts = view.devices.mounts
     if not mounts:
@@ -62,7 +62,7 @@ def storage(view: DiagnosisView) -> Iterator[Finding]:
             )
             for p in hit[:4]
         )
-        if len(hit) >= MOST * len(clients):
+        if len(hit) >= MAJORITY * len(clients):
             yield Finding(
                 "storage_bound", Cause("storage", name=server), evidence, parts=tuple(hit)
             )
@@ -80,7 +80,7 @@ def _node_waits(view: DiagnosisView, node: str) -> bool:
 
 
 MIN_INPUT, MAX_INPUT = 0.15, 0.85
-SIMILAR = 0.12
+MAX_RANK_DEVIATION = 0.12
 MIN_USE = 0.8
 """Utilization of a job that trains; that of a service varies with its load."""
 
@@ -88,19 +88,19 @@ INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
 
 
-def slow_input(view: DiagnosisView) -> Iterator[Finding]:
+def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
     baseline = view.base(DeviceKind.GPU, "utilization")
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = above(baseline[job.gpus], MIN_USE).mean() > MOST
-        if not computes or len(known_values) < MOST * len(job.gpus):
+        computes = above(baseline[job.gpus], MIN_USE).mean() > MAJORITY
+        if not computes or len(known_values) < MAJORITY * len(job.gpus):
             continue
         usual = float(np.median(known_values))
-        alike = np.mean(np.abs(known_values - usual) <= SIMILAR) >= 0.9  # noqa: PLR2004 - nearly all ranks
-        if MIN_INPUT < usual < MAX_INPUT and alike and _goes_on(view, job):
+        alike = np.mean(np.abs(known_values - usual) <= MAX_RANK_DEVIATION) >= 0.9  # noqa: PLR2004 - nearly all ranks
+        if MIN_INPUT < usual < MAX_INPUT and alike and _makes_progress(view, job):
             evidence = FindingEvidence(
                 "utilization", usual, MAX_INPUT, "relative to its past", job.key.workload
             )
@@ -110,7 +110,7 @@ def slow_input(view: DiagnosisView) -> Iterator[Finding]:
 MIN_PROGRESS = 0.12
 
 
-def _goes_on(view: DiagnosisView, job: ActiveJob) -> bool:
+def _makes_progress(view: DiagnosisView, job: ActiveJob) -> bool:
     """True unless a job exchanges next to nothing, as in a checkpoint: starved steps still end."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
@@ -159,15 +159,15 @@ def _node_mean(view: DiagnosisView, job: ActiveJob, name: str, values: Floats) -
 
 
 HUNG_ACTIVITY, HUNG_EXCHANGE, HUNG_NVLINK = 0.3, 0.002, 1e9
-BUSY = 0.9
+MIN_BUSY_USE = 0.9
 
 
-def hangs(view: DiagnosisView) -> Iterator[Finding]:
+def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:
-        spins = above(gpu["utilization"][job.gpus], BUSY)
+        spins = above(gpu["utilization"][job.gpus], MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
         idle_work = (activity < HUNG_ACTIVITY) & (activity < 0.6 * np.nan_to_num(base[job.gpus]))
         if np.isnan(activity).all():
@@ -177,7 +177,7 @@ def hangs(view: DiagnosisView) -> Iterator[Finding]:
             ~above(nic["send"][job.nics], HUNG_EXCHANGE).any()
             and not above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
         )
-        if quiet and (spins & idle_work).mean() >= MOST:
+        if quiet and (spins & idle_work).mean() >= MAJORITY:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = FindingEvidence(
                 "activity", float(np.nanmean(activity)), HUNG_ACTIVITY, "limit", job.key.workload
@@ -189,7 +189,7 @@ def hangs(view: DiagnosisView) -> Iterator[Finding]:
 def slow_jobs(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
-        if state.is_slow and state.utilization_change > BUSY:
+        if state.is_slow and state.utilization_change > MIN_BUSY_USE:
             evidence = FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload
             )
@@ -199,7 +199,7 @@ def slow_jobs(view: DiagnosisView) -> Iterator[Finding]:
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
 
 
-def hangs_behind(state: JobState | None) -> bool:
+def is_stalled(state: JobState | None) -> bool:
     """True if the ranks of a job wait and make no progress; those of a job that has ended are idle."""
     if state is None or not state.utilization_now > MIN_WAITING_USE:
         return False

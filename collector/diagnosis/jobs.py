@@ -16,7 +16,7 @@ from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.slot_sums import Floats, Positions
 from collector.workloads.job_roster import JobKey
 
-_MAX_CLAIMS_PER_GPU = 64
+MAX_CLAIMS_PER_GPU = 64
 _FOREVER_NS = 1 << 62
 
 
@@ -43,7 +43,7 @@ class ClaimedGpus:
     def __init__(self, tenant_of: TenantOf = owner_as_tenant) -> None:
         self._tenant_of = tenant_of
         self._spans: dict[str, dict[str, _ClaimSpan]] = defaultdict(dict)
-        self.ignored = 0
+        self.ignored_claims = 0
 
     def add(self, node_event: NodeEvent) -> None:
         """Add the start or the end of a claim; other events are ignored."""
@@ -53,9 +53,9 @@ class ClaimedGpus:
         gpu, claim = event.entity.key
         spans = self._spans[gpu]
         if event.name == "claim_start":
-            if claim not in spans and len(spans) >= _MAX_CLAIMS_PER_GPU:
+            if claim not in spans and len(spans) >= MAX_CLAIMS_PER_GPU:
                 del spans[next(iter(spans))]
-                self.ignored += 1
+                self.ignored_claims += 1
             facts = event.facts
             job = JobKey(
                 self._tenant_of(
@@ -94,7 +94,6 @@ class PeerGroups:
 
     devices: ClusterDevices
     leaf_names: list[str] = field(default_factory=list)
-    pod_names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Number all groups."""
@@ -108,9 +107,9 @@ class PeerGroups:
         self.nic_leaf, self.leaf_names = _numbers(names)
         self.nic_leaf[~self.is_rail] = -1
         self.nic_socket = _numbers([f"{nic.node}/{nic.numa_node}" for nic in nics])[0]
-        self.nic_pod, self.pod_names = self._pods()
+        self.nic_pod = self._pods()
 
-    def _pods(self) -> tuple[Positions, list[str]]:
+    def _pods(self) -> Positions:
         """Return the pod of each NIC: nodes that share leaves are in one pod."""
         parent = list(range(len(self.leaf_names)))
 
@@ -128,8 +127,7 @@ class PeerGroups:
         order = {
             root: number for number, root in enumerate(dict.fromkeys(r for r in roots if r >= 0))
         }
-        pods = np.array([order.get(root, -1) for root in roots], np.intp)
-        return pods, [str(number) for number in range(len(order))]
+        return np.array([order.get(root, -1) for root in roots], np.intp)
 
     @cached_property
     def leaves(self) -> tuple[Positions, ...]:

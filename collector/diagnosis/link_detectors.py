@@ -12,7 +12,7 @@ import numpy as np
 
 from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence, above
 from collector.diagnosis.jobs import MIN_PEERS
-from collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded
+from collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded_nics
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions
 
@@ -24,10 +24,10 @@ BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
 
 RELOAD_SHARE = 0.7
-"""Share of a node's NICs; if as many flap at once, the driver was loaded again or the node restarted."""
+"""Share of a node's NICs; if as many flap at once, the driver was loaded_nics again or the node restarted."""
 
 
-def links(view: DiagnosisView) -> Iterator[Finding]:
+def link_faults(view: DiagnosisView) -> Iterator[Finding]:
     """Yield faults of links."""
     yield from _bit_errors(view)
     yield from _outages(view)
@@ -37,7 +37,7 @@ def links(view: DiagnosisView) -> Iterator[Finding]:
 
 def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
     nic = view.signals.nic
-    errors, lost = nic["bit_errors"], nic["uncorrected"]
+    errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
     usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "bit_errors")))
     limit = np.fmin(np.fmax(BIT_ERROR_FACTOR * usual, MIN_BIT_ERRORS), CERTAIN_BIT_ERRORS)
@@ -57,7 +57,11 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
                     name,
                 ),
                 FindingEvidence(
-                    "uncorrected", float(lost[position]), CRITICAL_UNCORRECTED, "limit", name
+                    "uncorrected_symbols",
+                    float(lost[position]),
+                    CRITICAL_UNCORRECTED,
+                    "limit",
+                    name,
                 ),
             ),
             severity="critical" if critical else "",
@@ -68,46 +72,49 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
     now = view.signals.table(DeviceKind.NIC, 1)
     earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
-    downs = above(now["downs"], 0.5)
-    is_up = now["up"] > 0
+    downs = above(now["link_downs"], 0.5)
+    is_up = now["link_up"] > 0
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
     reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 2)  # noqa: PLR2004 - more than a pair
     # Up again, or counted while the interface does not state its carrier.
-    flaps = downs & (is_up | np.isnan(now["up"])) & ~reloads[groups.nic_node]
+    flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
         evidence = FindingEvidence(
-            "downs", float(now["downs"][position]), 0.0, "limit", view.nic_name(position)
+            "link_downs", float(now["link_downs"][position]), 0.0, "limit", view.nic_name(position)
         )
         yield Finding("link_flap", Cause("nic", position), (evidence,))
-    was_up = above(earlier["up"], 0.0) | above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
+    was_up = above(earlier["link_up"], 0.0) | above(
+        np.fmax(earlier["send"], earlier["receive"]), 0.0
+    )
     peers_up = np.zeros(len(now), np.bool_)
     for members in groups.leaves:
-        others_up = int(above(now["up"][members], 0.0).sum())
+        others_up = int(above(now["link_up"][members], 0.0).sum())
         peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
     is_role = groups.is_rail & peers_up
-    for position in np.flatnonzero((now["up"] == 0) & (was_up | is_role)).tolist():
+    for position in np.flatnonzero((now["link_up"] == 0) & (was_up | is_role)).tolist():
         # A port that was never up may be unused by design.
         compared, severity = ("before", "") if was_up[position] else ("peers", "info")
-        evidence = FindingEvidence("up", 0.0, 1.0, compared, view.nic_name(position))
+        evidence = FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
         yield Finding("link_down", Cause("nic", position), (evidence,), severity=severity)
-    yield from _lost(view)
+    yield from _lost_nics(view)
 
 
-def _lost(view: DiagnosisView) -> Iterator[Finding]:
+def _lost_nics(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that a node no longer reports while it reports others."""
     now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
     groups = view.groups
-    reports = ~np.isnan(now["up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
-    reported = ~np.isnan(before["up"]) | ~np.isnan(before["receive"])
+    reports = ~np.isnan(now["link_up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
+    reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
     alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
     gone = reported & ~reports & alive[groups.nic_node]
     gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
     for node in np.unique(groups.nic_node[gone]).tolist():
         positions = np.flatnonzero(gone & (groups.nic_node == node)).tolist()
         evidence = tuple(
-            FindingEvidence("up", float("nan"), 1.0, "before", view.nic_name(p)) for p in positions
+            FindingEvidence("link_up", float("nan"), 1.0, "before", view.nic_name(p))
+            for p in positions
         )
         if len(positions) >= 3:  # noqa: PLR2004 - more than a pair of ports
             cause = Cause("node", name=view.devices.node_names[node])
@@ -120,19 +127,19 @@ def _lost(view: DiagnosisView) -> Iterator[Finding]:
 def _speeds(view: DiagnosisView) -> Iterator[Finding]:
     """Yield links that are slower than they were, or than those of the same role of their node."""
     nic = view.signals.nic
-    speed = np.where(nic["up"] > 0, nic["speed"], np.nan)
-    before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["speed"]
+    speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
+    before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
     usual = np.fmax(before, _usual_of_node(view, speed))
     for position in np.flatnonzero(speed < LOW_SPEED * usual).tolist():
         values = float(speed[position]), float(usual[position])
-        evidence = FindingEvidence("speed", *values, "peers and past", view.nic_name(position))
+        evidence = FindingEvidence("link_speed", *values, "peers and past", view.nic_name(position))
         yield Finding("link_speed_low", Cause("nic", position), (evidence,))
     for signal in ("pcie_width", "pcie_speed"):
         # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
         # save power by a lower speed, and never by fewer lanes.
         narrow = (nic[signal] < 1) & (_usual_of_role(view, nic[signal]) >= 1)
         if signal == "pcie_speed":
-            narrow &= loaded(view)
+            narrow &= loaded_nics(view)
         for position in np.flatnonzero(narrow).tolist():
             value = float(nic[signal][position])
             evidence = FindingEvidence(signal, value, 1.0, "limit", view.nic_name(position))
@@ -163,8 +170,10 @@ def _medians(values: Floats, groups: Positions) -> Floats:
 
 def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
-    nic, use = view.signals.nic, loaded(view)
-    clean = ~above(nic["uncorrected"], 0.0) & ~above(nic["unprotected"], MIN_UNPROTECTED)
+    nic, use = view.signals.nic, loaded_nics(view)
+    clean = ~above(nic["uncorrected_symbols"], 0.0) & ~above(
+        nic["unprotected_share"], MIN_UNPROTECTED
+    )
     for members in view.groups.leaves:
         senders = members[use[members]]
         hit = senders[above(nic["naks"][senders], 0.3) & clean[senders]]

@@ -1,6 +1,6 @@
 """Detectors of congestion: NICs by pause, marks and notifications, and leaf switches by all NICs below them.
 
-A NIC that transmits pause cannot absorb what arrives; one that receives pause is a victim of something
+A NIC that transmits pause cannot accept all data that arrives; one that receives pause is a victim of a queue
 further on. Every threshold is compared with the peers below the same leaf and with the NIC's own past,
 so that sites with a permanent level of pause or marks stay quiet.
 """
@@ -23,13 +23,13 @@ from collector.diagnosis.findings import (
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, divide
 
-LOADED = 0.005
+MIN_LOAD = 0.005
 """Share of the line rate above which a NIC is in use."""
 
 MIN_PAUSING = 0.003
 STORM_PAUSING = 0.5
 STORM_RECEIVE = 0.03
-BASELINE_FACTOR, PEER_FACTOR, DEVIATIONS = 6.0, 6.0, 6.0
+BASELINE_FACTOR, DEVIATIONS = 6.0, 6.0
 MIN_STALL = 0.1
 MIN_DISCARDS = 0.5
 _PCIE_LIMITS = {
@@ -41,17 +41,17 @@ _PCIE_LIMITS = {
 MIN_SOCKET_NICS = 3
 
 
-def loaded(view: DiagnosisView) -> Flags:
+def loaded_nics(view: DiagnosisView) -> Flags:
     """Return the NICs that carry RDMA traffic now."""
     nic = view.signals.nic
-    return above(np.fmax(nic["send"], nic["receive"]), LOADED)
+    return above(np.fmax(nic["send"], nic["receive"]), MIN_LOAD)
 
 
 def _pausing_limit(view: DiagnosisView) -> Floats:
-    """Return how much a NIC has to pause to be slower than its peers and its own past."""
+    """Return the share of pause beyond which a NIC is slower than its peers and its own past."""
     nic = view.signals.nic
-    medians, deviations = view.groups.leaf_peers(nic["pausing"], view.groups.is_rail)
-    baseline = view.base(DeviceKind.NIC, "pausing")
+    medians, deviations = view.groups.leaf_peers(nic["pausing_share"], view.groups.is_rail)
+    baseline = view.base(DeviceKind.NIC, "pausing_share")
     return MIN_PAUSING + np.fmax(
         np.nan_to_num(medians) + DEVIATIONS * np.nan_to_num(deviations),
         BASELINE_FACTOR * np.nan_to_num(baseline),
@@ -59,13 +59,17 @@ def _pausing_limit(view: DiagnosisView) -> Floats:
 
 
 def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield NICs that pause their switch port: storms, and slow receivers with the reason why."""
+    """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
     nic = view.signals.nic
     limit = _pausing_limit(view)
-    silent = ~above(nic["receive"], STORM_RECEIVE)
-    stops = above(np.fmax(nic["pausing"], nic["pausing_frames"]), STORM_PAUSING)
-    storm = (above(nic["storms"], 0.0) & silent) | (stops & silent)
-    slow = above(nic["pausing"], limit) & above(nic["pausing"], nic["paused"]) & ~storm
+    receives_nothing = ~above(nic["receive"], STORM_RECEIVE)
+    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), STORM_PAUSING)
+    storm = (above(nic["pause_storms"], 0.0) & receives_nothing) | (stops & receives_nothing)
+    slow = (
+        above(nic["pausing_share"], limit)
+        & above(nic["pausing_share"], nic["paused_share"])
+        & ~storm
+    )
     for position in np.flatnonzero(storm).tolist():
         yield _pausing(view, "pfc_storm", position, limit)
     found = np.flatnonzero(slow)
@@ -88,14 +92,14 @@ def _pausing(
     more: tuple[FindingEvidence, ...] = (),
 ) -> Finding:
     evidence = (_pausing_evidence(view, position, limit), *more)
-    share = float(np.nan_to_num(view.signals.nic["pausing"][position]))
+    share = float(np.nan_to_num(view.signals.nic["pausing_share"][position]))
     return Finding(name, Cause("nic", position), evidence, min(1.0, 0.5 + share))
 
 
 def _pausing_evidence(view: DiagnosisView, position: int, limit: Floats) -> FindingEvidence:
-    value, name = view.signals.nic["pausing"][position], view.nic_name(position)
+    value, name = view.signals.nic["pausing_share"][position], view.nic_name(position)
     return FindingEvidence(
-        "pausing", float(value), float(limit[position]), "peers and baseline", name
+        "pausing_share", float(value), float(limit[position]), "peers and baseline", name
     )
 
 
@@ -136,20 +140,20 @@ INCAST_PEERS, INCAST_MARKS = 1.25, 4.0
 
 def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
-    nic, use = view.signals.nic, loaded(view) & view.groups.is_rail
+    nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
     received, _ = view.groups.leaf_peers(nic["receive"], use)
-    marked, _ = view.groups.leaf_peers(nic["marked"], use)
+    marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
     usual_marked = np.fmax(
-        np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked"))
+        np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked_share"))
     )
     baseline = view.base(DeviceKind.NIC, "receive")
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
     limit = np.fmax(MIN_INCAST_MARKED, INCAST_MARKS * usual_marked)
     hit = (
         use
-        & above(nic["marked"], limit)
+        & above(nic["marked_share"], limit)
         & above(nic["receive"], np.fmax(INCAST_PEERS * usual, MIN_INCAST_RECEIVE))
-        & ~above(nic["pausing"], MIN_PAUSING)
+        & ~above(nic["pausing_share"], MIN_PAUSING)
     )
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
@@ -158,8 +162,8 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
             Cause("nic", position),
             (
                 FindingEvidence(
-                    "marked",
-                    float(nic["marked"][position]),
+                    "marked_share",
+                    float(nic["marked_share"][position]),
                     float(limit[position]),
                     "peers and baseline",
                     name,
@@ -184,27 +188,35 @@ MAX_UNPROTECTED_NICS = 0.6
 NODE_SHARE = 0.7
 
 
-def congestion_control(view: DiagnosisView) -> Iterator[Finding]:
+def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs, or nodes, with a part of congestion control that does not work."""
-    nic, use = view.signals.nic, loaded(view)
+    nic, use = view.signals.nic, loaded_nics(view)
     marked = above(nic["marks"], MIN_MARKS_PER_SECOND) & use
-    sends = above(nic["notifies"], 0.0)
-    silent = np.zeros(len(nic), np.bool_)
+    sends = above(nic["notifications_sent"], 0.0)
+    sends_none = np.zeros(len(nic), np.bool_)
     for members in view.groups.leaves:
         of_leaf = members[marked[members]]
         if len(of_leaf) > 1 and sends[of_leaf].mean() >= 0.5:  # noqa: PLR2004 - most of them
-            silent[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifies"][of_leaf])]] = True
-    yield from _by_node(view, "cnp_not_sent", silent, marked, "notifies", MIN_MARKS_PER_SECOND)
-    total = nic["ignores"] + np.nan_to_num(nic["reacts"])
-    ignoring = above(nic["ignores"], MIN_IGNORED) & above(nic["ignores"], MIN_IGNORED_SHARE * total)
+            sends_none[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifications_sent"][of_leaf])]] = (
+                True
+            )
+    yield from _by_node(
+        view, "cnp_not_sent", sends_none, marked, "notifications_sent", MIN_MARKS_PER_SECOND
+    )
+    total = nic["notifications_ignored"] + np.nan_to_num(nic["notifications_handled"])
+    ignoring = above(nic["notifications_ignored"], MIN_IGNORED) & above(
+        nic["notifications_ignored"], MIN_IGNORED_SHARE * total
+    )
     reacting = use & above(total, 0.0)
-    yield from _by_node(view, "cnp_ignored", ignoring, reacting, "ignores", MIN_IGNORED)
+    yield from _by_node(
+        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", MIN_IGNORED
+    )
     sending = above(nic["send"], 0.02) & view.groups.is_rail
-    outside = above(nic["unprotected"], MIN_UNPROTECTED) & sending
+    outside = above(nic["unprotected_share"], MIN_UNPROTECTED) & sending
     if sending.any() and outside[sending].mean() > MAX_UNPROTECTED_NICS:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
     yield from _by_node(
-        view, "unprotected_traffic", outside, sending, "unprotected", MIN_UNPROTECTED
+        view, "unprotected_traffic", outside, sending, "unprotected_share", MIN_UNPROTECTED
     )
 
 
@@ -212,15 +224,22 @@ MIN_RETRIES = 5.0
 RETRY_FACTOR = 8.0
 
 
-def retries(view: DiagnosisView) -> Iterator[Finding]:
+def retransmitting_nics(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that retransmit far more than their peers and than before."""
-    nic, use = view.signals.nic, loaded(view)
-    rates = nic["adaptive"]
+    nic, use = view.signals.nic, loaded_nics(view)
+    rates = nic["adaptive_retransmissions"]
     peers, _ = view.groups.leaf_peers(rates, use)
-    usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "adaptive")))
+    usual = np.fmax(
+        np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "adaptive_retransmissions"))
+    )
     limit = np.fmax(MIN_RETRIES, RETRY_FACTOR * usual)
     yield from _by_node(
-        view, "transport_retry", above(rates, limit) & use, use, "adaptive", MIN_RETRIES
+        view,
+        "transport_retry",
+        above(rates, limit) & use,
+        use,
+        "adaptive_retransmissions",
+        MIN_RETRIES,
     )
 
 
@@ -250,9 +269,9 @@ MIN_PAUSED = 0.01
 def victims(view: DiagnosisView) -> Flags:
     """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
     nic = view.signals.nic
-    baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused"))
-    return above(nic["paused"], MIN_PAUSED + 2 * baseline) & ~above(
-        nic["pausing"], np.fmax(0.1 * nic["paused"], MIN_PAUSING)
+    baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused_share"))
+    return above(nic["paused_share"], MIN_PAUSED + 2 * baseline) & ~above(
+        nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], MIN_PAUSING)
     )
 
 
@@ -267,9 +286,9 @@ MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
 MIN_LOSSES = 0.2
 
 
-def leaves(view: DiagnosisView) -> Iterator[Finding]:
+def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
-    nic, use = view.signals.nic, loaded(view)
+    nic, use = view.signals.nic, loaded_nics(view)
     frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
     base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
     usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
@@ -280,7 +299,7 @@ def leaves(view: DiagnosisView) -> Iterator[Finding]:
             continue
         other_leaves = np.delete(np.arange(len(frames)), leaf)
         cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
-        notifies = nic["notifies"][positions]
+        notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
             np.nan_to_num(_median(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
         )
@@ -318,15 +337,15 @@ def _losses(
 ) -> Iterator[Finding]:
     """Yield a leaf that loses packets, without pause or with it."""
     nic = view.signals.nic
-    order, timeouts = nic["out_of_order"][positions], nic["timeouts"][positions]
+    order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
     losses = np.fmax(nic["out_of_order"], nic["naks"])
-    clean = ~above(nic["discards"], MIN_LOSSES) & ~above(nic["uncorrected"], 0.0)
-    clean &= ~above(nic["unprotected"], MIN_UNPROTECTED)
+    clean = ~above(nic["discards"], MIN_LOSSES) & ~above(nic["uncorrected_symbols"], 0.0)
+    clean &= ~above(nic["unprotected_share"], MIN_UNPROTECTED)
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(frames)), leaf)
     evidence = (
         FindingEvidence("out_of_order", _mean(order), MIN_OUT_OF_ORDER, "limit", cause.name),
-        FindingEvidence("timeouts", _mean(timeouts), MIN_TIMEOUTS, "limit", cause.name),
+        FindingEvidence("ack_timeouts", _mean(timeouts), MIN_TIMEOUTS, "limit", cause.name),
     )
     lossy = _mean(order) > MIN_OUT_OF_ORDER or _mean(timeouts) > MIN_TIMEOUTS
     if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
@@ -354,7 +373,7 @@ MIN_AFFECTED = 0.3
 SLOW_SPEED = 0.95
 
 
-def uplinks(view: DiagnosisView) -> Iterator[Finding]:
+def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
     """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
 
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
@@ -363,7 +382,7 @@ def uplinks(view: DiagnosisView) -> Iterator[Finding]:
     groups, hits = view.groups, defaultdict(list)
     crosses, is_slow = _crossing(view)
     paused = victims(view)
-    marked = _means(view, view.signals.nic["marked"], crosses)
+    marked = _means(view, view.signals.nic["marked_share"], crosses)
     usual = float(np.nan_to_num(_median(marked)))
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
@@ -382,12 +401,14 @@ def uplinks(view: DiagnosisView) -> Iterator[Finding]:
 
 def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
     """Yield leaves below which NICs are paused; a symptom, reported only if nothing explains it."""
-    paused, shares = victims(view), view.signals.nic["paused"]
+    paused, shares = victims(view), view.signals.nic["paused_share"]
     for leaf, members in enumerate(view.groups.leaves):
         affected = members[paused[members]]
         if len(affected) >= MIN_MEMBERS:
             evidence = tuple(
-                FindingEvidence("paused", float(shares[p]), MIN_PAUSED, "limit", view.nic_name(p))
+                FindingEvidence(
+                    "paused_share", float(shares[p]), MIN_PAUSED, "limit", view.nic_name(p)
+                )
                 for p in affected[:4].tolist()
             )
             cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
@@ -409,7 +430,9 @@ def _congested_uplink(
 ) -> Finding:
     names = [view.groups.leaf_names[leaf] for leaf in leaves]
     evidence = tuple(
-        FindingEvidence("marked", float(marked[leaf]), UPLINK_FACTOR * usual, "other leaves", name)
+        FindingEvidence(
+            "marked_share", float(marked[leaf]), UPLINK_FACTOR * usual, "other leaves", name
+        )
         for leaf, name in zip(leaves, names, strict=True)
     )
     affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)

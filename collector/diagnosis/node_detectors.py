@@ -1,4 +1,4 @@
-"""Detectors of nodes without receipts, and of wrong clocks."""
+"""Detectors of stale nodes, and of wrong clocks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence
-from collector.diagnosis.job_detectors import hangs_behind
+from collector.diagnosis.job_detectors import is_stalled
 from railscope.timestamps import SECOND_NS
 
-MISSED = 3.0
+MAX_MISSED_RECEIPTS = 3.0
 WORKING_SPEED = 0.3
-MIN_SILENCE_SECONDS = 15.0
-WITNESS_SECONDS = 60.0
-"""Silence after which the job of a node that is down would wait for it, even if it wrote a checkpoint before."""
+MIN_STALE_SECONDS = 15.0
+LONGEST_CHECKPOINT_SECONDS = 60.0
+"""Age of the last receipt at which the job of a node that is down waits for it, even after a checkpoint."""
 MAX_OFFSET_SECONDS, CRITICAL_OFFSET_SECONDS = 0.05, 2.0
-_OFFSETS = 5
+_MAX_OFFSETS = 5
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class NodeContact:
 
     last_received_ns: int = 0
     period_seconds: float = 5.0
-    offsets_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_OFFSETS))
+    offsets_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
     count: int = 0
 
     def add(self, received_ns: int, offset_ns: int | None) -> None:
@@ -40,48 +40,48 @@ class NodeContact:
         if offset_ns is not None:
             self.offsets_seconds.append(offset_ns / SECOND_NS)
 
-    def silence_seconds(self, now_ns: int) -> float:
+    def age_seconds(self, now_ns: int) -> float:
         """Return the time since the last receipt."""
         return (now_ns - self.last_received_ns) / SECOND_NS
 
-    def is_silent(self, now_ns: int) -> bool:
+    def is_stale(self, now_ns: int) -> bool:
         """True if three receipts are missing."""
-        limit = max(MISSED * self.period_seconds, MIN_SILENCE_SECONDS)
-        return self.count > 1 and self.silence_seconds(now_ns) > limit
+        limit = max(MAX_MISSED_RECEIPTS * self.period_seconds, MIN_STALE_SECONDS)
+        return self.count > 1 and self.age_seconds(now_ns) > limit
 
 
-def unheard_nodes(
-    view: DiagnosisView, contacts: Mapping[str, NodeContact], *, witnessed: bool
+def stale_nodes(
+    view: DiagnosisView, contacts: Mapping[str, NodeContact], *, has_receipts: bool
 ) -> Iterator[Finding]:
-    """Yield nodes without receipts: down if their jobs wait for them, cut off if their jobs go on.
+    """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
 
-    `witnessed` means that receipts are known apart from samples: without it a node that ends to report is unknown.
-    A node without a job has no witness, and stays unknown.
+    `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
+    unknown. A node without a job stays unknown: no job shows if the node works.
     """
     now_ns = view.timestamp_ns
-    silent = [name for name, contact in contacts.items() if contact.is_silent(now_ns)]
-    if len(silent) > max(1, 0.5 * len(contacts)):
+    stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns)]
+    if len(stale) > max(1, 0.5 * len(contacts)):
         return
-    for name in silent:
+    for name in stale:
         contact = contacts[name]
         states = [state for state in view.states.values() if name in state.job.nodes]
         evidence = FindingEvidence(
-            "silence",
-            contact.silence_seconds(now_ns),
-            MISSED * contact.period_seconds,
+            "receipt_age_seconds",
+            contact.age_seconds(now_ns),
+            MAX_MISSED_RECEIPTS * contact.period_seconds,
             "limit",
             name,
         )
         cause = Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
-        if any(map(hangs_behind, states)):
+        if any(map(is_stalled, states)):
             yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
-            witnessed
+            has_receipts
             and states
             and (
-                contact.silence_seconds(now_ns) > WITNESS_SECONDS
+                contact.age_seconds(now_ns) > LONGEST_CHECKPOINT_SECONDS
                 or any(state.speed > WORKING_SPEED for state in states)
             )
         ):

@@ -1,8 +1,8 @@
-"""Ranking: which finding explains which, by a declared graph of cause and effect and by reach.
+"""Ranking: findings that explain others, by a declared graph of cause and effect and by reach.
 
 A symptom waits while a candidate may still explain it, so that one fault is one incident. Two faults stay two
-incidents: nothing explains a finding that it cannot reach, and nothing of hard evidence is explained away
-except by another report about the same device.
+incidents: nothing explains a finding that it cannot reach, and hard evidence is explained only by another report about the same
+device.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "gpu_lost": {Relation.NODE: ("node_down",)},
     "agent_partition": {Relation.NODE: ("node_down",)},
 }  # fmt: skip
-"""Classes that may explain a class, by what both have in common."""
+"""Classes that may explain a class, by the property that both share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Device, nodes, rails and jobs that a cause touches."""
+    """Device, nodes, rails and jobs that a cause affects."""
 
     device: tuple[str, int, str]
     nodes: frozenset[str]
@@ -74,7 +74,7 @@ class Reach:
 
 
 def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
-    """Return what a cause touches. A leaf touches the rail in all pods: its traffic crosses the spines."""
+    """Return the reach of a cause. A leaf affects the rail in all pods: its traffic crosses the spines."""
     devices, nodes, rails = view.devices, set[str](), set[str]()
     jobs: set[JobKey] = {cause.job} if cause.job else set()
     if cause.kind == "nic":

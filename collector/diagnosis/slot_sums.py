@@ -17,8 +17,8 @@ from collector.diagnosis.quantities import QUANTITIES, DeviceKind, QuantityKind
 Floats: TypeAlias = NDArray[np.float64]
 Positions: TypeAlias = NDArray[np.intp]
 
-REPLACED = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
-_GROWTH = 1.5
+REPLACED_KINDS = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
+_GROWTH_FACTOR = 1.5
 
 
 class SlotSums:
@@ -38,7 +38,7 @@ class SlotSums:
     def add_device(self) -> int:
         """Add a device without readings; return its position."""
         if self.devices == self._sums.shape[2]:
-            more = int(self.devices * _GROWTH) - self.devices
+            more = int(self.devices * _GROWTH_FACTOR) - self.devices
             padding = ((0, 0), (0, 0), (0, more))
             self._sums, self._weights = np.pad(self._sums, padding), np.pad(self._weights, padding)
             self._latest = np.pad(self._latest, padding[1:], constant_values=np.nan)
@@ -69,7 +69,7 @@ class SlotSums:
         if not len(rows):
             return
         place = (quantities[kept_devices], slots[rows] % self.slots, devices[kept_devices])
-        if QUANTITIES[self.names[quantities[0]]].kind in REPLACED:
+        if QUANTITIES[self.names[quantities[0]]].kind in REPLACED_KINDS:
             self._sums[place] = sums[rows, kept_devices]  # the last row of a slot remains
             self._weights[place] = 1
         else:

@@ -46,7 +46,7 @@ _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("marks", "pauses"), ("leaf", np.minimum)),
     "drops": ("leaf", np.maximum),
 }
-"""Fields that faults change: what they belong to, and how two effects on one device combine."""
+"""Fields that faults change: their kind of device, and the combination of two effects on one device."""
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ class ClusterModel:
         faults: fault_schedule.NodeFaultSchedule,
         span: TimeSpan,
     ) -> None:
-        """Add the clocks of a node's GPUs, and what its own faults do to its ports."""
+        """Add the clocks of a node's GPUs, and the effects of its own faults on its ports."""
         node, state = self.nodes[number], found.fabric
         found.pace[number] = [gpu.silicon.unthrottled_share for gpu in node.gpus]
         if not faults.faults_at(span.end_ns):

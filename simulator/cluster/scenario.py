@@ -113,7 +113,7 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table of faults.
 
-    `incident_class` and `action` are the ground truth: what a diagnosis should conclude, and what to do.
+    `incident_class` and `action` are the ground truth: the class that a diagnosis should conclude, and the remedy.
     A harmless event has no class; `xid` is that of an application's error. `accepted` are other classes and kinds of entities that are correct as well.
     `effects` are fields with their values at strength 0 and 1; `scenario` is a fault of a single node.
     """
@@ -172,7 +172,7 @@ def read_scenario(path: Path) -> ClusterScenario:
 
 
 def scenario_problems(scenario: ClusterScenario) -> Iterator[str]:
-    """Yield what makes a scenario invalid."""
+    """Yield the problems of a scenario."""
     size = scenario.cluster
     for key, value, choices in (
         ("model", size.model, device_models.SHORT_NAMES),
@@ -224,7 +224,8 @@ def _fault_problems(scenario: ClusterScenario, fault: PlannedClusterFault) -> It
     if not getattr(fault, required):
         yield f"no {required}: expected at least one"
     if kind.entity == "job" and fault.job not in {job.name for job in scenario.jobs}:
-        yield f"unknown job {fault.job!r}"
+        names = ", ".join(job.name for job in scenario.jobs) or "a scenario with jobs"
+        yield f"unknown job {fault.job!r}: expected {names}"
     if "incast" not in kind.effects:
         if fault.senders:
             yield "senders: expected none"

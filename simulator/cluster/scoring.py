@@ -152,11 +152,11 @@ def diagnose(directory: Path, command: Sequence[str]) -> list[JsonObject]:
             arguments, capture_output=True, check=False, text=True, timeout=_TIME_LIMIT_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        message = f"no end within {error.timeout:.0f} s"
+        message = f"{command[0]} ran too long: expected its end within {error.timeout:.0f} s"
         raise ScoreError(message) from error
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        message = f"exit status {done.returncode} of {command[0]}: {reason[0]}"
+        message = f"{command[0]} failed: exit status {done.returncode}: {reason[0]}"
         raise ScoreError(message)
     try:
         return [json.loads(line) for line in done.stdout.splitlines()]

@@ -88,7 +88,7 @@ def test_an_invalid_tenants_file_is_rejected(captures: Path, tmp_path: Path) -> 
     settings = tmp_path / "collector.toml"
     settings.write_text(f'tenants_file = "{tmp_path / "missing.csv"}"\n')
     outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
-    assert "reading the tenants failed" in refusal(outcome)
+    assert "cannot read tenants_file" in refusal(outcome)
 
 
 def test_text_names_cause_and_action(captures: Path) -> None:

@@ -9,8 +9,13 @@ import pytest
 from bench.diagnosis import outcome_of, run_case
 from bench.drawn_cluster import DrawnCluster, DrawnFeed
 from bench.drawn_faults import FAULTS
+from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
 from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU
+from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.ranking import EDGES
+from railscope.wire import WireEntity, WireEvent
 
 SEED = 9
 
@@ -85,8 +90,8 @@ def test_what_is_recorded_later_does_not_change_an_incident() -> None:
     for slot in range(last + 1):
         cut.diagnosis.evaluate(slot)
     (same,) = cut.diagnosis.tracker.incidents
-    assert (same.number, same.detected_ns, same.cause) == (
-        incident.number,
+    assert (same.incident_id, same.detected_ns, same.cause) == (
+        incident.incident_id,
         incident.detected_ns,
         incident.cause,
     )
@@ -102,13 +107,36 @@ def test_a_node_without_readings_is_unknown() -> None:
     """A node whose capture ends while its job goes on is neither down nor idle."""
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 80)
-    feed.diagnosis.is_witnessed = False
+    feed.diagnosis.has_receipts = False
     node = cluster.jobs[0].nodes[0]
     for slot in range(80):
         row = replace(cluster.draw())
         if slot >= 50:
-            row.silent_nodes.add(node)
+            row.stale_nodes.add(node)
         feed.put(slot, row)
         feed.diagnosis.arrange()
         feed.diagnosis.evaluate(slot)
     assert not feed.diagnosis.tracker.incidents
+
+
+def test_a_node_with_too_many_devices_is_reported() -> None:
+    diagnosis = ClusterDiagnosis(0, 1)
+    node = diagnosis.devices.node("n1")
+    gpus = [WireEntity("gpu", (f"GPU-{number}",)) for number in range(MAX_DEVICES_PER_NODE + 1)]
+    diagnosis.devices.add_entities(node, gpus[:-1])
+    assert not list(diagnosis.exceeded_limits())
+    diagnosis.devices.add_entities(node, gpus)
+    assert len(diagnosis.devices.gpus) == MAX_DEVICES_PER_NODE
+    assert list(diagnosis.exceeded_limits()) == [
+        "node n1: devices ignored: expected at most 256 of a kind"
+    ]
+
+
+def test_claims_beyond_the_limit_of_a_gpu_are_reported() -> None:
+    diagnosis = ClusterDiagnosis(0, 1)
+    facts = {"source": "slurm", "workload": "7", "owner": "red"}
+    for number in range(MAX_CLAIMS_PER_GPU + 1):
+        entity = WireEntity("claim", ("GPU-0", str(number)))
+        event = WireEvent("claim_start", 0, entity, number, 0, facts)
+        diagnosis.claims.add(NodeEvent(number, "n1", event))
+    assert list(diagnosis.exceeded_limits()) == ["1 claims ignored: expected at most 64 of a GPU"]
