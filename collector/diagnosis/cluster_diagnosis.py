@@ -24,7 +24,7 @@ from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, Incident, Inc
 from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_sums import Floats
+from collector.diagnosis.slot_sums import mean_known
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireSchema
 
@@ -196,21 +196,18 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
     state = findings.JobState(job)
-    state.exchange = _mean(nic["send"][job.nics])
+    state.exchange = mean_known(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
-    state.utilization_now = _mean(newest["utilization"][job.gpus])
-    state.activity = _mean(gpu["activity"][job.gpus])
-    past = _mean(view.base(DeviceKind.NIC, "send")[job.nics])
+    state.utilization_now = mean_known(newest["utilization"][job.gpus])
+    state.activity = mean_known(gpu["activity"][job.gpus])
+    past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
     if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure
         state.exchange_change = state.exchange / past
-        state.exchange_now = _mean(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
+        state.exchange_now = (
+            mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
+        )
     for name in ("utilization", "activity", "nvlink"):
-        past = _mean(view.base(DeviceKind.GPU, name)[job.gpus])
+        past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
         if past > 0:
-            setattr(state, f"{name}_change", _mean(gpu[name][job.gpus]) / past)
+            setattr(state, f"{name}_change", mean_known(gpu[name][job.gpus]) / past)
     return state
-
-
-def _mean(values: Floats) -> float:
-    known_values = values[~np.isnan(values)]
-    return float(known_values.mean()) if len(known_values) else float("nan")

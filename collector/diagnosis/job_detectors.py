@@ -21,7 +21,7 @@ from collector.diagnosis.findings import (
 )
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats
+from collector.diagnosis.slot_sums import Floats, mean_known
 
 LATENCY_FACTOR = 4.0
 MIN_LATENCY_SECONDS = 0.005
@@ -154,8 +154,7 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
 
 def _node_mean(view: DiagnosisView, job: ActiveJob, name: str, values: Floats) -> float:
     of_node = job.gpus[view.groups.gpu_node[job.gpus] == view.devices.nodes[name].position]
-    known_values = values[of_node][~np.isnan(values[of_node])]
-    return float(known_values.mean()) if len(known_values) else np.nan
+    return mean_known(values[of_node])
 
 
 HUNG_ACTIVITY, HUNG_EXCHANGE, HUNG_NVLINK = 0.3, 0.002, 1e9

@@ -21,7 +21,7 @@ from collector.diagnosis.findings import (
     above,
 )
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, divide
+from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
 
 MIN_LOAD = 0.005
 """Share of the line rate above which a NIC is in use."""
@@ -301,7 +301,7 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
         cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
         notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
-            np.nan_to_num(_median(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
+            np.nan_to_num(median_known(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
         )
         usual = np.fmax(usual, LEAF_BASELINE_FACTOR * np.nan_to_num(base[leaf]))
         no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
@@ -309,7 +309,7 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
             len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all()
         )
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
-            limit = float(np.nan_to_num(_median(frames[other_leaves])))
+            limit = float(np.nan_to_num(median_known(frames[other_leaves])))
             pause = FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
             )
@@ -328,7 +328,7 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
                 ),
             )
             continue
-        usual_losses = float(np.nan_to_num(_median(losses[other_leaves])))
+        usual_losses = float(np.nan_to_num(median_known(losses[other_leaves])))
         yield from _losses(view, cause, positions, frames, usual_losses)
 
 
@@ -344,10 +344,10 @@ def _losses(
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(frames)), leaf)
     evidence = (
-        FindingEvidence("out_of_order", _mean(order), MIN_OUT_OF_ORDER, "limit", cause.name),
-        FindingEvidence("ack_timeouts", _mean(timeouts), MIN_TIMEOUTS, "limit", cause.name),
+        FindingEvidence("out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name),
+        FindingEvidence("ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name),
     )
-    lossy = _mean(order) > MIN_OUT_OF_ORDER or _mean(timeouts) > MIN_TIMEOUTS
+    lossy = mean_known(order) > MIN_OUT_OF_ORDER or mean_known(timeouts) > MIN_TIMEOUTS
     if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
         yield Finding("lossless_broken", cause, evidence)
         return
@@ -383,7 +383,7 @@ def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
     crosses, is_slow = _crossing(view)
     paused = victims(view)
     marked = _means(view, view.signals.nic["marked_share"], crosses)
-    usual = float(np.nan_to_num(_median(marked)))
+    usual = float(np.nan_to_num(median_known(marked)))
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
         if not len(of_jobs) or paused[local].any():
@@ -447,13 +447,3 @@ def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:
     leaf, count = view.groups.nic_leaf[known_values], len(view.groups.leaves)
     sums = np.bincount(leaf, values[known_values], minlength=count).astype(np.float64)
     return divide(sums, np.bincount(leaf, minlength=count).astype(np.float64))
-
-
-def _mean(values: Floats) -> float:
-    known_values = values[~np.isnan(values)]
-    return float(known_values.mean()) if len(known_values) else float("nan")
-
-
-def _median(values: Floats) -> float:
-    known_values = values[~np.isnan(values)]
-    return float(np.median(known_values)) if len(known_values) else float("nan")

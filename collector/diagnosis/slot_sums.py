@@ -131,3 +131,15 @@ def divide(numerators: Floats, denominators: Floats) -> Floats:
     unknown = np.full(np.broadcast_shapes(numerators.shape, denominators.shape), np.nan)
     found: Floats = np.divide(numerators, denominators, out=unknown, where=denominators > 0)
     return found
+
+
+def mean_known(values: Floats) -> float:
+    """Return the mean of the known values; NaN without any."""
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else np.nan
+
+
+def median_known(values: Floats) -> float:
+    """Return the median of the known values; NaN without any."""
+    present = values[~np.isnan(values)]
+    return float(np.median(present)) if len(present) else np.nan
