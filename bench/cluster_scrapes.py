@@ -25,10 +25,10 @@ from bench import fleets, harness, http_requests, load
 from dashboards.promql import metric_named
 from railscope import catalog, exposition, service
 from railscope.catalog.declare import BASIC, MetricDetail
+from railscope.timestamps import SECOND_NS
 from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
-NS = 10**9
 HEALTHY = (("training", "slurm"), ("training", "kubernetes"))
 FAULTY = ("xid79", "pause_storm", "pcie_degraded", "flapping", "nvlink_errors", "thermal")
 ONE_FAULTY_IN = 20
@@ -167,7 +167,7 @@ def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASI
         texts = []
         for scrape in range(1, loop_scrapes + 1):
             for second in (scrape * SCRAPE_SECONDS - 1, scrape * SCRAPE_SECONDS):
-                clock.go_to(second * NS)
+                clock.go_to(second * SECOND_NS)
                 await agent.once()
             texts.append(agent.endpoint.text(exposition.TextFormat.PROMETHEUS))
         return texts

@@ -18,6 +18,7 @@ import numpy as np
 from bench import fleets, harness, http_requests, load
 from bench.fleets import FleetCost, FleetSize
 from railscope.catalog import KINDS, METRICS
+from railscope.timestamps import SECOND_NS
 
 PATH = "/api/v1/write"
 FLUSH = "/internal/force_flush"
@@ -107,10 +108,9 @@ def _requests(
 
 def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> list[bytes]:
     """Encode the samples of every column."""
-    now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
+    now_ns = time.time_ns() // SECOND_NS * SECOND_NS
     times = http_requests.encode_timestamps(
-        (now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND
-        for row in range(load.ROWS)
+        (now_ns + (turn * load.ROWS + row) * SECOND_NS) // _MILLISECOND for row in range(load.ROWS)
     )
     samples = []
     for position, stream in enumerate(streams):

@@ -157,11 +157,13 @@ def record(
     span: query_database.QueryRange,
 ) -> None:
     """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
-    wanted = {name for panel_query in chosen for name in promql.recorded_in(panel_query.expression)}
+    used_names = {
+        name for panel_query in chosen for name in promql.recorded_in(panel_query.expression)
+    }
     scrapes = round(span.seconds) // cluster_scrapes.SCRAPE_SECONDS + 1
     writer = cluster_scrapes.SeriesWriter(query_database.WRITE, span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
-    for name in promql.recorded_expressions().keys() & wanted:
+    for name in promql.recorded_expressions().keys() & used_names:
         _, answer = running.curves(promql.expand(name), span, cluster_scrapes.SCRAPE_SECONDS)
         curves = answer["data"]["result"]
         values = np.full((len(curves), scrapes), np.nan)

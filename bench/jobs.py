@@ -20,9 +20,9 @@ from collector.workloads.job_readings import FleetPositions, GatheredReadings, M
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from collector.workloads.job_view import RunningJobs
 from railscope import claim_terms, exposition, wire
+from railscope.timestamps import SECOND_NS
 
-NS = 1_000_000_000
-NOW_NS = 1_790_000_000 * NS
+NOW_NS = 1_790_000_000 * SECOND_NS
 GPUS_PER_JOB, TENANTS = 8, 50
 SMALL = 10
 TURNS = 30
@@ -54,7 +54,7 @@ class JobCluster:
                 columns = known_schema.layout.columns
                 first = chance.integers(1, 10**6, columns)
                 rows = np.array([first, first + chance.integers(1, 10**5, columns)])
-                timestamps_ns = (NS, 2 * NS)
+                timestamps_ns = (SECOND_NS, 2 * SECOND_NS)
                 stream_name, digest, times = (
                     known_schema.layout.stream,
                     known_schema.digest,
@@ -87,7 +87,7 @@ class JobCluster:
         for block in fleet.blocks():
             table = self.positions.find(block)
             if table:
-                rows = fleet.fresh_rows(block, NOW_NS - 30 * NS, NOW_NS)
+                rows = fleet.fresh_rows(block, NOW_NS - 30 * SECOND_NS, NOW_NS)
                 gathered.add(table, self.positions.select_unchanged(block, rows))
         job_of_position = self.roster.job_of_position.copy()
         averages = self.averages.update(gathered, job_of_position, NOW_NS)

@@ -23,11 +23,11 @@ from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
 from railscope import __version__, catalog, frame, service, wire
 from railscope.catalog.declare import MetricKind
+from railscope.timestamps import SECOND_NS
 
 ROWS = 10
-TICK_NS = 1_000_000_000
-START_WALL_NS = 1_700_000_000 * TICK_NS
-START_BOOT_NS = 1_000 * TICK_NS
+START_WALL_NS = 1_700_000_000 * SECOND_NS
+START_BOOT_NS = 1_000 * SECOND_NS
 VARIANTS = 8
 DEVICES = 8
 _GPU = "GPU-"
@@ -139,8 +139,8 @@ def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tup
     last, step = turn * ROWS + ROWS - 1, ROWS // rows
     seconds = range(last - step * (rows - 1), last + 1, step)
     return (
-        tuple(START_WALL_NS + second * TICK_NS for second in seconds),
-        tuple(START_BOOT_NS + second * TICK_NS for second in seconds),
+        tuple(START_WALL_NS + second * SECOND_NS for second in seconds),
+        tuple(START_BOOT_NS + second * SECOND_NS for second in seconds),
     )
 
 
@@ -170,8 +170,8 @@ class LoadNodes:
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
         node_schemas = [of_node(stream.schema, number) for stream in self._streams]
-        wanted = [schema for schema in node_schemas if wire.schema_hash(schema).hex() in digests]
-        return wire.pack(wire.envelope(origin(number), [], wanted, agent_version=__version__))
+        requested = [schema for schema in node_schemas if wire.schema_hash(schema).hex() in digests]
+        return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:
         """Return the request body of every node in a turn."""

@@ -16,11 +16,11 @@ from agent.sampling.source_reader import SourceReader
 from bench import harness, node
 from railscope.exposition import Exposition, TextFormat
 from railscope.frame import Frame, FrameOrigin, NodeTimestamp
+from railscope.timestamps import SECOND_NS
 
-NS = 10**9
-WINDOW_NS = NS // 10
+WINDOW_NS = SECOND_NS // 10
 _SLOWER = 10
-_MINUTE_NS = 60 * NS
+_MINUTE_NS = 60 * SECOND_NS
 _BURST_SAMPLING = "nic_burst"
 
 
@@ -28,11 +28,11 @@ class ManualClock:
     """A clock that is moved by hand; no task sleeps on it."""
 
     def __init__(self) -> None:
-        self.boot_ns = 1_000 * NS
+        self.boot_ns = 1_000 * SECOND_NS
 
     def now(self) -> NodeTimestamp:
         """Return the wall and boot clock."""
-        return NodeTimestamp(1_790_000_000 * NS + self.boot_ns, self.boot_ns)
+        return NodeTimestamp(1_790_000_000 * SECOND_NS + self.boot_ns, self.boot_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:
         """Return immediately."""
@@ -62,7 +62,7 @@ def main(root: str, answers: str, hours: str) -> None:
             if clock.boot_ns < due[name]:
                 continue
             factor = 1 if name == _BURST_SAMPLING else _SLOWER
-            due[name] = clock.boot_ns + factor * round(reader.source.period_seconds * NS)
+            due[name] = clock.boot_ns + factor * round(reader.source.period_seconds * SECOND_NS)
             if frame := reader.run().frame:
                 latest[name] = frame
         if clock.boot_ns % _MINUTE_NS == 0:

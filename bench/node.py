@@ -31,6 +31,7 @@ from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_reader
 from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
 from railscope import capture, reading, service
+from railscope.timestamps import SECOND_NS
 
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}
@@ -38,7 +39,7 @@ _STATISTICS = "ethtool.statistics("
 _NOT_RECORDED = (3, 0)
 ANSWERS_BYTES = "answers_bytes"
 """Memory of the recorded answers, beside the call counts."""
-SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / 1e9
+SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / SECOND_NS
 
 
 class BenchHost:

@@ -23,13 +23,15 @@ from dashboards.query import (
 )
 from railscope.catalog import METRICS, Rollup, host, nic, rdma
 
-_STANDING = "max by (node) (railscope_inventory_node)"
-_STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
+_INVENTORY_NODES = "max by (node) (railscope_inventory_node)"
+_PRESENT_NODES = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
 
 
 def inventory_panels() -> Iterator[panels.Panel]:
     """Yield the panels of missing, unexpected and retired devices and nodes."""
-    nodes = build_query(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT)
+    nodes = build_query(
+        f"count({_INVENTORY_NODES}) - (count({_PRESENT_NODES}) or vector(0))", COUNT
+    )
     gone_gpus = "max by (node, gpu) (railscope_gone_gpu_age_seconds)"
     gone = build_query(f"count({gone_gpus}) or 0 * max(railscope_cluster_nodes)", COUNT)
     yield from (
@@ -57,7 +59,7 @@ def inventory_panels() -> Iterator[panels.Panel]:
         {"node": "Node"},
         _bad(
             "Missing",
-            build_query(f"{_in_state('missing')} unless on (node) {_STANDS}", COUNT),
+            build_query(f"{_in_state('missing')} unless on (node) {_PRESENT_NODES}", COUNT),
             {1: "yes"},
         ),
         _bad("Unexpected", build_query(_in_state("unexpected"), COUNT), {1: "yes"}),

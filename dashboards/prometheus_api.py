@@ -40,9 +40,9 @@ class QueryWindow:
 
     def grid(self, points: int) -> Numbers:
         """Return the timestamps of a curve: about `points`, never closer than scrapes, at whole steps."""
-        wanted = max((self.end - self.start) / points, self.scrape_seconds)
-        fitting = [step for step in _ROUND_SECONDS if step >= wanted]
-        step = float(fitting[0] if fitting else wanted)
+        shortest = max((self.end - self.start) / points, self.scrape_seconds)
+        fitting = [step for step in _ROUND_SECONDS if step >= shortest]
+        step = float(fitting[0] if fitting else shortest)
         first = np.ceil(self.start / step)
         times = np.arange(first, np.floor(self.end / step) + 1) * step
         return times if len(times) else np.array([self.end])
@@ -179,7 +179,9 @@ class Prometheus:
             async for choice in self.choices(rest, {**made, variable["name"]: value}):
                 yield choice
 
-    async def choose_values(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
+    async def choose_values(
+        self, variables: Sequence[Mapping[str, Any]], requested: Values
+    ) -> Values:
         """Select the requested values of a dashboard's variables, and the first offered value of the others.
 
         A variable with multiple selection takes all of its values; one without any value is left
@@ -189,7 +191,7 @@ class Prometheus:
         for variable in variables:
             name, offered = variable["name"], await self.offered_values(variable, made)
             first = offered[0] if offered else ""
-            made[name] = first if variable.get("includeAll") else wanted.get(name, first)
+            made[name] = first if variable.get("includeAll") else requested.get(name, first)
             if offered and made[name] not in offered:
                 message = f"unknown {name} {made[name]}: expected {', '.join(offered)}"
                 raise PrometheusError(message)
@@ -212,11 +214,11 @@ async def query_dashboard(
     prometheus: Prometheus,
     dashboard: Mapping[str, Any],
     window: QueryWindow,
-    wanted: Values,
+    requested: Values,
     points: int,
 ) -> DashboardResults:
     """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
-    choices = await prometheus.choose_values(dashboard["templating"]["list"], wanted)
+    choices = await prometheus.choose_values(dashboard["templating"]["list"], requested)
 
     async def run_query(target: Mapping[str, Any], max_points: int) -> QueryResult:
         times = window.grid(max_points)

@@ -357,7 +357,7 @@ class GpuState:
     def advance(
         self,
         span: TimeSpan,
-        wanted: workload.JobDemand,
+        requested: workload.JobDemand,
         conditions: GpuConditions,
         rail_bytes: tuple[int, int],
     ) -> None:
@@ -371,7 +371,7 @@ class GpuState:
         self.hung, self.stuck = conditions.hung, conditions.stuck
         self.denied = conditions.denied
         self.recovery_action = conditions.recovery_action
-        self.demand = self.sharing.take(wanted)
+        self.demand = self.sharing.take(requested)
         self.silicon.advance(span, self.demand, conditions.thermal_resistance, conditions.brake)
         self.activity = activity_shares(self.demand, self.silicon.ripple)
         clock = self.silicon.clock_megahertz

@@ -33,7 +33,13 @@ from agent.tenancy import TenancyError, claims, command_claims, devices as namin
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope import claim_terms, server_connections, service, untrusted_text
 from railscope.settings import SettingsError, read_named_file
-from railscope.timestamps import SECOND_NS, TimestampError, format_timestamp, from_datetime
+from railscope.timestamps import (
+    SECOND_NS,
+    TimestampError,
+    format_datetime,
+    format_timestamp,
+    from_datetime,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -234,9 +240,7 @@ class ClaimsEndpoint:
             message = f"invalid {field}: {error}"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
-            message = (
-                f"invalid {field} {time.isoformat()}: expected a time that is not in the future"
-            )
+            message = f"invalid {field} {format_datetime(time)}: expected a time that is not in the future"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         return timestamp_ns, history.convert_wall_time(timestamp_ns)
 

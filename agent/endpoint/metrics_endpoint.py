@@ -222,7 +222,7 @@ def _format_period(status: SourceState) -> str:
     configured = f"{status.source.period_seconds:g} s"
     if status.period_factor == 1:
         return configured
-    return f"<b>{status.period_ns / 1e9:g} s</b>, not {configured}"
+    return f"<b>{status.period_ns / SECOND_NS:g} s</b>, not {configured}"
 
 
 def _format_cpu_time(status: SourceState) -> str:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
 from agent.sampling import answer_completeness, answer_shapes
 from railscope.reading import Absent, reason_of
+from railscope.timestamps import SECOND_NS
 
 SLICE_SECONDS = 0.1
 """Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
@@ -168,7 +169,7 @@ class GuardedHost(HostWrapper):
             device, call, since = self._running.pop()
         except IndexError:
             return None
-        age_ns = round((self._time.seconds() - since) * 1e9)
+        age_ns = round((self._time.seconds() - since) * SECOND_NS)
         hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
         self._hung.by_device[device] = hung
         self._running = []
@@ -232,7 +233,7 @@ class GuardedHost(HostWrapper):
         if hung is None:
             return
         self._rejected.add(device)
-        seconds = (self.clock.now().boot_ns - hung.since_ns) / 1e9
+        seconds = (self.clock.now().boot_ns - hung.since_ns) / SECOND_NS
         problem = f"{hung.call} has not returned for {seconds:.0f} s"
         if device.partition("/")[0] == "nvml":
             raise NvmlError(_NVML_TIMEOUT, problem)

@@ -278,14 +278,14 @@ class SlurmProvider:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
         if environment.gpus is not None:
             named = [naming.find_device(name, devices) for name in environment.gpus]
-            holds = [device for device in named if device is not None]
+            used = [device for device in named if device is not None]
         else:
-            holds = [
+            used = [
                 use.device
                 for use in self.uses()
                 if use.owner.source == self.name and use.owner.workload in names
             ]
-        return [_claim_of_job(job, device, environment) for device in dict.fromkeys(holds)]
+        return [_claim_of_job(job, device, environment) for device in dict.fromkeys(used)]
 
     def _file_claims(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]

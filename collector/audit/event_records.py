@@ -209,15 +209,15 @@ def make_drafts(
         yield draft
         return
     gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
-    wanted, present = (
+    new_claim, present = (
         ClaimInForce.from_record(draft.data, draft.commitments),
         holdings.gpus.get(gpu, {}).get(claim),
     )
     if present is None:
-        for other in holdings.find_conflicts(gpu, claim, wanted):
+        for other in holdings.find_conflicts(gpu, claim, new_claim):
             yield _conflict(draft, other)
         yield draft
-    elif present.holder == wanted.holder:
+    elif present.holder == new_claim.holder:
         yield replace(draft, outcome=OBSERVED)
     else:
         yield replace(draft, type=TRANSFER)

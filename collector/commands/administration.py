@@ -16,7 +16,7 @@ from collector.access import credentials
 from collector.commands.collector_check import check_collector
 from collector.config import PREFIX, CollectorSettings
 from collector.framelog.segment_files import accept_loss
-from railscope import service, settings
+from railscope import service, settings, timestamps
 
 config_option = click.option(
     "--config",
@@ -81,7 +81,7 @@ def token(role: str, tenant: str, days: int | None, max_authority: int | None, n
     options = ""
     if days:
         until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        options += f", until = {until:%Y-%m-%dT%H:%M:%SZ}"
+        options += f", until = {timestamps.format_datetime(until)}"
     if max_authority:
         options += f", max_authority = {max_authority}"
     if options:

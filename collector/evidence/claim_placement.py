@@ -99,7 +99,7 @@ class ClaimPlacer:
         """Collect the names in the files."""
         files = self.files
         self._expected = files.expected
-        self._named_gpus = {entry.holds for entry in files.calendar.entries}
+        self._named_gpus = {entry.target for entry in files.calendar.entries}
         self._named_gpus.update(files.claims.by_target, files.retired.by_gpu)
         self._named_gpus.update(subject.name for subject in files.decisions.by_subject)
 

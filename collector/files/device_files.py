@@ -198,7 +198,7 @@ class CalendarEntry:
 
     start_ns: int
     end_ns: int
-    holds: str
+    target: str
     kind: str
     name: str = ""
     tenant: str = ""
@@ -219,12 +219,12 @@ class Calendar:
         """Entries on a GPU, cut to the time in which it was in the node that they name."""
         places = list(stays)
         for entry in self.entries:
-            if entry.holds in {gpu, ALL_DEVICES}:
+            if entry.target in {gpu, ALL_DEVICES}:
                 yield entry
                 continue
             for start, end, node in places:
                 first, last = max(start, entry.start_ns), min(end, entry.end_ns)
-                if entry.holds == node and first < last:
+                if entry.target == node and first < last:
                     yield CalendarEntry(first, last, node, entry.kind, entry.name, entry.tenant)
 
     def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[evidence.GpuOutage]:
@@ -280,4 +280,5 @@ def _entry(kind: str, table: dict[str, Any], location: str) -> CalendarEntry:
         if not isinstance(text, str) or not text or "\0" in text:
             message = f"{location}: invalid {name}: expected a string that is not empty"
             raise FileError(message)
-    return CalendarEntry(*parse_span(table["from"], table.get("to"), location), kind=kind, **texts)
+    span = parse_span(table["from"], table.get("to"), location)
+    return CalendarEntry(*span, texts.pop("holds"), kind, **texts)

@@ -51,7 +51,7 @@ class FileClaim:
     start_ns: int
     end_ns: int
     tenant: str
-    holds: str
+    target: str
     share: str = ""
     """`n/d` of each GPU; empty for all of it."""
     workload: str = ""
@@ -61,7 +61,7 @@ class FileClaim:
     @property
     def id(self) -> str:
         """Claim id in the ledger."""
-        name = f"{SOURCE}/{self.holds}/{self.tenant}/{self.start_ns}"
+        name = f"{SOURCE}/{self.target}/{self.tenant}/{self.start_ns}"
         name = f"{name}/{self.share}" if self.share else name
         return f"{name}@{self.workload}" if self.workload else name
 
@@ -91,7 +91,7 @@ class FileClaims:
     @classmethod
     def from_claims(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
-        return cls(watched_file.group_rows(claims, attrgetter("holds"), lambda claim: claim))
+        return cls(watched_file.group_rows(claims, attrgetter("target"), lambda claim: claim))
 
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
@@ -175,7 +175,7 @@ def _log_problems(claims: FileClaims) -> None:
     for earlier, later in islice(claims.find_overlaps(), _MAX_OVERLAPS):
         log.warning(
             "claims_overlapped",
-            subject=later.holds,
+            subject=later.target,
             earlier_tenant=earlier.tenant,
             later_tenant=later.tenant,
             advice="the later claim applies while it lasts, then the earlier one again",

@@ -88,8 +88,11 @@ def compare_node(
     """Compare one node."""
     if expected is None:
         return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, reported)
-    wanted = {schema_columns.GPU: expected.gpus, schema_columns.RDMA_PORT: expected.rdma_ports}
-    numbers = {kind: number for kind, number in wanted.items() if number is not None}
+    expected_counts = {
+        schema_columns.GPU: expected.gpus,
+        schema_columns.RDMA_PORT: expected.rdma_ports,
+    }
+    numbers = {kind: number for kind, number in expected_counts.items() if number is not None}
     if reported is None:
         nothing = {kind: DeviceCounts(0, number, 0, 0) for kind, number in numbers.items()}
         return NodeComparison(node, NodeInventoryState.MISSING, nothing, {})

@@ -92,7 +92,7 @@ def _claim_order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
 def allocations(
     claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
 ) -> Iterator[tuple[int, int, Sequence[MeteredClaim], list[HeldSlots]]]:
-    """Yield spans in which no claim begins or ends, with claims in force (greatest first) and holds.
+    """Yield spans in which no claim begins or ends, with claims in force (greatest first) and held slots.
 
     `claims` are in ascending precedence, as `claims_in_force` returns them.
     """
@@ -130,7 +130,7 @@ class _ClaimsInForce(Sequence[MeteredClaim]):
 
 
 def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[HeldSlots]:
-    """Return the holds of claims in force, which are given in descending precedence."""
+    """Return the slots held by claims in force, which are given in descending precedence."""
     free = [units.WHOLE]
     allocated: list[HeldSlots] = []
     waiting: deque[MeteredClaim] = deque()
@@ -260,17 +260,19 @@ def _take_lowest(
 def divide_claims(
     claims: Sequence[timeline.TimePiece[MeteredClaim]], tiling: units.Tiling
 ) -> list[timeline.TimePiece[tuple[HeldSlots, ...]]]:
-    """Return the holds over time, in ascending slots; time without claims is omitted."""
+    """Return the held slots over time, in ascending slots; time without claims is omitted."""
     pieces: list[timeline.TimePiece[tuple[HeldSlots, ...]]] = []
-    for now, until, _, holds in allocations(claims, tiling):
-        timeline.append_piece(pieces, timeline.TimePiece(now, until, tuple(_join_holds(holds))))
+    for now, until, _, held_slots in allocations(claims, tiling):
+        timeline.append_piece(
+            pieces, timeline.TimePiece(now, until, tuple(_join_slots(held_slots)))
+        )
     return pieces
 
 
-def _join_holds(holds: Iterable[HeldSlots]) -> list[HeldSlots]:
-    """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
+def _join_slots(held_slots: Iterable[HeldSlots]) -> list[HeldSlots]:
+    """Return held slots in ascending order; neighbouring slots of one claim are joined."""
     joined: list[HeldSlots] = []
-    for slots, claim in sorted(holds, key=lambda hold: hold.slots):
+    for slots, claim in sorted(held_slots, key=lambda held: held.slots):
         if joined and joined[-1].claim is claim and joined[-1].slots.high == slots.low:
             slots = units.CapacityRange(joined.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
         joined.append(HeldSlots(slots, claim))
@@ -278,11 +280,11 @@ def _join_holds(holds: Iterable[HeldSlots]) -> list[HeldSlots]:
 
 
 def fill_free_slots(
-    holds: Iterable[HeldSlots],
+    held_slots: Iterable[HeldSlots],
 ) -> Iterator[tuple[units.CapacityRange, MeteredClaim | None]]:
     """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
     next_slot: units.Units = units.WHOLE.low
-    for slots, claim in holds:
+    for slots, claim in held_slots:
         if next_slot < slots.low:
             yield units.CapacityRange(next_slot, slots.low), None
         yield slots, claim

@@ -180,11 +180,11 @@ def find_owners(evidence: Evidence) -> SlotOwners:
     pieces: list[timeline.TimePiece[tuple[OwnedSlots, ...]]] = []
     tenures: list[tuple[int, int]] = []
     before: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
-    for start, end, (holds, outage) in timeline.align_timelines(
+    for start, end, (held_slots, outage) in timeline.align_timelines(
         (claim_pieces, outages), -FOREVER_NS, FOREVER_NS
     ):
         present: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
-        for part in holders.fill_free_slots(() if outage else holds or ()):
+        for part in holders.fill_free_slots(() if outage else held_slots or ()):
             if part in before:
                 tenure = before[part]
                 tenures[tenure] = (tenures[tenure][0], end)

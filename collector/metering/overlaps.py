@@ -55,8 +55,8 @@ class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
 def find_overlaps(evidence: Evidence) -> list[Overlap]:
     """Return the capacity that each claim requested and did not hold, by the claim that held it; in order.
 
-    The capacity that an exclusive claim lacks depends only on the holds: such claims are processed
-    where the holds change, and not wherever any claim begins or ends.
+    The capacity that an exclusive claim lacks depends only on the held slots: such claims are processed
+    where the held slots change, and not wherever any claim begins or ends.
     """
     claims = holders.claims_in_force(evidence)
     exclusive = [piece for piece in claims if piece.value.exclusive]
@@ -64,11 +64,11 @@ def find_overlaps(evidence: Evidence) -> list[Overlap]:
     for tiling in Tiling:
         runs: dict[tuple[object, ...], Overlap] = {}
         divided: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]] = []
-        for now, until, in_force, holds in holders.allocations(claims, tiling):
-            timeline.append_piece(divided, timeline.TimePiece(now, until, tuple(holds)))
+        for now, until, in_force, held_slots in holders.allocations(claims, tiling):
+            timeline.append_piece(divided, timeline.TimePiece(now, until, tuple(held_slots)))
             if len(exclusive) < len(claims):
                 all_overlaps += _join_overlaps(
-                    runs, _find_group_overlaps(now, until, in_force, holds, tiling)
+                    runs, _find_group_overlaps(now, until, in_force, held_slots, tiling)
                 )
         for piece in exclusive:
             all_overlaps += _join_overlaps(runs, _find_claim_overlaps(piece, divided, tiling))
@@ -100,27 +100,27 @@ def _find_claim_overlaps(
     low, high = claim.slots(tiling)
     first = bisect_right(divided, piece.start_ns, key=itemgetter(1))
     for position in range(first, len(divided)):
-        start_ns, end_ns, holds = divided[position]
+        start_ns, end_ns, held_slots = divided[position]
         if start_ns >= piece.end_ns:
             return
-        own_slots = sum(slots.high - slots.low for slots, hold in holds if hold is claim)
+        own_slots = sum(slots.high - slots.low for slots, holder in held_slots if holder is claim)
         span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
         missing = exact(Fraction(high - low - own_slots))
-        yield from _overlap(claim, missing, _ShareGroup((claim,), holds), tiling, span)
+        yield from _overlap(claim, missing, _ShareGroup((claim,), held_slots), tiling, span)
 
 
 def _find_group_overlaps(
     now: int,
     until: int,
     in_force: Sequence[MeteredClaim],
-    holds: Sequence[holders.HeldSlots],
+    held_slots: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of shared claims in one span: requested = held + moved, for every claim."""
     sizes: dict[MeteredClaim, Units] = {}
-    for slots, claim in holds:
+    for slots, claim in held_slots:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
-    for claim, group in _groups(in_force, sizes, holds, tiling).items():
+    for claim, group in _groups(in_force, sizes, held_slots, tiling).items():
         units = requested_size(claim, claim.slots(tiling))
         missing = units - sizes.get(claim, 0) if units is not None else 0
         yield from _overlap(claim, missing, group, tiling, (now, until))
@@ -137,10 +137,10 @@ def _overlap(
 
 
 class _ShareGroup(NamedTuple):
-    """Claims that divide a device, greatest first, and the holds of other claims on the GPU."""
+    """Claims that divide a device, greatest first, and the slots that other claims on the GPU hold."""
 
     claims: Sequence[MeteredClaim]
-    other_holds: Sequence[holders.HeldSlots]
+    other_slots: Sequence[holders.HeldSlots]
     ratio: Fraction = Fraction(0)
     """The sum of the requested shares divided by the held capacity; 0 if nothing is held."""
 
@@ -148,7 +148,7 @@ class _ShareGroup(NamedTuple):
 def _groups(
     in_force: Iterable[MeteredClaim],
     sizes: Mapping[MeteredClaim, Units],
-    holds: Sequence[holders.HeldSlots],
+    held_slots: Sequence[holders.HeldSlots],
     tiling: Tiling,
 ) -> dict[MeteredClaim, _ShareGroup]:
     """Return the group of each shared claim; each is computed once, however many claims it has."""
@@ -177,7 +177,7 @@ def _groups(
         had = sum((Fraction(sizes.get(claim, 0)) for claim in claims), Fraction(0))
         ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
         group = _ShareGroup(
-            claims, [hold for hold in holds if hold.claim not in group_claims], ratio
+            claims, [held for held in held_slots if held.claim not in group_claims], ratio
         )
         groups |= dict.fromkeys(claims, group)
     return groups
@@ -196,7 +196,7 @@ def _find_holders(
 ) -> Iterator[tuple[MeteredClaim, OverlapKind, Units, Fraction]]:
     """Yield the claims that hold the missing units, greatest slots first, up to the exact amount."""
     device = claim.slots(tiling)
-    for slots, other in group.other_holds:
+    for slots, other in group.other_slots:
         within = min(slots.high, device.high) - max(slots.low, device.low)
         if other is claim or within <= 0 or missing <= 0:
             continue

@@ -106,7 +106,7 @@ class _GpuConditions(NamedTuple):
 class _TilingDivision(NamedTuple):
     """One tiling of a GPU over all time."""
 
-    holds: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
+    held_slots: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]]
     reserved: dict[units.CapacityRange, list[timeline.TimePiece[evidence.SlotReservation]]]
     """Reservations by the slots that they name, which may overlap."""
     stranded: dict[evidence.PartitionLayout, tuple[units.CapacityRange, ...]]
@@ -195,7 +195,7 @@ def _contents(
         return
     timelines: list[list[timeline.TimePiece[Any]]] = [
         scenes,
-        divided.holds,
+        divided.held_slots,
         *divided.reserved.values(),
     ]
     for start, end, values in timeline.align_timelines(

@@ -18,7 +18,7 @@ from railscope.slurm import SlurmFormatError, notation
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
 _USER = re.compile(r"(.*)\([0-9]{1,10}\)")
-_WANTED = {
+_FIELDS_OF_LINE = {
     "UserId": "UserId",
     "Priority": "Account",
     "JobState": "JobState",
@@ -75,7 +75,7 @@ def _fields(lines: list[str]) -> dict[str, str]:
         pairs: list[tuple[str, str]] = _PAIR.findall(line)
         if not pairs or not line.lstrip().startswith(f"{pairs[0][0]}="):
             continue
-        keys = _WANTED.get(pairs[0][0], "").split()
+        keys = _FIELDS_OF_LINE.get(pairs[0][0], "").split()
         for key, value in pairs:
             if key not in keys:
                 continue

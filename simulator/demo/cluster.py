@@ -20,6 +20,7 @@ import aiohttp
 
 from railscope.http_responses import read_body
 from railscope.settings import CONFIGURATION_VARIABLE
+from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
 from simulator.demo.faults import ROUND_SECONDS, plan_faults
 from simulator.demo.process import Program, run_to_end
@@ -34,7 +35,7 @@ _COLLECTOR = "collector"
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
 _TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
-_UPTIME_NS = 9 * 86_400 * 1_000_000_000
+_UPTIME_NS = 9 * 86_400 * SECOND_NS
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,

@@ -104,7 +104,7 @@ def test_a_file_that_was_never_valid_has_no_claims(tmp_path: Path):
 
 instant = st.integers(0, 20)
 claim = st.builds(
-    lambda start, length, tenant, holds: FileClaim(start, start + length, tenant, holds),
+    lambda start, length, tenant, target: FileClaim(start, start + length, tenant, target),
     instant,
     st.integers(1, 9),
     st.sampled_from("abc"),
@@ -115,7 +115,7 @@ claim = st.builds(
 @given(st.lists(claim, max_size=8), instant)
 def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int):
     claims = FileClaims.from_claims(found)
-    begun = [c for c in found if c.holds == "n1" and c.start_ns <= now]
+    begun = [c for c in found if c.target == "n1" and c.start_ns <= now]
     latest = max(begun, default=None)
     expected = latest.tenant if latest and now < latest.end_ns else ""
     assert claims.node_holder("n1", now) == expected
@@ -124,15 +124,15 @@ def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int
 @given(st.lists(claim, max_size=8))
 def test_tenants_that_overlap_are_found(found: list[FileClaim]):
     pairs = {
-        (one.holds, *sorted((one.tenant, other.tenant)))
+        (one.target, *sorted((one.tenant, other.tenant)))
         for one in found
         for other in found
-        if one.holds == other.holds
+        if one.target == other.target
         and one.tenant != other.tenant
         and max(one.start_ns, other.start_ns) < min(one.end_ns, other.end_ns)
     }
     named = {
-        (b.holds, *sorted((a.tenant, b.tenant)))
+        (b.target, *sorted((a.tenant, b.tenant)))
         for a, b in FileClaims.from_claims(found).find_overlaps()
     }
     assert named == pairs

@@ -11,22 +11,22 @@ SEARCHES = 300
 PROPERTIES = [*properties.PROPERTIES, *claim_properties.PROPERTIES]
 
 
-@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
+@pytest.mark.parametrize("has_property", PROPERTIES, ids=lambda has_property: has_property.__name__)
 @given(case=metering_cases())
-def test_metering(holds, case):
-    holds(MeteringImplementation(), case)
+def test_metering(has_property, case):
+    has_property(MeteringImplementation(), case)
 
 
-def refuted(holds, metering):
+def refuted(has_property, metering):
     """True if a property finds a defect; the first such case is enough.
 
     Short searches with different seeds: the first tenth of the cases of a search is small, and in a long
     search that is all of the first fifty.
     """
-    return any(is_found(holds, metering, number) for number in range(SEARCHES))
+    return any(is_found(has_property, metering, number) for number in range(SEARCHES))
 
 
-def is_found(holds, metering, number):
+def is_found(has_property, metering, number):
     @seed(number)
     @settings(
         max_examples=10,
@@ -38,7 +38,7 @@ def is_found(holds, metering, number):
     )
     @given(metering_cases())
     def attempt(case) -> None:
-        holds(metering, case)
+        has_property(metering, case)
 
     try:
         attempt()
@@ -49,5 +49,5 @@ def is_found(holds, metering, number):
 
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_properties_find(bug):
-    metering, holds = MUTANTS[bug]
-    assert refuted(holds, metering)
+    metering, has_property = MUTANTS[bug]
+    assert refuted(has_property, metering)
