@@ -96,10 +96,10 @@ def _money() -> Iterator[panels.Panel]:
     used = "max by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
     bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
-    most = "max by (tenant) (railscope_tenant_quota_gpus)"
+    max_gpus = "max by (tenant) (railscope_tenant_quota_gpus)"
     for ident, title, about, keys, column, value, quota in (
         (301, "Quotas", "Of this day or month (UTC). Quotas are not enforced.", TENANT | {"period": "Period"}, "Used", used, bound),
-        (302, "GPUs at once", "Held now, and the quota.", TENANT, "Held", now, most),
+        (302, "GPUs at once", "Held now, and the quota.", TENANT, "Held", now, max_gpus),
     ):  # fmt: skip
         share = query.build_query(f"{value} / ({quota} > 0)", query.SHARE)
         yield panels.rows(

@@ -72,7 +72,7 @@ def _cost() -> Iterator[Panel]:
     work = f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}"
     per_work = build_query(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
     low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({CLAIMED})"
-    least = Column("Utilization", build_query(f"bottomk(10, {low})"), worst="lowest")
+    lowest = Column("Utilization", build_query(f"bottomk(10, {low})"), worst="lowest")
     unclaimed = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
     processes = Column("Processes", build_query(unclaimed), worst="highest")
     keys = {"node": "Node", "gpu": "GPU"}
@@ -80,7 +80,7 @@ def _cost() -> Iterator[Panel]:
         lines(301, "Power", "Total power of all GPUs, and their limits.", rollup("cluster", gpu.GPU_POWER, SUM).with_name("drawn"), limit.with_name("limit")),
         lines(302, "Power for a GPU of tensor work", "Watts of all GPUs, per GPU with permanently active tensor cores.", per_work),
         lines(303, "GPU memory", "Used and total GPU memory.", build_query(USED).with_name("used"), build_query(SIZE).with_name("size")),
-        rows(304, "Least used of the held GPUs", "The ten held GPUs with the lowest utilization.", keys, least),
+        rows(304, "Least used of the held GPUs", "The ten held GPUs with the lowest utilization.", keys, lowest),
         rows(305, "GPUs used without a claim", "Processes without a claim on the GPU.", keys, processes),
     )  # fmt: skip
 

@@ -160,9 +160,9 @@ def _sum(terms: Iterable[FormulaTerm]) -> str:
 def _term(term: FormulaTerm) -> str:
     about = term.metric.about.labels
     parts = dict(zip(about[len(about) - len(term.part) :], term.part, strict=True))
-    wanted = ",".join(f'{label}="{part}"' for label, part in parts.items() if part != EACH)
+    labels = ",".join(f'{label}="{part}"' for label, part in parts.items() if part != EACH)
     over = [label for label, part in parts.items() if part == EACH]
-    text = f"`{term.metric.name}{{{wanted}}}`" if wanted else f"`{term.metric.name}`"
+    text = f"`{term.metric.name}{{{labels}}}`" if labels else f"`{term.metric.name}`"
     if over:
         text = f"sum of {text} over `{over[0]}`"
     if term.weights:

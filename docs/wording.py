@@ -83,7 +83,8 @@ _NOT_PARTICIPLES = "embed|hundred|infrared|sacred|shred|testbed"
 """Further words in -ed, beside those in -eed such as `speed`."""
 _PARTICIPLE = rf"(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z"
 _NOUNLESS = (
-    "one|known|own|where|what|which|kept|held|seen|others|mine|ours|theirs|given|told|said|those"
+    "one|known|own|where|what|which|kept|held|seen|others|mine|ours|theirs|given|told|said|those|"
+    "most|least|holds|wanted|struck|strikes|unheard|silent|witnessed"
 )
 """Words that as a whole name state no kind of value."""
 _GENERIC = "Place|Look|Word|Door|Office|Part|Trouble|Side|Whole"

@@ -66,9 +66,9 @@ def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
     """
     number = Fraction(text) if _DECIMAL.fullmatch(text) else None
     if number is None or (minimum is not None and number < minimum):
-        least = "" if minimum is None else f", at least {minimum}"
+        limit = "" if minimum is None else f", at least {minimum}"
         message = (
-            f"{quote_text(text)}: expected a decimal number such as 12.50{least}, with at most "
+            f"{quote_text(text)}: expected a decimal number such as 12.50{limit}, with at most "
             f"{MAX_DIGITS} digits before the point and {MAX_PLACES} after it"
         )
         raise NumberError(message)

@@ -86,8 +86,12 @@ class HttpServer:
         listening.listen()
         self._accept([listening], MAX_CONNECTIONS, None)
 
-    def _accept(self, sockets: list[socket.socket], most: int, tls: ssl.SSLContext | None) -> None:
-        connections = server_connections.ServerConnections.within_descriptors(MAX_CONNECTIONS, most)
+    def _accept(
+        self, sockets: list[socket.socket], max_per_address: int, tls: ssl.SSLContext | None
+    ) -> None:
+        connections = server_connections.ServerConnections.within_descriptors(
+            MAX_CONNECTIONS, max_per_address
+        )
         self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol, tls)
         self._acceptor.start(sockets)
 

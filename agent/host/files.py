@@ -165,7 +165,7 @@ class PortCounterFiles:
         files: FileGroup,
         counters: Callable[[], tuple[Sequence[str], Sequence[int]]],
     ) -> None:
-        self._wanted = [path.rpartition("/")[2] for path in paths]
+        self._counter_names = [path.rpartition("/")[2] for path in paths]
         self._files = files
         self._counters = counters
         self._names: Sequence[str] | None = None
@@ -178,12 +178,12 @@ class PortCounterFiles:
             try:
                 names, counts = self._counters()
                 if names is not self._names:
-                    self._pick = itemgetter(*map(names.index, self._wanted))
+                    self._pick = itemgetter(*map(names.index, self._counter_names))
                     self._names = names
             except (OSError, ValueError):
                 self._is_called = False
             else:
-                end = start + len(self._wanted)
+                end = start + len(self._counter_names)
                 values[start:end] = self._pick(counts)
                 reasons[start:end] = bytes(end - start)
                 return

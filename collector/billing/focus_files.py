@@ -177,14 +177,14 @@ class FocusParquetWriter:
         self._arrow, parquet = _import_pyarrow()
         self._schema = _schema(self._arrow)
         self._writer = parquet.ParquetWriter(file, self._schema, compression="zstd")
-        self._most = rows_in_a_group
+        self._max_rows = rows_in_a_group
         self._waiting: list[FocusRow] = []
 
     def add(self, rows: Iterable[FocusRow]) -> None:
         """Add rows. Raises ValueError for other columns and for more than 12 decimals."""
         for row in rows:
             self._waiting.append(check_columns(row))
-            if len(self._waiting) == self._most:
+            if len(self._waiting) == self._max_rows:
                 self._write()
 
     def close(self) -> None:

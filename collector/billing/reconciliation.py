@@ -87,14 +87,14 @@ def worst_check(
     rule: str, title: str, pairs: Iterable[tuple[str, Fraction | int, Fraction | int]]
 ) -> ReconciliationCheck:
     """Combine many named comparisons into one: that of the largest difference."""
-    most = ReconciliationCheck(rule, title, Fraction(0), Fraction(0))
+    worst = ReconciliationCheck(rule, title, Fraction(0), Fraction(0))
     parts = 0
     for place, actual, expected in pairs:
         parts += 1
         check = ReconciliationCheck(rule, title, Fraction(actual), Fraction(expected), place=place)
-        if abs(check.difference) > abs(most.difference):
-            most = check
-    return ReconciliationCheck(rule, title, most.found, most.expected, parts, most.place)
+        if abs(check.difference) > abs(worst.difference):
+            worst = check
+    return ReconciliationCheck(rule, title, worst.found, worst.expected, parts, worst.place)
 
 
 def check_amounts(

@@ -235,16 +235,16 @@ def find_new_homes(
     connection: sa.Connection, since: dict[tuple[str, str], int]
 ) -> list[dict[str, Any]]:
     """Return rows for the GPUs that were not recorded in their nodes as early as in `since`."""
-    least: dict[tuple[str, str], int] = {}
+    earliest_ns: dict[tuple[str, str], int] = {}
     for gpu_group in group_items(sorted({gpu for gpu, _ in since})):
         query = sa.select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(gpu_group))
         for row in connection.execute(query):
             key = (row.gpu_uuid, row.node)
-            least[key] = min(row.since_ns, least.get(key, row.since_ns))
+            earliest_ns[key] = min(row.since_ns, earliest_ns.get(key, row.since_ns))
     return [
         {"gpu_uuid": gpu, "node": node, "since_ns": first_ns}
         for (gpu, node), first_ns in since.items()
-        if first_ns < least.get((gpu, node), FOREVER_NS)
+        if first_ns < earliest_ns.get((gpu, node), FOREVER_NS)
     ]
 
 

@@ -268,18 +268,18 @@ def newest_number(connection: sa.Connection) -> int:
     return connection.execute(sa.select(sa.func.max(outbox_rows.c.number))).scalar_one() or 0
 
 
-def take_rows(connection: sa.Connection, log: str, most: int) -> list[OutboxRow]:
+def take_rows(connection: sa.Connection, log: str, max_rows: int) -> list[OutboxRow]:
     """Return the rows that this log records next, in order; rows that it has taken before come first.
 
     A row that is taken belongs to this log permanently.
     """
-    rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
-    if len(rows) < most:
-        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(most - len(rows))
+    rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
+    if len(rows) < max_rows:
+        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(max_rows - len(rows))
         ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
         if ids:
             connection.execute(insert_new(connection, taken_rows), ids)
-        rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(most)).all()
+        rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
     identities_of_ledger = identities(connection)
     return [
         OutboxRow(row.id, _referring(row, reference(row, identities_of_ledger))) for row in rows

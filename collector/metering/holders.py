@@ -272,7 +272,7 @@ def divide_claims(
 def _join_slots(held_slots: Iterable[HeldSlots]) -> list[HeldSlots]:
     """Return held slots in ascending order; neighbouring slots of one claim are joined."""
     joined: list[HeldSlots] = []
-    for slots, claim in sorted(held_slots, key=lambda held: held.slots):
+    for slots, claim in sorted(held_slots, key=lambda part: part.slots):
         if joined and joined[-1].claim is claim and joined[-1].slots.high == slots.low:
             slots = units.CapacityRange(joined.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
         joined.append(HeldSlots(slots, claim))

@@ -177,7 +177,7 @@ def _groups(
         had = sum((Fraction(sizes.get(claim, 0)) for claim in claims), Fraction(0))
         ratio = sum(units, Fraction(0)) / had if had else Fraction(0)
         group = _ShareGroup(
-            claims, [held for held in held_slots if held.claim not in group_claims], ratio
+            claims, [part for part in held_slots if part.claim not in group_claims], ratio
         )
         groups |= dict.fromkeys(claims, group)
     return groups

@@ -321,10 +321,10 @@ def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
     need = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0) * count.share
     taken: dict[str, Fraction] = {}
     preferred = sorted(gpus, key=lambda gpu: _preference(gpu, count))
-    for most in (count.share, Fraction(1)):
+    for max_part in (count.share, Fraction(1)):
         for gpu in preferred:
             before = taken.get(gpu.gpu, Fraction(0))
-            part = min(need, gpu.remainder(count.authority) - before, most)
+            part = min(need, gpu.remainder(count.authority) - before, max_part)
             if part > 0:
                 taken[gpu.gpu] = before + part
                 need -= part

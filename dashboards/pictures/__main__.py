@@ -33,13 +33,13 @@ async def picture_of(
     prometheus: prometheus_api.Prometheus,
     dashboard: Mapping[str, Any],
     window: prometheus_api.QueryWindow,
-    wanted: prometheus_api.Values,
+    requested: prometheus_api.Values,
     sections: int = 0,
 ) -> DashboardPicture:
     """Run the queries of a dashboard, and draw it."""
     return draw_dashboard(
         dashboard,
-        await prometheus_api.query_dashboard(prometheus, dashboard, window, wanted, WIDTH),
+        await prometheus_api.query_dashboard(prometheus, dashboard, window, requested, WIDTH),
         sections,
     )
 
@@ -97,12 +97,12 @@ def main(  # noqa: PLR0913 - options of a command
 ) -> None:
     """Draw dashboards as pictures."""
     dashboards = _dashboards(names)
-    wanted = dict(_choice(choice, dashboards.values()) for choice in choices)
+    requested = dict(_choice(choice, dashboards.values()) for choice in choices)
     now = time.time()
     window = prometheus_api.QueryWindow(now - shown, now, scrape)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_draw_all(url, dashboards, window, wanted, directory, sections))
+        asyncio.run(_draw_all(url, dashboards, window, requested, directory, sections))
     except (prometheus_api.PrometheusError, UnsupportedFeatureError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -111,13 +111,13 @@ async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
     url: str,
     dashboards: Mapping[str, Mapping[str, Any]],
     window: prometheus_api.QueryWindow,
-    wanted: prometheus_api.Values,
+    requested: prometheus_api.Values,
     directory: Path,
     sections: int,
 ) -> None:
     async with prometheus_api.Prometheus(url) as prometheus:
         for name, dashboard in dashboards.items():
-            picture = await picture_of(prometheus, dashboard, window, wanted, sections)
+            picture = await picture_of(prometheus, dashboard, window, requested, sections)
             path = directory / f"{name}.png"
             picture.canvas.save(path)
             empty = f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""

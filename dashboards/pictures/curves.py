@@ -126,10 +126,10 @@ def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
     return lowest, highest + 0.06 * (highest - lowest)
 
 
-def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
+def ticks_between(low: float, high: float, unit: str, max_ticks: int) -> list[float]:
     """Return round values of a unit between two values."""
     divisor = fields.UNITS[unit](max(abs(low), abs(high))).divisor
-    locator = MaxNLocator(nbins=max(most, 1), steps=[1, 2, 2.5, 5, 10])
+    locator = MaxNLocator(nbins=max(max_ticks, 1), steps=[1, 2, 2.5, 5, 10])
     ticks = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
     near = 1e-9 * (high - low)
     return [float(tick) for tick in ticks if low - near <= tick <= high + near]
@@ -308,9 +308,9 @@ def draw_stats(
     """Draw a panel of numbers, side by side if there are several; return True if there is any."""
     form = format_of(panel["fieldConfig"], "Value", numeric=True)
     options = panel["options"]
-    wanted = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])
-    if wanted != (["lastNotNull"], "value", "none"):
-        message = f"unsupported options of a number: {wanted}: expected lastNotNull, value, none"
+    chosen = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])
+    if chosen != (["lastNotNull"], "value", "none"):
+        message = f"unsupported options of a number: {chosen}: expected lastNotNull, value, none"
         raise UnsupportedFeatureError(message)
     stats = [
         (

@@ -53,8 +53,8 @@ class TimeAxis:
     def ticks(self) -> list[tuple[float, str]]:
         """Return positions with their times of day in UTC, as many as fit."""
         length = self.window.end - self.window.start
-        most = max(self.box.width / 70, 1)
-        step = next((step for step in _STEPS_OF_TIME if length / step <= most), _DAY)
+        max_steps = max(self.box.width / 70, 1)
+        step = next((step for step in _STEPS_OF_TIME if length / step <= max_steps), _DAY)
         form = "%H:%M:%S" if step < 60 else "%H:%M"  # noqa: PLR2004 - a minute
         first = np.ceil(self.window.start / step) * step
         return [

@@ -301,7 +301,7 @@ def _reduce_widths(needs: Sequence[float], width: float) -> list[float]:
     """Reduce the widest first, until all fit."""
     low, high = 0.0, max(needs)
     for _ in range(40):
-        most = (low + high) / 2
-        fits = sum(min(need, most) for need in needs) <= width
-        low, high = (most, high) if fits else (low, most)
+        middle = (low + high) / 2
+        fits = sum(min(need, middle) for need in needs) <= width
+        low, high = (middle, high) if fits else (low, middle)
     return [min(need, low) for need in needs]

@@ -45,12 +45,12 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def expand_numbers(text: str, most: int = MAX_NODES) -> tuple[int, ...]:
+def expand_numbers(text: str, max_count: int = MAX_NODES) -> tuple[int, ...]:
     """Return the numbers of `0,2-3`. Raises SlurmFormatError."""
-    return tuple(number for number, _ in _numbers(text, most))
+    return tuple(number for number, _ in _numbers(text, max_count))
 
 
-def _names(part: str, most: int) -> list[str]:
+def _names(part: str, max_count: int) -> list[str]:
     """Return the names of `rack[0-1]n[00-31]-ib`: the last bracket varies fastest."""
     literal, *rest = _BRACKET.split(part)
     choices: list[list[str]] = [[literal]]
@@ -60,12 +60,12 @@ def _names(part: str, most: int) -> list[str]:
             [f"{number:0{width}d}{literal}" for number, width in _numbers(inside, MAX_NODES)]
         )
         count *= len(choices[-1])
-        if count > most:
+        if count > max_count:
             raise _invalid_list(part, f"at most {MAX_NODES} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
-def _numbers(text: str, most: int) -> list[tuple[int, int]]:
+def _numbers(text: str, max_count: int) -> list[tuple[int, int]]:
     """Return numbers with their printed width; a range has the width of its first number."""
     ranges: list[tuple[int, int]] = []
     for piece in text.split(","):
@@ -75,8 +75,8 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
         first, last = int(matched[1]), int(matched[2] or matched[1])
         if last < first:
             raise _invalid_list(text)
-        if len(ranges) + last - first >= most:
-            raise _invalid_list(text, f"at most {most} numbers")
+        if len(ranges) + last - first >= max_count:
+            raise _invalid_list(text, f"at most {max_count} numbers")
         ranges += [(number, len(matched[1])) for number in range(first, last + 1)]
     return ranges
 

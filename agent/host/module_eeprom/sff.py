@@ -65,8 +65,8 @@ def _sfp_type(lower: bytes) -> str:
     megabaud = lower[_RATE_100_MEGABAUD] * 100
     if lower[_RATE_100_MEGABAUD] == _RATE_IS_LARGER:
         megabaud = lower[_RATE_250_MEGABAUD] * 250
-    for least, name in ((25_000, "SFP28"), (8_000, "SFP+")):
-        if megabaud >= least:
+    for min_megabaud, name in ((25_000, "SFP28"), (8_000, "SFP+")):
+        if megabaud >= min_megabaud:
             return name
     return "SFP"
 
@@ -129,9 +129,9 @@ def _sfp_threshold_registers(first: int) -> tuple[int, ...]:
 
 
 def _clamp_register(value: float, *, is_signed: bool = False) -> int:
-    least, most = (-0x8000, 0x7FFF) if is_signed else (0, 0xFFFF)
+    lowest, highest = (-0x8000, 0x7FFF) if is_signed else (0, 0xFFFF)
     # Ordered so that NaN (from a constant) yields the minimum.
-    return round(value) if least <= value <= most else most if value > most else least
+    return round(value) if lowest <= value <= highest else highest if value > highest else lowest
 
 
 QSFP_IDENTIFIERS = (0x0C, 0x0D, 0x11)
