@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.ranking import EDGES
+from collector.diagnosis.settings_advice import MAJORITY_SHARE, MIN_MAJORITY, ROLLOUT_SECONDS
 from collector.diagnosis.signals import SIGNALS
 
 _INTRODUCTION = """\
@@ -45,6 +46,20 @@ collector's) contains the arrivals of all nodes, from which the offsets of the c
 clocks are not corrected, and a node is unknown from the end of its capture on.
 """
 
+_ADVICE = f"""\
+An advice is an incident of severity `info` about a state that lasts and costs. `gain` states what following it should gain, as a share of the time of
+the affected jobs and as GPU-seconds per hour, and how this was derived; gains are upper bounds. All
+devices that it concerns are victims. An advice explains no fault, and no baseline leaves its devices out.
+
+- `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
+  and versions. A value is drift if at least {MIN_MAJORITY} peers and {MAJORITY_SHARE:.0%} of them agree on another one. Settings that
+  differ by rail on most nodes are a design; a setting that changed on several nodes within {ROLLOUT_SECONDS / 60:.0f} minutes is a
+  rollout; NICs without a link are left out, as drivers report other settings then. One advice names all devices that deviate in the
+  same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
+  of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
+  and jobs determine them.
+"""
+
 
 def page() -> str:
     """Describe the diagnosis."""
@@ -79,6 +94,10 @@ def page() -> str:
             ("class", "meaning", "severity", "persistence", "may be explained by", "action"),
             classes,
         ),
+        "## Advice",
+        "",
+        *_ADVICE.splitlines(),
+        "",
         "## Signals",
         "",
         *_table(("signal", "device", "unit", "meaning"), signals),

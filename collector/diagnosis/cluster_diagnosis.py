@@ -19,6 +19,7 @@ from collector.diagnosis import (
     link_detectors,
     network_detectors,
     node_detectors,
+    settings_advice,
 )
 from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, Incident, IncidentTracker
 from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
@@ -59,6 +60,8 @@ class ClusterDiagnosis:
         self.contacts: dict[str, node_detectors.NodeContact] = {}
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
+        self.drift = settings_advice.ConfigDrift()
+        self._schemas: dict[tuple[str, str], bytes] = {}
         self._baselines = findings.Baselines()
         self._groups: job_groups.PeerGroups | None = None
         self._events: list[NodeEvent] = []
@@ -72,6 +75,9 @@ class ClusterDiagnosis:
 
     def add(self, node: str, run: str, batch: Batch, schema: WireSchema, clock: Clock) -> None:
         """Add a batch of a node."""
+        if self._schemas.get((node, batch.stream)) != batch.schema and batch.rows:
+            self._schemas[node, batch.stream] = batch.schema
+            self.drift.settings.add(clock(batch.wall_ns[0]), node, schema.entities)
         for node_event in self.readings.add(node, run, batch, schema, clock):
             self._events.append(node_event)
 
@@ -151,6 +157,7 @@ class ClusterDiagnosis:
             job_detectors.slow_jobs(view),
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
+            self.drift.findings(view),
         )
 
     def _take_events(self, now_ns: int) -> list[NodeEvent]:
@@ -169,11 +176,12 @@ class ClusterDiagnosis:
         self, view: findings.DiagnosisView
     ) -> dict[DeviceKind, findings.Flags]:
         """Return the devices that an open incident affects: their present is not their baseline."""
-        touched = {key for incident in self.tracker.open for key in incident.reach.jobs}
+        faults = [each for each in self.tracker.open if not each.incident_class.is_advice]
+        touched = {key for incident in faults for key in incident.reach.jobs}
         numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
         nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
         nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
-        nodes |= {name for incident in self.tracker.open for name in incident.reach.nodes}
+        nodes |= {name for incident in faults for name in incident.reach.nodes}
         nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
         return {
             DeviceKind.NIC: nics,

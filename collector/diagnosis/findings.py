@@ -50,6 +50,17 @@ class FindingEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedGain:
+    """Gain that is expected from following an advice, and its derivation; NaN is unknown."""
+
+    text: str
+    derivation: str
+    share: float = np.nan
+    """Share of the time of the affected jobs."""
+    gpu_seconds_per_hour: float = np.nan
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Conclusion of a detector at one evaluation."""
 
@@ -67,6 +78,11 @@ class Finding:
     parts: tuple[int, ...] = ()
     """Positions of the NICs or GPUs that a larger cause consists of."""
     detail: str = ""
+    subject: str = ""
+    """Identity of an advice whose devices may change while it lasts; without it, the cause is the identity."""
+    affected: tuple[Cause, ...] = ()
+    """All entities that an advice concerns."""
+    gain: ExpectedGain | None = None
 
 
 WORK_SIGNALS = frozenset(

@@ -35,6 +35,8 @@ class IncidentClass:
     specificity: float
     action: str
     is_symptom: bool = False
+    is_advice: bool = False
+    """True for a state that lasts and costs: no fault, and nothing that a baseline should leave out."""
 
 
 _HARD, _STRONG, _GROUP, _SYMPTOM = 1.0, 0.8, 0.6, 0.3
@@ -85,9 +87,14 @@ _ROWS = [
     ("clock_skew", "The clock of a node is wrong.", _WARNING, 1, 1, _HARD, "check time synchronization of the node"),
 ]  # fmt: skip
 
+_ADVICE_ROWS = [
+    ("config_drift", "Devices have other settings or versions than most of their peers.", _INFO, 12, 12, _HARD, "set what most of the peers have, or record the difference as intended"),
+]  # fmt: skip
+
 _SYMPTOMS = frozenset({"paused_unlocalised", "job_slowdown"})
 
 CLASSES = MappingProxyType(
     {row[0]: IncidentClass(*row, is_symptom=row[0] in _SYMPTOMS) for row in _ROWS}
+    | {row[0]: IncidentClass(*row, is_advice=True) for row in _ADVICE_ROWS}
 )
 """All classes by name."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.findings import FindingEvidence
+from collector.diagnosis.findings import Cause, ExpectedGain, FindingEvidence
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
@@ -102,6 +102,15 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     window_seconds: float
 
 
+class GainDocument(msgspec.Struct, frozen=True):
+    """Expected gain of following an advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
+
+    text: str
+    share: float | None
+    gpu_seconds_per_hour: float | None
+    derivation: str
+
+
 class IncidentDocument(msgspec.Struct, frozen=True):
     """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
 
@@ -129,6 +138,8 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     detail: str
     limits: str
     explained_by: str | None
+    gain: GainDocument | None = None
+    """Only of advice."""
 
 
 def incident_document(
@@ -140,6 +151,7 @@ def incident_document(
     if cause.job and cause.job not in incident.job_speeds:
         jobs.append(_job(cause.job))
     nics = [_nic(position, devices) for position in sorted(incident.victim_nics)]
+    concerned = [_device(each, devices, groups) for each in incident.affected if each != cause]
     return IncidentDocument(
         id=incident.incident_id,
         incident_class=kind.name,
@@ -151,8 +163,8 @@ def incident_document(
         ended=format_timestamp(incident.ended_ns) if incident.ended_ns else None,
         severity=str(incident.severity),
         confidence=incident.confidence,
-        victims=(*nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
-        victim_count=len(nics) + len(jobs),
+        victims=(*concerned[:MAX_LISTED], *nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
+        victim_count=len(concerned) + len(nics) + len(jobs),
         jobs=tuple(jobs[:MAX_LISTED]),
         evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
         symptoms=tuple(sorted(incident.symptoms)),
@@ -161,6 +173,7 @@ def incident_document(
         detail=incident.detail,
         limits=_LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),
         explained_by=incident.explained_by or None,
+        gain=_gain(incident.gain) if incident.gain else None,
     )
 
 
@@ -176,23 +189,29 @@ def incident_schema() -> dict[str, object]:
 def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
     """Return the entity of a cause with all of its names."""
     cause, parts = incident.cause, incident.parts
+    entity = _device(cause, devices, groups)
+    if isinstance(entity, LeafDocument):
+        alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
+        return msgspec.structs.replace(entity, alternatives=alternatives)
+    if isinstance(entity, NodeDocument):
+        nics = [devices.nics[part] for part in parts if part < len(devices.nics)]
+        interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
+        return NodeDocument(cause.name, tuple(interfaces))
+    return entity
+
+
+def _device(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
+    """Return an entity with its names."""
     if cause.kind == "nic":
         return _nic(cause.position, devices)
     if cause.kind == "gpu":
         gpu = devices.gpus[cause.position]
         return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
     if cause.kind == "leaf":
-        alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
-        return msgspec.structs.replace(
-            _leaf(cause.position, devices, groups), alternatives=alternatives
-        )
+        return _leaf(cause.position, devices, groups)
     if cause.kind == "storage":
         return StorageDocument(cause.name)
-    if cause.job:
-        return _job(cause.job)
-    nics = [devices.nics[part] for part in parts if part < len(devices.nics)]
-    interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
-    return NodeDocument(cause.name, tuple(interfaces))
+    return _job(cause.job) if cause.job else NodeDocument(cause.name)
 
 
 def _nic(position: int, devices: ClusterDevices) -> NicDocument:
@@ -239,6 +258,11 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
     )
 
 
+def _gain(gain: ExpectedGain) -> GainDocument:
+    share, seconds = _finite(gain.share), _finite(gain.gpu_seconds_per_hour)
+    return GainDocument(gain.text, share, seconds, gain.derivation)
+
+
 def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
@@ -256,8 +280,12 @@ def describe(incident: IncidentDocument) -> Iterator[str]:
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
         yield f"  job {job.workload} of {job.tenant or 'no tenant'}{speed}"
-    if nics := incident.victim_count - len(incident.jobs):
+    nics = incident.victim_count - len(incident.jobs)
+    if nics and not incident.gain:
         yield f"  {nics} {'NIC' if nics == 1 else 'NICs'} paused"
+    if incident.gain:
+        yield f"  {incident.detail}"
+        yield f"  expected gain: {incident.gain.text} ({incident.gain.derivation})"
     if incident.limits:
         yield f"  {incident.limits}"
     if incident.explained_by:

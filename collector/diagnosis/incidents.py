@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence
+from collector.diagnosis.findings import (
+    Cause,
+    DiagnosisView,
+    ExpectedGain,
+    Finding,
+    FindingEvidence,
+)
 from collector.diagnosis.incident_classes import CLASSES, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
@@ -49,6 +55,8 @@ class Incident:
     parts: tuple[int, ...] = ()
     alternatives: tuple[int, ...] = ()
     detail: str = ""
+    affected: tuple[Cause, ...] = ()
+    gain: ExpectedGain | None = None
     explained_by: str = ""
     symptoms: set[str] = field(default_factory=set)
     victim_nics: set[int] = field(default_factory=set)
@@ -75,7 +83,7 @@ class IncidentTracker:
     def __init__(self, first_ns: int, slot_ns: int) -> None:
         self.incidents: list[Incident] = []
         self._first_ns, self._slot_ns = first_ns, slot_ns
-        self._candidates: dict[tuple[str, Cause], _Candidate] = {}
+        self._candidates: dict[tuple[str, Cause | str], _Candidate] = {}
         self.ignored_findings = 0
 
     def update(self, view: DiagnosisView, findings: Iterable[Finding]) -> list[Incident]:
@@ -108,7 +116,7 @@ class IncidentTracker:
         )
 
     def _add(self, view: DiagnosisView, finding: Finding, slot: int) -> None:
-        key = finding.incident_class, finding.cause
+        key = finding.incident_class, finding.subject or finding.cause
         found = self._candidates.get(key)
         if found is None:
             reach = reach_of(view, finding.cause, finding.parts)
@@ -192,7 +200,7 @@ class IncidentTracker:
         self, view: DiagnosisView, candidate: _Candidate, kind: IncidentClass, slot: int
     ) -> Incident:
         finding = candidate.finding
-        text = f"{kind.name} {finding.cause} {candidate.onset_ns}"
+        text = f"{kind.name} {finding.subject or finding.cause} {candidate.onset_ns}"
         return Incident(
             incident_id=hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
             incident_class=kind,
@@ -216,11 +224,12 @@ class IncidentTracker:
             finding.parts,
             finding.detail,
         )
+        incident.affected, incident.gain = finding.affected, finding.gain
         if finding.severity == Severity.CRITICAL:
             incident.severity = Severity.CRITICAL
         incident.alternatives = finding.alternatives or incident.alternatives
         incident.last_slot = slot
-        explained = self._slow_jobs(view, incident)
+        explained = not kind.is_advice and self._slow_jobs(view, incident)
         certainty = 0.6 + 0.3 * min(1.0, finding.strength) + 0.1 * bool(explained)
         incident.confidence = max(incident.confidence, round(kind.specificity * certainty, 3))
 

@@ -186,6 +186,7 @@ _QUANTITIES = (
             "generation_expected": "gpu_pcie_expected_generation",
             "device_state": "gpu_device_state",
             "memory_used": "gpu_memory_used_bytes",
+            "power_limit": "gpu_power_limit_watts",
         },
     ),
     *_declare(

@@ -1,0 +1,109 @@
+"""Advice: states of a cluster that last and cost, with their expected gain; healthy clusters get none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from bench.drawn_cluster import GPUS, RAILS, START_NS, DrawnCluster, DrawnFeed, gpu_uuid, node_name
+from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
+from collector.diagnosis.incident_report import IncidentDocument, incident_document
+from collector.diagnosis.jobs import PeerGroups
+from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity
+
+SEED = 9
+SLOTS = 40
+NIC_FACTS = {"pfc": "3", "trust": "dscp", "mtu": "4200", "firmware": "28.39", "hash": "a1"}
+GPU_FACTS = {"model": "H100", "driver": "590.48.01", "vbios": "96.00"}
+
+
+def settings_of(
+    node: int, nics: Mapping[str, str] = {}, gpus: Mapping[str, str] = {}, rails: Iterable[int] = ()
+) -> list[WireEntity]:
+    """Return the settings of a node; `nics` and `gpus` replace those of the NICs of `rails`, and of all GPUs."""
+    found = [
+        WireEntity("gpu", (gpu_uuid(node, index),), {**GPU_FACTS, **gpus}) for index in range(GPUS)
+    ]
+    for rail in range(RAILS):
+        key = (f"eth{rail}",)
+        found += [
+            WireEntity("nic", key, {"role": "compute", "driver": "mlx5_core"}),
+            WireEntity("nic_settings", key, NIC_FACTS | (dict(nics) if rail in rails else {})),
+        ]
+    return found
+
+
+def documents(diagnosis: ClusterDiagnosis) -> list[IncidentDocument]:
+    """Return the advice that is open."""
+    groups = PeerGroups(diagnosis.devices)
+    return [
+        incident_document(incident, diagnosis.devices, groups, 30.0)
+        for incident in diagnosis.tracker.open
+        if incident.incident_class.is_advice
+    ]
+
+
+def diagnose(
+    settings: Mapping[int, list[WireEntity]], changes: Iterable[tuple[int, int]] = ()
+) -> list[IncidentDocument]:
+    """Diagnose a healthy cluster with these settings by node; `changes` are slots and nodes at which others adopt them."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, SLOTS)
+    drift = feed.diagnosis.drift.settings
+    later = {node: slot for slot, node in changes}
+    for node in range(cluster.nodes):
+        first = settings_of(node) if node in later else settings.get(node, settings_of(node))
+        drift.add(START_NS, node_name(node), first)
+        if node in later:
+            time_ns = START_NS + later[node] * SLOT_SECONDS * SECOND_NS
+            drift.add(time_ns, node_name(node), settings[node])
+    for slot in range(SLOTS):
+        feed.put(slot, cluster.draw())
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    return documents(feed.diagnosis)
+
+
+EVERY_RAIL = range(RAILS)
+MANY = {node: settings_of(node, {"mtu": "1500"}, rails=[2]) for node in range(6)}
+DRIFT = {
+    "one NIC": ({1: settings_of(1, {"pfc": "none", "trust": "pcp"}, rails=[3])}, "nic", 0, ["pfc", "trust"]),
+    "a node": ({1: settings_of(1, {"mtu": "1500"}, rails=EVERY_RAIL)}, "node", 8, ["mtu"]),
+    "a driver": ({4: settings_of(4, gpus={"driver": "580.1"})}, "node", 8, ["driver"]),
+    "an unknown setting": ({2: settings_of(2, {"hash": "b2"}, rails=[0])}, "nic", 0, ["hash"]),
+}  # fmt: skip
+"""Settings by node, kind of the cause, number of victims, settings of the evidence."""
+
+NO_DRIFT: dict[str, tuple[dict[int, list[WireEntity]], list[tuple[int, int]]]] = {
+    "equal settings": ({}, []),
+    "a rail by design": (MANY, []),
+    "no majority": ({node: settings_of(node, {"mtu": "1500"}, rails=EVERY_RAIL) for node in range(3)}, []),
+    "a rollout": ({node: settings_of(node, {"mtu": "1500"}, rails=[node]) for node in range(2)}, [(10, 0), (12, 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIFT)
+def test_devices_with_other_settings_are_one_advice(name: str) -> None:
+    settings, kind, victims, named = DRIFT[name]
+    (advice,) = diagnose(settings)
+    assert (advice.incident_class, advice.severity) == ("config_drift", "info")
+    assert type(advice.cause).__struct_config__.tag == kind
+    assert advice.victim_count == victims
+    assert [each.signal for each in advice.evidence] == named
+    assert advice.gain
+    assert advice.gain.derivation
+    assert advice.gain.share == 0.0
+
+
+@pytest.mark.parametrize("name", NO_DRIFT)
+def test_no_advice_about_settings(name: str) -> None:
+    assert not diagnose(*NO_DRIFT[name])
+
+
+def test_a_change_is_reported_from_its_time_on() -> None:
+    settings = {1: settings_of(1, {"pfc": "none"}, rails=[3])}
+    (advice,) = diagnose(settings, [(20, 1)])
+    assert advice.detail == "1 NIC of 1 node: pfc none, 47 peers have 3"
+    assert advice.onset.startswith("2025-10-09T08:56:40")
