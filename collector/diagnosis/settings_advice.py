@@ -24,7 +24,7 @@ from collector.diagnosis.findings import (
     FindingEvidence,
 )
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Positions
+from collector.diagnosis.slot_sums import Floats, Positions, median_known
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 
@@ -207,7 +207,7 @@ def _is_comparable(view: DiagnosisView, key: DeviceKey) -> bool:
     node = view.devices.nodes.get(key.node)
     if node is None or key.kind != "nic":
         return node is not None and (key.kind != "gpu" or key.name in node.gpus)
-    return key.name in node.nics and view.signals.nic["up"][node.nics[key.name]] != 0
+    return key.name in node.nics and view.signals.nic["link_up"][node.nics[key.name]] != 0
 
 
 def _designed(
@@ -323,10 +323,10 @@ def gain_of(share: float, gpus: int, text: str, derivation: str) -> ExpectedGain
 def stall_gain(view: DiagnosisView, nics: Positions) -> ExpectedGain:
     """Return the gain if NICs were stopped by pause as rarely as their peers."""
     table = view.signals.table(DeviceKind.NIC, 5 * SLOTS_PER_MINUTE)
-    stalled = np.fmax(table["pausing"], table["paused"])
+    stalled = np.fmax(table["pausing_share"], table["paused_share"])
     peers = np.isin(view.groups.nic_rail, view.groups.nic_rail[nics])
     peers[nics] = False
-    highest, usual = _highest(stalled[nics]), _middle(stalled[peers])
+    highest, usual = _highest(stalled[nics]), float(np.nan_to_num(median_known(stalled[peers])))
     gpus = waiting_gpus(view, nics)
     derivation = (
         f"share of time in which pause stops the affected NIC most: {highest:.2%}, median of its rail: {usual:.2%}, in the last 5 minutes; "
@@ -348,7 +348,7 @@ def _clock_gain(view: DiagnosisView, affected: Positions) -> ExpectedGain:
             job.gpus[(deviates & busy)[job.gpus]],
             job.gpus[(~deviates & busy)[job.gpus]],
         )
-        lowest, usual = _lowest(gpu["clock"][deviating]), _middle(gpu["clock"][peers])
+        lowest, usual = _lowest(gpu["clock"][deviating]), median_known(gpu["clock"][peers])
         if lowest < (1.0 - share) * usual:
             share, gpus, clocks = 1.0 - lowest / usual, len(job.gpus), (lowest, usual)
     derivation = "no job has busy GPUs of both kinds with different clocks, in the last 5 minutes"
@@ -360,14 +360,9 @@ def _clock_gain(view: DiagnosisView, affected: Positions) -> ExpectedGain:
     return gain_of(share, gpus, f"up to {share:.1%} of the time of the job", derivation)
 
 
-def _highest(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _highest(values: Floats) -> float:
     return float(np.nan_to_num(values).max(initial=0.0))
 
 
-def _lowest(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _lowest(values: Floats) -> float:
     return float(np.min(values[~np.isnan(values)], initial=np.inf))
-
-
-def _middle(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    present = values[~np.isnan(values)]
-    return float(np.median(present)) if len(present) else 0.0
