@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -16,6 +16,7 @@ from collector.diagnosis import (
     gpu_detectors,
     job_detectors,
     jobs as job_groups,
+    leaf_detectors,
     link_detectors,
     network_detectors,
     node_detectors,
@@ -26,6 +27,7 @@ from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollecto
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
+from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireSchema
 
@@ -63,6 +65,8 @@ class ClusterDiagnosis:
         self.drift = settings_advice.ConfigDrift()
         self._schemas: dict[tuple[str, str], bytes] = {}
         self._baselines = findings.Baselines()
+        self._progress: dict[JobKey, int] = {}
+        self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self._groups: job_groups.PeerGroups | None = None
         self._events: list[NodeEvent] = []
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
@@ -114,15 +118,20 @@ class ClusterDiagnosis:
         jobs = job_groups.active_jobs(self.devices, self._groups, self.claims.jobs_at(now_ns))
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
         view = findings.DiagnosisView(
-            signals, self._groups, jobs, {}, self._baselines, now_ns, recent
+            signals, self._groups, jobs, {}, self._baselines, now_ns, recent, self._waits
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
         view.states = {job.key: _job_state(view, job) for job in jobs}
+        for key, state in view.states.items():
+            if state.exchange_now >= job_detectors.STALLED_SPEED:
+                self._progress[key] = slot
+            state.progress_slot = self._progress.get(key, -1)
         with np.errstate(invalid="ignore", divide="ignore"):
             changed = self.tracker.update(view, list(self._findings(view)))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
-            self._baselines.add_minute(signals, self._devices_of_incidents(view))
+            gaps = {"job_gap": job_detectors.node_gaps(view)}
+            self._baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
         return changed
 
     def exceeded_limits(self) -> Iterator[str]:
@@ -142,9 +151,9 @@ class ClusterDiagnosis:
             network_detectors.incast_receivers(view),
             network_detectors.congestion_control_faults(view),
             network_detectors.retransmitting_nics(view),
-            network_detectors.faulty_leaves(view),
-            network_detectors.congested_uplinks(view),
-            network_detectors.paused_leaves(view),
+            leaf_detectors.faulty_leaves(view),
+            leaf_detectors.congested_uplinks(view),
+            leaf_detectors.paused_leaves(view),
             link_detectors.link_faults(view),
             gpu_detectors.xid_events(view),
             gpu_detectors.reported_gpu_faults(view),
@@ -186,6 +195,7 @@ class ClusterDiagnosis:
         return {
             DeviceKind.NIC: nics,
             DeviceKind.GPU: gpus,
+            DeviceKind.NODE: np.array([n in nodes for n in self.devices.node_names], np.bool_),
             DeviceKind.MOUNT: np.array([m.node in nodes for m in self.devices.mounts], np.bool_),
         }
 

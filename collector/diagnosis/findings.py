@@ -23,7 +23,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 SLOTS_PER_MINUTE = 6
 _MAX_BASELINE_MINUTES = 30
-_MIN_BASELINE_MINUTES = 2
+_MIN_BASELINE_MINUTES, _MIN_VARIATION_MINUTES = 2, 4
 _BASELINE_GAP_MINUTES = 2
 """Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
 
@@ -95,8 +95,8 @@ WORK_QUANTILE = 0.7
 BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
     DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "pause_frames", "marked_share", "marks", "notifications_handled", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
     DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
-    DeviceKind.NODE: ("cpu", "cpu_pressure"),
-    DeviceKind.MOUNT: ("read_latency", "write_latency"),
+    DeviceKind.NODE: ("cpu", "cpu_pressure", "io_pressure"),
+    DeviceKind.MOUNT: ("read_latency", "write_latency", "reads", "writes"),
 })  # fmt: skip
 """Signals that are compared with their own past."""
 
@@ -111,35 +111,54 @@ class Baselines:
         self._rows: dict[tuple[DeviceKind, str], deque[Floats]] = defaultdict(
             lambda: deque(maxlen=_MAX_BASELINE_MINUTES)
         )
-        self._medians: dict[tuple[DeviceKind, str], Floats] = {}
+        self._usual: dict[tuple[DeviceKind, str, float], Floats] = {}
 
-    def add_minute(self, signals: ClusterSignals, excluded: dict[DeviceKind, Flags]) -> None:
-        """Add the last minute."""
+    def add_minute(
+        self,
+        signals: ClusterSignals,
+        excluded: Mapping[DeviceKind, Flags],
+        comparisons: Mapping[str, Floats] = MappingProxyType({}),
+    ) -> None:
+        """Add the last minute; `comparisons` are differences of nodes from their peers, by name."""
         for kind, names in BASELINE_SIGNALS.items():
             table = signals.table(kind, SLOTS_PER_MINUTE)
             for name in names:
-                row = table[name].copy()
-                if kind in excluded:
-                    row[excluded[kind]] = np.nan
-                self._rows[kind, name].append(row)
-        self._medians.clear()
+                self._add_row(kind, name, table[name], excluded)
+        for name, row in comparisons.items():
+            self._add_row(DeviceKind.NODE, name, row, excluded)
+        self._usual.clear()
 
-    def usual(self, kind: DeviceKind, name: str, count: int) -> Floats:
-        """Return the baseline of a signal for `count` devices; NaN for devices without a past."""
-        key = kind, name
-        if key not in self._medians or len(self._medians[key]) != count:
-            rows = list(self._rows[key])[:-_BASELINE_GAP_MINUTES]
+    def _add_row(
+        self, kind: DeviceKind, name: str, values: Floats, excluded: Mapping[DeviceKind, Flags]
+    ) -> None:
+        row = values.copy()
+        if kind in excluded:
+            row[excluded[kind]] = np.nan
+        self._rows[kind, name].append(row)
+
+    def usual(
+        self, kind: DeviceKind, name: str, count: int, quantile: float | None = None
+    ) -> Floats:
+        """Return the baseline of a signal for `count` devices; NaN for devices without a past.
+
+        A quantile other than the usual one shows how much the signal varied, after more minutes.
+        """
+        needed = _MIN_BASELINE_MINUTES if quantile is None else _MIN_VARIATION_MINUTES
+        if quantile is None:
+            quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
+        key = kind, name, quantile
+        if key not in self._usual or len(self._usual[key]) != count:
+            rows = list(self._rows[kind, name])[:-_BASELINE_GAP_MINUTES]
             padded = np.full((len(rows), count), np.nan)
             for number, row in enumerate(rows):
                 padded[number, : len(row)] = row
             counts = (~np.isnan(padded)).sum(axis=0)
-            quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
-            medians = np.full(count, np.nan)
-            enough = np.flatnonzero(counts >= _MIN_BASELINE_MINUTES)
+            values = np.full(count, np.nan)
+            enough = np.flatnonzero(counts >= needed)
             places = np.rint(quantile * (counts[enough] - 1)).astype(np.intp)
-            medians[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
-            self._medians[key] = medians
-        return self._medians[key]
+            values[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
+            self._usual[key] = values
+        return self._usual[key]
 
 
 @dataclass(slots=True)
@@ -159,6 +178,9 @@ class JobState:
     utilization_now: float = np.nan
     """Mean over the last 20 seconds."""
 
+    progress_slot: int = -1
+    """Last slot in which the job made progress."""
+
     @property
     def speed(self) -> float:
         """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
@@ -176,6 +198,27 @@ MAX_SLOW_SPEED = 0.93
 
 
 @dataclass(slots=True)
+class JobWait:
+    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots."""
+
+    first_slot: int = 0
+    last_slot: int = -9
+    longest: int = 0
+
+    def add(self, slot: int) -> int:
+        """Add a slot in which all ranks wait; return the length of the wait."""
+        if slot - self.last_slot > _MAX_WAIT_GAP:
+            if self.last_slot >= 0:
+                self.longest = max(self.longest, self.last_slot - self.first_slot + 1)
+            self.first_slot = slot
+        self.last_slot = slot
+        return slot - self.first_slot + 1
+
+
+_MAX_WAIT_GAP = 3
+
+
+@dataclass(slots=True)
 class DiagnosisView:
     """Input of the detectors at one evaluation."""
 
@@ -187,6 +230,8 @@ class DiagnosisView:
     timestamp_ns: int
     events: Sequence[NodeEvent] = ()
     """Events of the last window."""
+    waits: dict[JobKey, JobWait] = field(default_factory=dict)
+    """Waits of all ranks of a job, over all evaluations."""
     job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
@@ -195,9 +240,9 @@ class DiagnosisView:
         """All devices."""
         return self.signals.devices
 
-    def base(self, kind: DeviceKind, name: str) -> Floats:
-        """Return the baseline of a signal."""
-        return self.baselines.usual(kind, name, self.devices.sums[kind].devices)
+    def base(self, kind: DeviceKind, name: str, quantile: float | None = None) -> Floats:
+        """Return the baseline of a signal, or another quantile of its past."""
+        return self.baselines.usual(kind, name, self.devices.sums[kind].devices, quantile)
 
     def nic_name(self, position: int) -> str:
         """Return node and interface of a NIC."""

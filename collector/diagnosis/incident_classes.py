@@ -80,7 +80,7 @@ _ROWS = [
     ("storage_bound", "Storage answers too slowly.", _WARNING, 6, 8, _GROUP, "check load and health of the file server"),
     ("dataloader_stall", "The input of a job arrives too late; its GPUs wait.", _WARNING, 8, 9, _GROUP, "check the data loader and its processes"),
     ("host_late", "A host launches work late; the GPUs of other nodes wait.", _WARNING, 5, 7, _STRONG, "check processes, control group limits and interrupts of the node"),
-    ("nccl_hang", "A collective of a job does not end.", _CRITICAL, 9, 12, _GROUP, "collect the flight recorder; restart the job"),
+    ("nccl_hang", "A collective of a job does not end.", _CRITICAL, 11, 13, _GROUP, "collect the flight recorder; restart the job"),
     ("job_slowdown", "A job is slower than before, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "compare the ranks with the collectives of the job"),
     ("node_down", "A node does not respond, and its jobs wait for it.", _CRITICAL, 2, 2, _HARD, "check power and console of the node"),
     ("agent_partition", "The collector does not receive frames of a node whose job goes on.", _WARNING, 2, 2, _HARD, "check the management network and the agent of the node"),

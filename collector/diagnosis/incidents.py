@@ -225,8 +225,8 @@ class IncidentTracker:
             finding.detail,
         )
         incident.affected, incident.gain = finding.affected, finding.gain
-        if finding.severity == Severity.CRITICAL:
-            incident.severity = Severity.CRITICAL
+        severity = Severity(finding.severity or kind.severity)
+        incident.severity = max(incident.severity, severity, key=list(Severity).index)
         incident.alternatives = finding.alternatives or incident.alternatives
         incident.last_slot = slot
         explained = not kind.is_advice and self._slow_jobs(view, incident)

@@ -12,16 +12,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from collector.diagnosis.findings import (
+    SLOTS_PER_MINUTE,
     Cause,
     DiagnosisView,
     Finding,
     FindingEvidence,
+    Flags,
     JobState,
     above,
 )
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, mean_known
+from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known
 
 LATENCY_FACTOR = 4.0
 MIN_LATENCY_SECONDS = 0.005
@@ -29,7 +31,10 @@ MAJORITY = 0.6
 
 
 def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield servers, or single clients, with a latency of many times their own past while their jobs wait."""
+    """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
+
+    A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
+    """
     mounts = view.devices.mounts
     if not mounts:
         return
@@ -37,13 +42,16 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
     slow = np.zeros(len(mounts), np.bool_)
     used = np.zeros(len(mounts), np.bool_)
     change = np.full(len(mounts), np.nan)
-    for signal in ("read_latency", "write_latency"):
-        baseline = np.fmax(view.base(DeviceKind.MOUNT, signal), 1e-4)
-        used |= ~np.isnan(mount[signal])
-        ratio = mount[signal] / baseline
+    for operation in ("read", "write"):
+        latency = mount[f"{operation}_latency"]
+        baseline = np.fmax(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
+        used |= ~np.isnan(latency)
+        ratio = latency / baseline
         change = np.fmax(change, ratio)
-        slow |= above(ratio, LATENCY_FACTOR) & above(mount[signal], MIN_LATENCY_SECONDS)
-    waits = np.array([_node_waits(view, each.node) for each in mounts])
+        slow |= above(ratio, LATENCY_FACTOR) & above(latency, MIN_LATENCY_SECONDS)
+    slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
+    waiting = {name for job in view.jobs if _job_waits(view, job) for name in job.nodes}
+    waits = np.array([each.node in waiting for each in mounts])
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
         by_server[each.server].append(position)
@@ -71,18 +79,29 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
                 yield Finding("storage_bound", Cause("node", name=node), evidence)
 
 
-def _node_waits(view: DiagnosisView, node: str) -> bool:
-    """True if a job on a node waits more than before."""
-    for state in view.states.values():
-        if node in state.job.nodes and (state.utilization_change < 0.85 or state.speed < 0.9):  # noqa: PLR2004 - beyond the noise of a minute
-            return True
-    return False
+BUSY_FACTOR, MIN_BUSY_OPERATIONS = 3.0, 5.0
+
+
+def _is_busy(view: DiagnosisView, signal: str) -> Flags:
+    """Return the mounts with many more operations than usual."""
+    usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
+    return above(view.signals.mount[signal], BUSY_FACTOR * usual + MIN_BUSY_OPERATIONS)
+
+
+def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
+    """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle."""
+    used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
+    base = view.base(DeviceKind.GPU, "utilization")
+    changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
+    change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
+    is_slow = view.states[job.key].speed < 0.9 and change < 0.95  # noqa: PLR2004 - beyond the noise of a minute
+    return MIN_INPUT < change < MAX_INPUT or is_slow
 
 
 MIN_INPUT, MAX_INPUT = 0.15, 0.85
 MAX_RANK_DEVIATION = 0.12
-MIN_USE = 0.8
-"""Utilization of a job that trains; that of a service varies with its load."""
+MIN_USE, LOW_QUANTILE = 0.8, 0.3
+"""Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies."""
 
 INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
@@ -92,26 +111,42 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
     baseline = view.base(DeviceKind.GPU, "utilization")
+    lowest = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    sums = view.devices.sums[DeviceKind.GPU]
+    readings = sums.weight("utilization", view.signals.slot, INPUT_SLOTS)
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = above(baseline[job.gpus], MIN_USE).mean() > MAJORITY
+        computes = above(lowest[job.gpus], MIN_USE).mean() > MAJORITY
         if not computes or len(known_values) < MAJORITY * len(job.gpus):
             continue
         usual = float(np.median(known_values))
-        alike = np.mean(np.abs(known_values - usual) <= MAX_RANK_DEVIATION) >= 0.9  # noqa: PLR2004 - nearly all ranks
-        if MIN_INPUT < usual < MAX_INPUT and alike and _makes_progress(view, job):
+        # Few readings of moments differ although the ranks wait alike.
+        count = float(np.median(readings[job.gpus]))
+        tolerance = MAX_RANK_DEVIATION + 2 * np.sqrt(
+            max(usual * (1 - usual), 0.0) / max(count, 1.0)
+        )
+        if count > MIN_READINGS:
+            tolerance = MAX_RANK_DEVIATION
+        alike = np.mean(np.abs(known_values - usual) <= tolerance) >= 0.9  # noqa: PLR2004 - nearly all ranks
+        if not MIN_INPUT < usual < MAX_INPUT or not alike:
+            continue
+        progress = _progress(view, job)
+        if not progress < MIN_PROGRESS:
             evidence = FindingEvidence(
                 "utilization", usual, MAX_INPUT, "relative to its past", job.key.workload
             )
-            yield Finding("dataloader_stall", Cause("job", job=job.key), (evidence,))
+            # Without counters of what a job exchanges, a phase of other work has the same readings.
+            severity = "info" if np.isnan(progress) else ""
+            yield Finding("dataloader_stall", Cause("job", job=job.key), (evidence,), 1.0, severity)
 
 
 MIN_PROGRESS = 0.12
+MIN_READINGS = 4.0
 
 
-def _makes_progress(view: DiagnosisView, job: ActiveJob) -> bool:
-    """True unless a job exchanges next to nothing, as in a checkpoint: starved steps still end."""
+def _progress(view: DiagnosisView, job: ActiveJob) -> float:
+    """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
         (DeviceKind.GPU, "nvlink", job.gpus),
@@ -119,46 +154,102 @@ def _makes_progress(view: DiagnosisView, job: ActiveJob) -> bool:
         table = view.signals.table(kind, INPUT_SLOTS)
         past = np.nansum(view.base(kind, name)[positions])
         if past > 0 and not np.isnan(table[name][positions]).all():
-            return bool(np.nansum(table[name][positions]) > MIN_PROGRESS * past)
-    return True
+            return float(np.nansum(table[name][positions]) / past)
+    return float("nan")
 
 
 MIN_GAP = 0.035
+GAP_SPREADS = 1.5
+STEADY_USE = 0.9
+LATE_SLOTS, LATE_SHARE = 6, 0.8
+
+
+def node_gaps(view: DiagnosisView) -> Floats:
+    """Return the utilization of each node in the last minute, less the median of the other nodes of its job."""
+    gaps = np.full(len(view.devices.node_names), np.nan)
+    values = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
+    for job in view.jobs:
+        nodes, used = _node_means(view, job, values)
+        gaps[nodes] = used - _medians_of_others(used)
+    return gaps
 
 
 def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none."""
-    gpu = view.signals.gpu
-    baseline = view.base(DeviceKind.GPU, "utilization")
+    """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
+
+    Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
+    hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown.
+    """
+    low = view.base(DeviceKind.NODE, "job_gap", 0.1)
+    limits = low - np.fmax(
+        MIN_GAP, GAP_SPREADS * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low)
+    )
+    past = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
     for job in view.jobs:
-        state = view.states.get(job.key)
-        if state is None or len(job.nodes) < 2:  # noqa: PLR2004 - other nodes to compare with
+        if len(job.nodes) < 2:  # noqa: PLR2004 - other nodes to compare with
             continue
-        used = np.array([_node_mean(view, job, name, gpu["utilization"]) for name in job.nodes])
-        before = np.array([_node_mean(view, job, name, baseline) for name in job.nodes])
-        for index, name in enumerate(job.nodes):
-            other_nodes = np.delete(used, index)
-            usual = float(np.nanmedian(other_nodes)) if not np.isnan(other_nodes).all() else np.nan
-            # Stages of a pipeline may differ by design: a node without a past is unknown.
-            fell = used[index] < float(np.minimum(usual, before[index])) - MIN_GAP
-            if usual > 0.75 and fell and used[index] > 0.05:  # noqa: PLR2004 - the others work, and it still does
-                pressure = view.signals.node["cpu_pressure"][view.devices.nodes[name].position]
-                evidence = (
-                    FindingEvidence(
-                        "utilization", float(used[index]), usual, "other nodes of the job", name
-                    ),
-                    FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
-                )
-                yield Finding("host_late", Cause("node", name=name), evidence)
+        nodes, before = _node_means(view, job, past)
+        used = np.stack([_node_means(view, job, values)[1] for values in slots])
+        usual = np.stack([_medians_of_others(row) for row in used])
+        count = (~np.isnan(used - usual)).sum(axis=0)
+        late = used - usual < np.fmin(limits[nodes], -MIN_GAP)
+        late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
+        hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= LATE_SHARE * count)
+        hit &= above(_medians_of_others(before), STEADY_USE)
+        for index in np.flatnonzero(hit).tolist():
+            name = view.devices.node_names[nodes[index]]
+            pressure = view.signals.node["cpu_pressure"][nodes[index]]
+            use, peer_use = float(np.nanmean(used[:, index])), float(np.nanmean(usual[:, index]))
+            evidence = (
+                FindingEvidence("utilization", use, peer_use, "other nodes of the job", name),
+                FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
+            )
+            yield Finding("host_late", Cause("node", name=name), evidence)
 
 
-def _node_mean(view: DiagnosisView, job: ActiveJob, name: str, values: Floats) -> float:
-    of_node = job.gpus[view.groups.gpu_node[job.gpus] == view.devices.nodes[name].position]
-    return mean_known(values[of_node])
+def _node_means(view: DiagnosisView, job: ActiveJob, values: Floats) -> tuple[Positions, Floats]:
+    """Return the nodes of a job, and the mean of each node's GPUs."""
+    of_job = values[job.gpus]
+    nodes, places = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
+    present = ~np.isnan(of_job)
+    sums = np.bincount(places[present], of_job[present], len(nodes)).astype(np.float64)
+    return nodes, divide(sums, np.bincount(places[present], minlength=len(nodes)).astype(float))
+
+
+def _medians_of_others(values: Floats) -> Floats:
+    """Return, for each value, the median of the others that are known."""
+    present = np.flatnonzero(~np.isnan(values))
+    count = len(present) - 1
+    medians = np.full(len(values), np.median(values[present]) if len(present) else np.nan)
+    if count < 1:
+        medians[present] = np.nan
+        return medians
+    order = np.argsort(values[present])
+    ordered = values[present][order]
+    ranks, places = np.arange(count + 1), ((count - 1) // 2, count // 2)
+    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in places]
+    medians[present[order]] = np.mean(middle, axis=0)
+    return medians
 
 
 HUNG_ACTIVITY, HUNG_EXCHANGE, HUNG_NVLINK = 0.3, 0.002, 1e9
 MIN_BUSY_USE = 0.9
+WAIT_FACTOR = 1.5
+"""A wait is a hang only if it lasts longer than those that ended: ranks may wait for a checkpoint of one of them."""
+
+MIN_STORING = 0.1
+
+
+def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
+    """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
+    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
+    if (_is_busy(view, "writes") | _is_busy(view, "reads"))[mounts].any():
+        return True
+    nodes = [view.devices.nodes[name].position for name in job.nodes]
+    usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
+    pressure = view.signals.node["io_pressure"][nodes]
+    return bool(above(pressure, MIN_STORING + BUSY_FACTOR * usual).any())
 
 
 def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
@@ -172,14 +263,21 @@ def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
         if np.isnan(activity).all():
             power = gpu["power"][job.gpus]
             idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]
+        moved = above(view.base(DeviceKind.NIC, "send")[job.nics], HUNG_EXCHANGE).any()
+        moved |= above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK).any()
+        # A job of which no counter shows progress is unknown: readings of moments may miss its work.
         quiet = (
-            ~above(nic["send"][job.nics], HUNG_EXCHANGE).any()
+            moved
+            and not above(nic["send"][job.nics], HUNG_EXCHANGE).any()
             and not above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
         )
-        if quiet and (spins & idle_work).mean() >= MAJORITY:
+        if not quiet or (spins & idle_work).mean() < MAJORITY or _stores(view, job):
+            continue
+        wait = view.waits[job.key]
+        if wait.add(view.signals.slot) > WAIT_FACTOR * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = FindingEvidence(
-                "activity", float(np.nanmean(activity)), HUNG_ACTIVITY, "limit", job.key.workload
+                "activity", mean_known(activity), HUNG_ACTIVITY, "limit", job.key.workload
             )
             detail = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
             yield Finding("nccl_hang", Cause("job", job=job.key), (evidence,), detail=detail)

@@ -1,4 +1,4 @@
-"""Detectors of congestion: NICs by pause, marks and notifications, and leaf switches by all NICs below them.
+"""Detectors of congestion at NICs: pause, marks and notifications.
 
 A NIC that transmits pause cannot accept all data that arrives; one that receives pause is a victim of a queue
 further on. Every threshold is compared with the peers below the same leaf and with the NIC's own past,
@@ -21,7 +21,7 @@ from collector.diagnosis.findings import (
     above,
 )
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
+from collector.diagnosis.slot_sums import Floats, Positions
 
 MIN_LOAD = 0.005
 """Share of the line rate above which a NIC is in use."""
@@ -177,7 +177,22 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
                 ),
             ),
             float(min(1.0, nic["receive"][position])),
+            "" if _congests(view, position) else "info",
         )
+
+
+LINE_RECEIVE = 0.8
+MIN_PAUSED_PEERS = 0.25
+
+
+def _congests(view: DiagnosisView, position: int) -> bool:
+    """True if a receiver of much data has victims: its link is full, its peers are paused, or its jobs are slower."""
+    if view.signals.nic["receive"][position] > LINE_RECEIVE:
+        return True
+    leaf, job = view.groups.nic_leaf[position], int(view.job_of_nic[position])
+    if job >= 0 and view.states[view.jobs[job].key].is_slow:
+        return True
+    return leaf >= 0 and bool(victims(view)[view.groups.leaves[leaf]].mean() >= MIN_PAUSED_PEERS)
 
 
 MIN_MARKS_PER_SECOND = 1.0
@@ -273,177 +288,3 @@ def victims(view: DiagnosisView) -> Flags:
     return above(nic["paused_share"], MIN_PAUSED + 2 * baseline) & ~above(
         nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], MIN_PAUSING)
     )
-
-
-# Leaf switches --------------------------------------------------------------------------------
-
-MIN_MEMBERS = 3
-MIN_PAUSE_FRAMES = 20.0
-MIN_MARKS = 2.0
-"""Marks per second of each NIC; with more than this usually, none in half a minute shows a changed setting."""
-SIBLING_FACTOR, LEAF_BASELINE_FACTOR = 8.0, 8.0
-MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
-MIN_LOSSES = 0.2
-
-
-def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
-    nic, use = view.signals.nic, loaded_nics(view)
-    frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
-    base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
-    usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
-    losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
-    for leaf, members in enumerate(view.groups.leaves):
-        positions = members[use[members]]
-        if len(positions) < MIN_MEMBERS:
-            continue
-        other_leaves = np.delete(np.arange(len(frames)), leaf)
-        cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
-        notifies = nic["notifications_sent"][positions]
-        usual = np.fmax(
-            np.nan_to_num(median_known(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
-        )
-        usual = np.fmax(usual, LEAF_BASELINE_FACTOR * np.nan_to_num(base[leaf]))
-        no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
-        ended = usual_marks[leaf] > MIN_MARKS or (
-            len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all()
-        )
-        if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
-            limit = float(np.nan_to_num(median_known(frames[other_leaves])))
-            pause = FindingEvidence(
-                "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
-            )
-            yield Finding(
-                "ecn_inactive",
-                cause,
-                (
-                    pause,
-                    FindingEvidence(
-                        "marks",
-                        0.0,
-                        float(np.nanmax(marks[other_leaves])),
-                        "other leaves",
-                        cause.name,
-                    ),
-                ),
-            )
-            continue
-        usual_losses = float(np.nan_to_num(median_known(losses[other_leaves])))
-        yield from _losses(view, cause, positions, frames, usual_losses)
-
-
-def _losses(
-    view: DiagnosisView, cause: Cause, positions: Positions, frames: Floats, usual: float
-) -> Iterator[Finding]:
-    """Yield a leaf that loses packets, without pause or with it."""
-    nic = view.signals.nic
-    order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
-    losses = np.fmax(nic["out_of_order"], nic["naks"])
-    clean = ~above(nic["discards"], MIN_LOSSES) & ~above(nic["uncorrected_symbols"], 0.0)
-    clean &= ~above(nic["unprotected_share"], MIN_UNPROTECTED)
-    leaf = cause.position
-    other_leaves = np.delete(np.arange(len(frames)), leaf)
-    evidence = (
-        FindingEvidence("out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name),
-        FindingEvidence("ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name),
-    )
-    lossy = mean_known(order) > MIN_OUT_OF_ORDER or mean_known(timeouts) > MIN_TIMEOUTS
-    if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
-        yield Finding("lossless_broken", cause, evidence)
-        return
-    hit = above(losses, max(MIN_LOSSES, 4 * usual)) & clean
-    affected = positions[hit[positions]]
-    if len(affected) >= MIN_MEMBERS and len(affected) >= 0.3 * len(positions):
-        rates = tuple(
-            FindingEvidence(
-                "losses",
-                float(losses[p]),
-                max(MIN_LOSSES, 4 * usual),
-                "other leaves",
-                view.nic_name(p),
-            )
-            for p in affected[:4].tolist()
-        )
-        yield Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
-
-
-MIN_UPLINK_MARKED = 0.01
-UPLINK_FACTOR = 20.0
-MIN_AFFECTED = 0.3
-SLOW_SPEED = 0.95
-
-
-def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
-
-    Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
-    hosts cannot distinguish them.
-    """
-    groups, hits = view.groups, defaultdict(list)
-    crosses, is_slow = _crossing(view)
-    paused = victims(view)
-    marked = _means(view, view.signals.nic["marked_share"], crosses)
-    usual = float(np.nan_to_num(median_known(marked)))
-    for leaf, members in enumerate(groups.leaves):
-        of_jobs, local = members[crosses[members]], members[~crosses[members]]
-        if not len(of_jobs) or paused[local].any():
-            continue
-        is_marked = is_slow and marked[leaf] > max(MIN_UPLINK_MARKED, UPLINK_FACTOR * usual)
-        is_paused = paused[of_jobs].mean() >= MIN_AFFECTED
-        if is_paused or is_marked:
-            hits[int(groups.nic_rail[members[0]])].append((leaf, is_paused))
-    for found in hits.values():
-        leaves = [leaf for leaf, _ in found]
-        # Marks below one leaf alone may be those of its own queues.
-        if len(leaves) > 1 or any(is_paused for _, is_paused in found):
-            yield _congested_uplink(view, leaves, crosses, marked, usual)
-
-
-def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
-    """Yield leaves below which NICs are paused; a symptom, reported only if nothing explains it."""
-    paused, shares = victims(view), view.signals.nic["paused_share"]
-    for leaf, members in enumerate(view.groups.leaves):
-        affected = members[paused[members]]
-        if len(affected) >= MIN_MEMBERS:
-            evidence = tuple(
-                FindingEvidence(
-                    "paused_share", float(shares[p]), MIN_PAUSED, "limit", view.nic_name(p)
-                )
-                for p in affected[:4].tolist()
-            )
-            cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
-            yield Finding("paused_unlocalised", cause, evidence, parts=tuple(affected.tolist()))
-
-
-def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
-    """Return the NICs of jobs that span pods, and if one of these jobs is slower than before."""
-    crosses, is_slow = np.zeros(len(view.signals.nic), np.bool_), False
-    for job in view.jobs:
-        if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
-            crosses[job.nics] = True
-            is_slow |= bool(view.states[job.key].speed < SLOW_SPEED)
-    return crosses, is_slow
-
-
-def _congested_uplink(
-    view: DiagnosisView, leaves: list[int], crosses: Flags, marked: Floats, usual: float
-) -> Finding:
-    names = [view.groups.leaf_names[leaf] for leaf in leaves]
-    evidence = tuple(
-        FindingEvidence(
-            "marked_share", float(marked[leaf]), UPLINK_FACTOR * usual, "other leaves", name
-        )
-        for leaf, name in zip(leaves, names, strict=True)
-    )
-    affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)
-    cause = Cause("leaf", leaves[0], names[0])
-    parts = tuple(affected.tolist())
-    return Finding("uplink_congested", cause, evidence, parts=parts, alternatives=tuple(leaves[1:]))
-
-
-def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:
-    """Return the mean of each leaf's NICs in use; NaN without any."""
-    known_values = use & ~np.isnan(values) & (view.groups.nic_leaf >= 0)
-    leaf, count = view.groups.nic_leaf[known_values], len(view.groups.leaves)
-    sums = np.bincount(leaf, values[known_values], minlength=count).astype(np.float64)
-    return divide(sums, np.bincount(leaf, minlength=count).astype(np.float64))

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence
+from collector.diagnosis.findings import (
+    SLOTS_PER_MINUTE,
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+)
 from collector.diagnosis.job_detectors import is_stalled
 from railscope.timestamps import SECOND_NS
 
@@ -17,6 +23,10 @@ WORKING_SPEED = 0.3
 MIN_STALE_SECONDS = 15.0
 LONGEST_CHECKPOINT_SECONDS = 60.0
 """Age of the last receipt at which the job of a node that is down waits for it, even after a checkpoint."""
+
+PROGRESS_SLOTS = 4
+"""Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
+
 MAX_OFFSET_SECONDS, CRITICAL_OFFSET_SECONDS = 0.05, 2.0
 _MAX_OFFSETS = 5
 
@@ -39,6 +49,15 @@ class NodeContact:
         self.last_received_ns = max(self.last_received_ns, received_ns)
         if offset_ns is not None:
             self.offsets_seconds.append(offset_ns / SECOND_NS)
+
+    @property
+    def offset_seconds(self) -> float:
+        """Offset of the clock: that of the last three receipts, and as behind only what no delay explains.
+
+        A delay of a receipt makes a clock appear behind: the second highest offset has the least delay, except one.
+        """
+        offset = float(np.median(list(self.offsets_seconds)[-3:]))
+        return max(offset, min(sorted(self.offsets_seconds)[-2], 0.0))
 
     def age_seconds(self, now_ns: int) -> float:
         """Return the time since the last receipt."""
@@ -75,7 +94,9 @@ def stale_nodes(
         cause = Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
-        if any(map(is_stalled, states)):
+        slots = contact.age_seconds(now_ns) * SLOTS_PER_MINUTE / 60
+        before = view.signals.slot - slots + PROGRESS_SLOTS
+        if any(is_stalled(state) and state.progress_slot < before for state in states):
             yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
             has_receipts
@@ -91,7 +112,7 @@ def stale_nodes(
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
     """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing."""
     offsets = {
-        name: float(np.median(list(contact.offsets_seconds)[-3:]))
+        name: contact.offset_seconds
         for name, contact in contacts.items()
         if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
     }

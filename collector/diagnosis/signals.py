@@ -179,6 +179,8 @@ _NODE = [
 _MOUNT = [
     ("read_latency", "seconds", "Mean duration of a read [lat].", lambda w: divide(w.total("read_seconds", "target_wait_seconds"), w.total("read_operations", "target_requests"))),
     ("write_latency", "seconds", "Mean duration of a write.", lambda w: divide(w.total("write_seconds"), w.total("write_operations"))),
+    ("reads", "per second", "Reads, or requests to a Lustre target.", lambda w: w.rate("read_operations", "target_requests")),
+    ("writes", "per second", "Writes.", lambda w: w.rate("write_operations")),
 ]  # fmt: skip
 
 SIGNALS: dict[DeviceKind, dict[str, Signal]] = {
