@@ -105,7 +105,6 @@ _QUANTITIES = (
             "discarded_at_port": "nic_receive_discarded_packets_total",
             "out_of_buffer": "rdma_out_of_buffer_drops_total",
             "write_stalled_seconds": "nic_pcie_write_stalled_seconds_total",
-            "read_stalled_seconds": "nic_pcie_read_stalled_seconds_total",
             "corrected_bits": "nic_receive_corrected_errors_total",
             "line_bytes": "nic_receive_line_bytes_total",
             "uncorrected_symbols": "nic_receive_uncorrected_symbol_errors_total",
@@ -122,7 +121,7 @@ _QUANTITIES = (
     *_declare(
         DeviceKind.NIC,
         QuantityKind.MEAN,
-        {"write_stall": "nic_pcie_write_stall_ratio", "read_stall": "nic_pcie_read_stall_ratio"},
+        {"write_stall": "nic_pcie_write_stall_ratio"},
     ),
     *_declare(
         DeviceKind.NIC,
@@ -155,7 +154,6 @@ _QUANTITIES = (
             "nvlink_errors": "gpu_nvlink_errors_total",
             "nvlink_recoveries": "nvlink_recoveries_total",
             "uncorrected_errors": "gpu_ecc_errors_total{uncorrected/volatile}",
-            "pcie_replays": "gpu_pcie_replays_total",
         },
     ),
     *_declare(
@@ -185,7 +183,6 @@ _QUANTITIES = (
             "generation": "gpu_pcie_link_generation",
             "generation_expected": "gpu_pcie_expected_generation",
             "device_state": "gpu_device_state",
-            "memory_used": "gpu_memory_used_bytes",
             "power_limit": "gpu_power_limit_watts",
         },
     ),

@@ -134,17 +134,14 @@ _NIC = [
     ("adaptive_retransmissions", "per second", "Adaptive retransmissions.", lambda w: w.rate("adaptive_retransmissions")),
     ("discards", "per second", "Packets that the NIC dropped on receipt [X].", lambda w: _sum_known(np.stack([w.rate(name) for name in _DISCARDS]))),
     ("write_stall", "ratio", "Share of time in which PCIe writes stall: the receive path [I].", lambda w: _stall_share(w, "write_stalled_seconds", "write_stall")),
-    ("read_stall", "ratio", "Share of time in which PCIe reads stall: the send path.", lambda w: _stall_share(w, "read_stalled_seconds", "read_stall")),
     ("bit_errors", "ratio", "Corrected bits, relative to received bits [B].", lambda w: divide(w.total("corrected_bits"), w.total("line_bytes") * BITS_PER_BYTE)),
     ("uncorrected_symbols", "per second", "Symbols or blocks beyond correction [U].", lambda w: np.fmax(w.rate("uncorrected_symbols"), w.rate("uncorrected_blocks"))),
     ("link_downs", "events", "Times that the link went down [D].", lambda w: np.fmax(w.total("link_downs"), np.fmax(w.total("port_link_downs"), np.floor(w.total("carrier_changes") / 2)))),
     ("link_up", "1 or 0", "1 if the link is up.", lambda w: _first_known(w.current("link_up"), w.current("port_up"))),
     ("link_speed", "bytes per second", "Speed of the link.", lambda w: w.current("link_speed")),
-    ("expected_speed", "bytes per second", "Speed that the port supports.", lambda w: w.last("expected_speed")),
     ("pcie_width", "ratio", "Lanes of the PCIe link, relative to those it supports.", lambda w: divide(w.last("pcie_width"), w.last("pcie_width_limit"))),
     ("pcie_speed", "ratio", "Speed of the PCIe link, relative to that it supports.", lambda w: divide(w.last("pcie_speed"), w.last("pcie_speed_limit"))),
     ("unprotected_share", "ratio", "Share of sent RDMA bytes outside the usual priority [K].", _unprotected_share),
-    ("line_rate", "bytes per second", "Speed of the link, or the expected speed while it is down.", _line_rate),
 ]  # fmt: skip
 
 _GPU = [
@@ -165,9 +162,7 @@ _GPU = [
     ("remap_failure", "1 or 0", "1 if a memory row could not be remapped.", lambda w: w.current("remap_failure")),
     ("pcie_width", "ratio", "PCIe lanes, relative to those expected.", lambda w: divide(w.current("width"), w.last("width_expected"))),
     ("pcie_generation", "ratio", "PCIe generation, relative to that expected.", lambda w: divide(w.current("generation"), w.last("generation_expected"))),
-    ("pcie_replays", "per second", "PCIe packets sent again.", lambda w: w.rate("pcie_replays")),
     ("device_state", "state", "Owner of the device: 0 the driver, 4 missing.", lambda w: w.last("device_state")),
-    ("memory_used", "bytes", "Memory that processes hold.", lambda w: w.current("memory_used")),
 ]  # fmt: skip
 
 _NODE = [
