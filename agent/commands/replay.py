@@ -44,7 +44,7 @@ SAMPLE_NS = 400_000_000
 EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
 STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
-"""Sources of states that others derive nothing from between their reads: they keep their period."""
+"""Sources of states that no other source reads between two of their own reads: they keep their period."""
 STATIC_SOURCES = {
     "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
     "nic_settings", "optics",
