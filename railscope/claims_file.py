@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from railscope import RailscopeError, claim_terms, timestamps, untrusted_text
+from railscope import RailscopeError, claim_terms, convert_errors, timestamps, untrusted_text
 
 DATED_COLUMNS = ("tenant", "gpu", "from", "to")
 _COLUMNS = (*DATED_COLUMNS, "share", "workload", "owner", "exclusive", "system")
@@ -45,10 +45,8 @@ class ClaimsFileLine(msgspec.Struct, frozen=True):
 
 def parse_claims_file(text: str, *, dated: bool = False) -> tuple[ClaimsFileLine, ...]:
     """Parse a file. With `dated`, every claim must have a start. Raises ClaimsFileError."""
-    try:
+    with convert_errors(untrusted_text.CsvError, ClaimsFileError):
         return tuple(_parse_lines(text, dated=dated))
-    except untrusted_text.CsvError as error:
-        raise ClaimsFileError(str(error)) from error
 
 
 def _parse_lines(text: str, *, dated: bool) -> Iterator[ClaimsFileLine]:
@@ -101,11 +99,8 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
 
 
 def _parse_time(name: str, text: str) -> int | None:
-    try:
+    with convert_errors(timestamps.TimestampError, ClaimsFileError, f"invalid {name}: "):
         return timestamps.parse_timestamp(text) if text else None
-    except timestamps.TimestampError as error:
-        message = f"invalid {name}: {error}"
-        raise ClaimsFileError(message) from error
 
 
 def _parse_flag(name: str, text: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from railscope import RailscopeError
+from railscope import RailscopeError, convert_errors
 from railscope.claim_terms import MAX_COUNT
 from railscope.untrusted_text import NumberError, parse_whole
 
@@ -192,11 +192,8 @@ def _number(texts: Mapping[str, str], name: str) -> int:
 
 def _indices(text: str, field: str) -> list[int]:
     parts = [part.strip() for part in re.split("[,;]", text)]
-    try:
+    with convert_errors(NumberError, PodRequestError, f"invalid {field}: {text[:50]!r}: "):
         return [parse_whole(part, _MAX_INDEX) for part in parts if part]
-    except NumberError as error:
-        message = f"invalid {field}: {text[:50]!r}: {error}"
-        raise PodRequestError(message) from error
 
 
 def _parse_devices(text: str, memory: MemoryOfDevice, field: str) -> Iterator[RequestedShare]:

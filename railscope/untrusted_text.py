@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from railscope import RailscopeError
+from railscope import RailscopeError, convert_errors
 from railscope.reading import SIGNED_LIMIT
 
 _ESCAPED_BYTE = range(0xDC80, 0xDD00)
@@ -220,11 +220,8 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
     while True:
         number = reader.line_num + 1
-        try:
+        with convert_errors(csv.Error, CsvError, f"line {number}: "):
             row = next(reader, None)
-        except csv.Error as error:
-            message = f"line {number}: {error}"
-            raise CsvError(message) from error
         if row is None:
             return
         if row:

@@ -17,6 +17,7 @@ from agent.cli import config_option, run_agent, settings_flags
 from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from agent.sampling.source import format_count
+from railscope import convert_errors
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, SimulatorError, capture_metadata, find_model, moments
 from simulator.cluster import score_scenarios, scoring
@@ -94,14 +95,12 @@ def score(seeds: str, classes: tuple[str, ...], jobs: int, command: str | None) 
     """
     program = shlex.split(command) if command else scoring.DIAGNOSE
     outcomes = []
-    try:
+    with convert_errors((SimulatorError, OSError), click.ClickException):
         for outcome in scoring.run_all(
             classes or score_scenarios.CLASSES, _seeds(seeds), jobs, program
         ):
             click.echo(outcome.line(), err=True)
             outcomes.append(outcome)
-    except (SimulatorError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     for line in scoring.table(outcomes):
         click.echo(line)
     if any(outcome.problem for outcome in outcomes):
@@ -189,8 +188,6 @@ def simulate_agent(config: Path | None, file: Path, **flags: str | None) -> None
 
 
 def _host(file: Path) -> tuple[Host, str]:
-    try:
+    with convert_errors(LiveNodeFileError, click.ClickException):
         host = measure_memory(lambda: SimulatedHost(read_live_node(file), live_host.LiveClock()))
-    except LiveNodeFileError as error:
-        raise click.ClickException(str(error)) from error
     return host, host.node

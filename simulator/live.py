@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from railscope import convert_errors
 from railscope.capture import SECTIONS, Json
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
@@ -80,14 +81,11 @@ class LiveNode:
 
 def read_live_node(path: Path) -> LiveNode:
     """Read the file of a live node. Raises LiveNodeFileError."""
-    try:
+    with convert_errors((OSError, ValueError), LiveNodeFileError, f"{path}: invalid live node: "):
         settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
         for fault in node.faults:
             planned_occurrence(node, fault, 0)
-    except (OSError, ValueError) as error:
-        message = f"{path}: invalid live node: {error}"
-        raise LiveNodeFileError(message) from error
     return node
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from agent.owners import OwnerFormatError
-from railscope import pod_shares, untrusted_text
+from railscope import convert_errors, pod_shares, untrusted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,8 @@ def parse_pod_list(content: bytes) -> tuple[pod_shares.PodEntry, ...]:
     Only annotations and limits that concern GPUs are returned; everything else of a pod (environment,
     volumes, images) is left out. Source: kubernetes/api:core/v1/types.go.
     """
-    try:
+    with convert_errors(untrusted_text.DECODING_ERRORS, OwnerFormatError, "invalid list of pods: "):
         listed = msgspec.json.decode(content, type=_PodList).items or []
-    except untrusted_text.DECODING_ERRORS as error:
-        message = f"invalid list of pods: {error}"
-        raise OwnerFormatError(message) from error
     return tuple(
         pod_shares.pod_entry(
             (pod.metadata.namespace, pod.metadata.name),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.owners import OwnerFormatError
+from railscope import convert_errors
 from railscope.untrusted_text import DECODING_ERRORS
 
 if TYPE_CHECKING:
@@ -40,11 +41,8 @@ def parse_docker_container(content: bytes, label: str) -> dict[str, str]:
 
     Raises OwnerFormatError.
     """
-    try:
+    with convert_errors(DECODING_ERRORS, OwnerFormatError, "invalid container file of Docker: "):
         container = msgspec.json.decode(content, type=_DockerContainerFile)
-    except DECODING_ERRORS as error:
-        message = f"invalid container file of Docker: {error}"
-        raise OwnerFormatError(message) from error
     labels = (container.Config.Labels if container.Config else None) or {}
     return {
         "name": container.Name.removeprefix("/"),
@@ -85,11 +83,8 @@ def parse_domain(content: bytes) -> LibvirtDomain:
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise OwnerFormatError(message)
-    try:
+    with convert_errors(ET.ParseError, OwnerFormatError, "invalid XML: "):
         root = ET.fromstring(content)  # noqa: S314 - a file of root's, and no entities
-    except ET.ParseError as error:
-        message = f"invalid XML: {error}"
-        raise OwnerFormatError(message) from error
     domain = root if root.tag == "domain" else root.find("domain")
     if domain is None:
         message = f"unexpected root element {root.tag[:100]!r}: expected an element with a domain"
@@ -134,9 +129,6 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
 
 def _address(source: ET.Element) -> str:
     """Return the address as sysfs writes it; libvirt writes each part as a hexadecimal number."""
-    try:
+    with convert_errors(ValueError, OwnerFormatError, "invalid PCI address: "):
         domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
-    except ValueError as error:
-        message = f"invalid PCI address: {error}"
-        raise OwnerFormatError(message) from error
     return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"

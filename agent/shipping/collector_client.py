@@ -24,6 +24,7 @@ import msgspec
 
 from agent.config import CollectorLink
 from agent.shipping import ShippingError
+from railscope import convert_errors
 from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
 from railscope.settings import SettingsError, read_named_file
 from railscope.untrusted_text import DECODING_ERRORS
@@ -114,10 +115,8 @@ class HttpClient:
         ]
         writer.write(b"".join(piece for piece in pieces if piece))
         await writer.drain()
-        try:
+        with convert_errors(h11.RemoteProtocolError, HttpError):
             return await self._answer(reader)
-        except h11.RemoteProtocolError as error:
-            raise HttpError(str(error)) from error
 
     async def _answer(self, reader: asyncio.StreamReader) -> HttpResponse:
         head: h11.Response | None = None
@@ -320,10 +319,8 @@ def read_token(link: CollectorLink) -> str:
     token, place = link.token.strip(), "collector.token"
     if link.token_file:
         place = f"collector.token_file {link.token_file}"
-        try:
+        with convert_errors(SettingsError, CollectorLinkError):
             token = read_named_file("collector.token_file", link.token_file)
-        except SettingsError as error:
-            raise CollectorLinkError(str(error)) from error
     if not (token.isascii() and token.isprintable()):
         message = f"invalid {place}: expected printable ASCII characters"
         raise CollectorLinkError(message)

@@ -20,6 +20,7 @@ from agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
 from agent.sampling.source import ProbeFinding, ProbeVerdict, read_text
 from agent.tenancy.claims import BootTime, ClockHistory, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope import convert_errors
 from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
 from railscope.slurm import SlurmFormatError, scontrol
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
@@ -131,11 +132,8 @@ class SlurmJobFiles:
 def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
     if content.lstrip()[:1] == b"{":
         return scontrol.parse_json(content)
-    try:
+    with convert_errors(UnicodeDecodeError, SlurmFormatError, "invalid UTF-8: "):
         return scontrol.parse_text(content.decode(), _time_zone(host))
-    except UnicodeDecodeError as error:
-        message = f"invalid UTF-8: {error}"
-        raise SlurmFormatError(message) from error
 
 
 def _time_zone(host: Host) -> tzinfo:

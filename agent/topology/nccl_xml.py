@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agent.topology import pci as pci_tree
+from railscope import convert_errors
 
 _LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
 _MASK_BITS = 32
@@ -22,11 +23,8 @@ def parse_nccl_topology(content: bytes) -> pci_tree.NcclTopology:
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise pci_tree.NcclFileError(message)
-    try:
+    with convert_errors(ET.ParseError, pci_tree.NcclFileError, "invalid XML: "):
         root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
-    except ET.ParseError as error:
-        message = f"invalid XML: {error}"
-        raise pci_tree.NcclFileError(message) from error
     if root.tag != "system":
         message = f"unexpected root element {root.tag!r}: expected 'system'"
         raise pci_tree.NcclFileError(message)

@@ -51,7 +51,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from collector.fleet.view_cells import ViewCell
-from railscope import claim_terms, settings, timestamps, untrusted_text
+from railscope import claim_terms, convert_errors, settings, timestamps, untrusted_text
 
 MAX_AUTHORITY = int(claim_terms.MAX_NODE_AUTHORITY)
 """Highest authority of a claim that arrives over the network: that of a scheduler on the node.
@@ -207,11 +207,8 @@ def load_credentials(path: Path) -> Credentials:
 
 def parse_credentials(text: str) -> Credentials:
     """Parse credentials from the text of a file. Raises TokensFileError."""
-    try:
+    with convert_errors(untrusted_text.TomlError, TokensFileError, "invalid TOML: "):
         content = untrusted_text.parse_toml(text)
-    except untrusted_text.TomlError as error:
-        message = f"invalid TOML: {error}"
-        raise TokensFileError(message) from error
     unknown = set(content) - set(_SECTION_NAMES)
     if unknown:
         message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_SECTION_NAMES)}"

@@ -35,6 +35,7 @@ from pathlib import Path
 import msgspec
 
 from collector.audit import AuditLogError
+from railscope import convert_errors
 from railscope.audit import merkle, signed_note
 from railscope.durable_files import lock_directory, make_directory, write_durably
 from railscope.untrusted_text import DECODING_ERRORS
@@ -292,8 +293,5 @@ def read_witnesses(
     if signed_statement.fields != (sha256(body).hexdigest(),):
         message = f"altered {path}: its first line does not match the signature"
         raise HousekeepingError(message)
-    try:
+    with convert_errors(DECODING_ERRORS, HousekeepingError, f"cannot decode {path}: "):
         return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), signed_statement.epoch
-    except DECODING_ERRORS as error:
-        message = f"cannot decode {path}: {error}"
-        raise HousekeepingError(message) from error

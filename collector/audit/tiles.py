@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit import AuditLogError
+from railscope import convert_errors
 from railscope.audit import merkle, signed_note
 from railscope.durable_files import PARTIAL, make_directory, write_durably
 
@@ -103,12 +104,9 @@ class Tiles:
     def records(self, index: int) -> list[bytes]:
         """Return the records that one tile contains. Raises TileError."""
         content, outgrown = self._read("entries", index)
-        try:
+        with convert_errors(TileError, TileError, f"damaged tile {self._path('entries', index)}: "):
             records = decode_bundle(content)
             return records[: self.width(0, index)] if outgrown else records
-        except TileError as error:
-            message = f"damaged tile {self._path('entries', index)}: {error}"
-            raise TileError(message) from error
 
     def row(self, level: int, index: int) -> bytes:
         """Return the hashes of one tile, as stored on disk. Raises TileError."""

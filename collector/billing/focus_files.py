@@ -22,6 +22,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, TypeAlias
 
 from collector.billing import BillingError
+from railscope import convert_errors
 from railscope.timestamps import TimestampError, format_datetime, parse_timestamp, to_datetime
 
 FOCUS_VERSION = "1.2"
@@ -208,11 +209,8 @@ class FocusParquetWriter:
 def read_parquet(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[FocusRow]:
     """The rows of a file, with these columns. Raises NoParquetError, FocusParquetError."""
     arrow, parquet = _import_pyarrow()
-    try:
+    with convert_errors(arrow.ArrowInvalid, FocusParquetError, "invalid Parquet file: "):
         source = parquet.ParquetFile(file)
-    except arrow.ArrowInvalid as error:
-        message = f"invalid Parquet file: {error}"
-        raise FocusParquetError(message) from error
     if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
         message = "invalid Parquet file: expected the columns of an export"
         raise FocusParquetError(message)

@@ -33,6 +33,7 @@ import msgspec
 
 from collector.billing import BillingError
 from collector.billing.charges import PriceUnit, UnknownCurrencyError, currency_exponent
+from railscope import convert_errors
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp, parse_timestamp
 from railscope.untrusted_text import TomlError, parse_toml
 
@@ -349,19 +350,13 @@ def parse_price_book(text: str, file: str) -> PriceBook:
 
 
 def _convert(document: dict[str, Any], kind: type[_Table], location: str) -> _Table:
-    try:
+    with convert_errors(msgspec.ValidationError, PriceBookError, f"invalid {location}: "):
         return msgspec.convert(document, kind, strict=True)
-    except msgspec.ValidationError as error:
-        message = f"invalid {location}: {error}"
-        raise PriceBookError(message) from error
 
 
 def _timestamp_ns(moment: datetime, key: str) -> int:
-    try:
+    with convert_errors(ValueError, PriceBookError, f"invalid {key}: "):
         return parse_timestamp(moment)
-    except ValueError as error:
-        message = f"invalid {key}: {error}"
-        raise PriceBookError(message) from error
 
 
 def _price(document: dict[str, Any], location: str) -> Price:
@@ -380,7 +375,7 @@ def _price(document: dict[str, Any], location: str) -> Price:
         raise PriceBookError(message)
     ((unit, nano),) = prices
     granularity = table.granularity_seconds
-    try:
+    with convert_errors(PriceBookError, PriceBookError, f"invalid {location}: "):
         return Price(
             sku=table.sku,
             tariff=table.tariff,
@@ -395,6 +390,3 @@ def _price(document: dict[str, Any], location: str) -> Price:
             granularity_ns=1 if granularity is None else granularity * SECOND_NS,
             at_claim_start=table.at_claim_start,
         )
-    except PriceBookError as error:
-        message = f"invalid {location}: {error}"
-        raise PriceBookError(message) from error

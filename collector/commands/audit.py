@@ -18,6 +18,7 @@ from collector.audit import directory_check, journal, log_secrets, verification
 from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
 from collector.config import CollectorSettings
 from collector.ledger.audit_outbox import LedgerRecords
+from railscope import convert_errors
 from railscope.audit import signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope.timestamps import SECOND_NS, format_timestamp
@@ -61,11 +62,9 @@ def _claimed_size(directory: Path) -> int:
 
 def read_extent(directory: Path) -> tuple[int, list[bytes]]:
     """The number of signed records, and the unsigned records."""
-    try:
+    with convert_errors((journal.JournalError, OSError), click.ClickException):
         # Before the checkpoint: records in the journal now can only be signed later.
         files = journal.read_journal(directory / "journal")
-    except (journal.JournalError, OSError) as error:
-        raise click.ClickException(str(error)) from error
     size = _claimed_size(directory)
     signed_in_journal = max(0, size - files[0].first) if files else 0
     return size, [raw for file in files for raw in file.records][signed_in_journal:]
@@ -74,10 +73,8 @@ def read_extent(directory: Path) -> tuple[int, list[bytes]]:
 def read_records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
     """Records from a sequence number on: the signed ones, then the unsigned ones."""
     tiles = Tiles(directory, size)
-    try:
+    with convert_errors(TileError, click.ClickException):
         yield from tiles.records_from(first)
-    except TileError as error:
-        raise click.ClickException(str(error)) from error
     yield from unsigned[max(0, first - size) :]
 
 
@@ -228,10 +225,8 @@ def prove(directory: Path, key: str, sequence: int) -> None:
     """Print record SEQUENCE with the proof that it is in the signed log."""
     note = read_checkpoint_note(directory)
     signed = verify_checkpoint(note, _parse_public_key(key), directory)
-    try:
+    with convert_errors((TileError, ValueError), click.ClickException):
         proof = make_proof(Tiles(directory, signed.tree.size), sequence, note)
-    except (TileError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
     click.echo(proof, nl=False)
 
 
@@ -302,10 +297,8 @@ def forget(person: str, salts: Path) -> None:
 
 
 def _find_commitment(salts: Path, person: str) -> str:
-    try:
+    with convert_errors((OSError, log_secrets.SaltError), click.ClickException):
         commitment = log_secrets.PersonalSalts(salts).find_commitment(normalize("NFC", person))
-    except (OSError, log_secrets.SaltError) as error:
-        raise click.ClickException(str(error)) from error
     if commitment is None:
         message = f"unknown name: no salt in {salts}: nothing can be confirmed about it"
         raise click.ClickException(message)

@@ -25,7 +25,7 @@ from collector.commands import bill_periods, command_options
 from collector.evidence import evidence_store, review_decisions
 from collector.ledger.database import Database
 from collector.metering.units import Period, period_name
-from railscope import cli, untrusted_text
+from railscope import cli, convert_errors, untrusted_text
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
 
 _DECISION_REASON = click.option(
@@ -34,10 +34,8 @@ _DECISION_REASON = click.option(
 
 
 def _parse_amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
-    try:
+    with convert_errors(untrusted_text.NumberError, click.BadParameter):
         return untrusted_text.parse_decimal(text)
-    except untrusted_text.NumberError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 _ARBITRARY_ARGUMENTS = {"ignore_unknown_options": True}  # a negative amount begins like an option
@@ -334,10 +332,8 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
 
 def _parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
-    try:
+    with convert_errors(price_book.PriceBookError, click.ClickException):
         return price_book.parse_price_book(command_options.parse_file(file, str), str(file))
-    except price_book.PriceBookError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _print_price_book(book: price_book.PriceBook) -> None:

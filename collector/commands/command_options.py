@@ -30,7 +30,7 @@ from collector.jobs import JobsError, job_reconciliation, scheduler_records
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import Database, UnusableLedgerError, ledger_url
 from collector.metering.units import Period, PeriodError, parse_period
-from railscope import service, settings, timestamps
+from railscope import convert_errors, service, settings, timestamps
 from railscope.audit.record import RecordActor
 
 ContentT = TypeVar("ContentT")
@@ -142,10 +142,8 @@ def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(
         ledger: str | None, config: Path | None, name: str | None = None, **rest: Any
     ) -> None:
-        try:
+        with convert_errors(_FAILURES, click.ClickException):
             command(CommandContext(ledger, config, name), **rest)
-        except _FAILURES as error:
-            raise click.ClickException(str(error)) from error
 
     return wrapped
 
@@ -162,10 +160,8 @@ def read_period(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> Period | None:
     """Parse the period of an option or argument. Raises BadParameter."""
-    try:
+    with convert_errors(PeriodError, click.BadParameter):
         return None if text is None else parse_period(text)
-    except PeriodError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def period_argument(*, required: bool = True) -> Callable[[Any], Callable[..., None]]:
@@ -225,12 +221,10 @@ def books_options(command: Callable[..., None]) -> Callable[..., None]:
         compare: LedgerComparison | None = None
         if slurm or kubernetes:
             files = {"slurm": slurm, "kubernetes": kubernetes}
-            try:
+            with convert_errors(scheduler_records.SchedulerRecordsError, click.ClickException):
                 records = scheduler_records.SchedulerRecords.read(
                     files, find_time_zone(timezone), read_tenants(tenants_path)
                 )
-            except scheduler_records.SchedulerRecordsError as error:
-                raise click.ClickException(str(error)) from error
             compare = partial(
                 records.compare_with, tolerance_ns=round(tolerance * timestamps.SECOND_NS)
             )

@@ -27,6 +27,7 @@ import msgspec
 
 from collector.files.watched_file import FileError, group_rows, parse_span, read_rows
 from collector.metering import evidence, timeline
+from railscope import convert_errors
 from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
 
 INVENTORY_HEADER = ("node", "gpus", "rdma_ports", "from", "to")
@@ -100,11 +101,8 @@ def parse_inventory(text: str) -> DeviceInventory:
 def _count(text: str, location: str) -> int | None:
     if not text:
         return None
-    try:
+    with convert_errors(NumberError, FileError, f"{location}: "):
         return parse_whole(text, MAX_DEVICES + 1)
-    except NumberError as error:
-        message = f"{location}: {error}"
-        raise FileError(message) from error
 
 
 RETIREMENTS_HEADER = ("gpu", "from", "to", "reason")
@@ -248,10 +246,8 @@ class Calendar:
 
 def parse_calendar(text: str) -> Calendar:
     """Parse the entries of a file. Raises FileError that names the entry."""
-    try:
+    with convert_errors(TomlError, FileError):
         document = parse_toml(text)
-    except TomlError as error:
-        raise FileError(str(error)) from error
     if unknown := sorted(document.keys() - _KEYS.keys()):
         message = (
             f"unknown section [[{unknown[0]}]]: expected one of "

@@ -28,6 +28,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from collector.files.watched_file import FileError
+from railscope import convert_errors
 from railscope.settings import SettingsError, read_named_file
 from railscope.untrusted_text import TomlError, parse_toml
 
@@ -68,11 +69,8 @@ def find_seller(file: str, tenants: Iterable[str]) -> Seller:
     """
     if not file:
         return Seller("GPU cluster", {name: PayerAccount(name) for name in tenants})
-    try:
+    with convert_errors(FileError, SettingsError, f"invalid seller_file {file}: "):
         return parse_seller(read_named_file("seller_file", file))
-    except FileError as error:
-        message = f"invalid seller_file {file}: {error}"
-        raise SettingsError(message) from error
 
 
 def parse_seller(text: str) -> Seller:

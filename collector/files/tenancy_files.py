@@ -31,7 +31,7 @@ import structlog
 
 from collector.files import watched_file
 from collector.metering import evidence, timeline
-from railscope import claim_terms, timestamps, untrusted_text
+from railscope import claim_terms, convert_errors, timestamps, untrusted_text
 from railscope.claims_file import ClaimsFileError, parse_claims_file
 
 log = structlog.get_logger(__name__)
@@ -139,10 +139,8 @@ class FileClaims:
 
 def parse_claims(text: str) -> FileClaims:
     """Parse claims from the text of a file. Raises FileError that names the line."""
-    try:
+    with convert_errors(ClaimsFileError, watched_file.FileError):
         lines = parse_claims_file(text, dated=True)
-    except ClaimsFileError as error:
-        raise watched_file.FileError(str(error)) from error
     return FileClaims.from_claims(
         FileClaim(
             line.start_ns or 0,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from railscope import service, timestamps, untrusted_text
+from railscope import convert_errors, service, timestamps, untrusted_text
 
 log = structlog.get_logger(__name__)
 
@@ -106,10 +106,8 @@ def read_rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]
 
     Comments count as empty lines. Raises FileError that names the line.
     """
-    try:
+    with convert_errors(untrusted_text.CsvError, FileError):
         yield from _rows_below(untrusted_text.parse_csv(text), header)
-    except untrusted_text.CsvError as error:
-        raise FileError(str(error)) from error
 
 
 def _rows_below(
@@ -153,8 +151,5 @@ def group_rows(
 
 def parse_time(value: object, location: str) -> int:
     """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
-    try:
+    with convert_errors(timestamps.TimestampError, FileError, f"{location}: "):
         return timestamps.parse_timestamp(value)
-    except timestamps.TimestampError as error:
-        message = f"{location}: {error}"
-        raise FileError(message) from error

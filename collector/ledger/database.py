@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from collector.config import LedgerSettings
 from collector.ledger import LedgerError, head_chain, schema
+from railscope import convert_errors
 from railscope.server_connections import MAX_PORT
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
@@ -266,11 +267,8 @@ def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
     if ledger.url_file:
         setting = f"ledger.url_file {ledger.url_file}"
         url = read_named_file("ledger.url_file", ledger.url_file)
-    try:
+    with convert_errors(UnusableLedgerError, SettingsError, f"cannot use {setting}: "):
         check_url(url)
-    except UnusableLedgerError as error:
-        message = f"cannot use {setting}: {error}"
-        raise SettingsError(message) from error
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database in {None, "", ":memory:"}:
         message = f"invalid {setting}: a database in memory is lost at every stop: expected sqlite:////PATH"

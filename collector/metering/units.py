@@ -19,6 +19,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias, TypeVar
 
+from railscope import convert_errors
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, from_datetime, parse_date, to_datetime
 
@@ -114,16 +115,13 @@ class PeriodError(ValueError):
 
 def parse_period(text: str) -> Period:
     """Parse the name of a period. Raises PeriodError."""
-    try:
+    with convert_errors((ValueError, OverflowError), PeriodError, f"invalid period {text!r}: "):
         if match := _MONTH.fullmatch(text):
             start = datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
             return _period(start, _next_month(start))
         if match := _DAYS.fullmatch(text):
             start, last = map(parse_date, match.groups())
             return _period(start, last + timedelta(days=1))
-    except (ValueError, OverflowError) as error:
-        message = f"invalid period {text!r}: {error}"
-        raise PeriodError(message) from error
     message = f"invalid period {text!r}: expected 2026-10, or 2026-10-01..2026-10-15"
     raise PeriodError(message)
 

@@ -24,6 +24,7 @@ from urllib.parse import quote
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from railscope import convert_errors
 from railscope.audit import AuditFormatError
 from railscope.audit.merkle import HASH_BYTES, TreeHead
 
@@ -169,11 +170,8 @@ def signature_line(key: PublicKey, signature: bytes) -> str:
 
 def read_note(path: Path) -> str:
     """Read a note from a file, byte for byte. Raises NoteError, OSError."""
-    try:
+    with convert_errors(UnicodeDecodeError, NoteError, "invalid note: expected UTF-8: "):
         return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        message = f"invalid note: expected UTF-8: {error}"
-        raise NoteError(message) from error
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
