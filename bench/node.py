@@ -27,7 +27,7 @@ from agent.config import (
     MetricsSettings,
     SourcePeriods,
 )
-from agent.host import Clock, FileGroup, Json, KernelLog, live_host, nvml_readers, recorded_host
+from agent.host import Clock, FileGroup, HostWrapper, Json, live_host, nvml_readers, recorded_host
 from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
 from railscope import capture, reading, service
@@ -42,12 +42,11 @@ ANSWERS_BYTES = "answers_bytes"
 SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / SECOND_NS
 
 
-class BenchHost:
+class BenchHost(HostWrapper):
     """A tree of files, with canned answers of the drivers, and a count of all host calls."""
 
     def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
-        self._real = live_host.LiveHost(root)
-        self._clock = clock or self._real.clock
+        super().__init__(live_host.LiveHost(root, clock))
         self.driver_calls = self.files = self.preads = 0
         self.batch_bytes = 0
         """Memory of the assembled answers of batches: lists of values that the recorded answers contain."""
@@ -57,36 +56,26 @@ class BenchHost:
         self._answers = {key: _turns(key, moments) for key in (moments[0] if moments else ())}
         self._keys: dict[tuple[int | str, ...], Iterator[Json]] = {}
 
-    @property
-    def clock(self) -> Clock:
-        """The clocks of the node, or those passed in."""
-        return self._clock
-
-    @property
-    def boot_id(self) -> str:
-        """The boot id of the tree."""
-        return self._real.boot_id
-
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
         self.files += 1
-        return self._real.read(path)
+        return self._host.read(path)
 
     def names(self, path: str) -> list[str]:
         """Return the entries of a directory; interfaces are those with recorded answers."""
         self.files += 1
         if path == "/sys/class/net" and self.interfaces:
             return self.interfaces
-        return self._real.names(path)
+        return self._host.names(path)
 
     def resolve(self, path: str) -> str:
         """Return a path with all links followed."""
         self.files += 1
-        return self._real.resolve(path)
+        return self._host.resolve(path)
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Return a group of files; each file of a read counts as one call."""
-        return _CountedFile(self, self._real.open_file_group(paths), len(paths))
+        return _CountedFile(self, self._host.open_file_group(paths), len(paths))
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Return the next recorded answer of a call."""
@@ -94,7 +83,7 @@ class BenchHost:
         turns = self._keys.get((function, *arguments))
         if turns is None:
             if host_interface not in _DRIVERS:
-                return self._real.call(host_interface, function, *arguments)
+                return self._host.call(host_interface, function, *arguments)
             turns = self._turns(host_interface, function, arguments)
             if turns is None:
                 if host_interface == "nvml":
@@ -119,15 +108,6 @@ class BenchHost:
         lists = chain.from_iterable((answer, *answer) for answer in answers)
         self.batch_bytes += sum(map(sys.getsizeof, lists))
         return cycle(answers)
-
-    @property
-    def statistics_period_ns(self) -> int:
-        """Minimum time between two different answers: 0, as each call returns the next recorded answer."""
-        return 0
-
-    def kernel_log(self) -> KernelLog:
-        """Return the kernel log of the tree."""
-        return self._real.kernel_log()
 
 
 class _CountedFile:

@@ -140,3 +140,7 @@ class HostWrapper:
     def statistics_period_ns(self) -> int:
         """Minimum time between two different answers of a NIC."""
         return self._host.statistics_period_ns
+
+    def kernel_log(self) -> KernelLog:
+        """Follow the kernel log; polling it never blocks."""
+        return self._host.kernel_log()

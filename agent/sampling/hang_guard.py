@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
+from agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
 from agent.sampling import answer_completeness, answer_shapes
 from railscope.reading import Absent, reason_of
 from railscope.timestamps import SECOND_NS
@@ -206,10 +206,6 @@ class GuardedHost(HostWrapper):
                 self, host_interface, function, arguments, answer
             )
         return answer
-
-    def kernel_log(self) -> KernelLog:
-        """Open the kernel log; polling it never blocks."""
-        return self._host.kernel_log()
 
     def make_call(
         self, device: str, name: str, call: Callable[..., Answer], *arguments: int | str

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, NvmlError
+from agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
 from agent.sampling.answer_completeness import AnswerSizes, answer_size, smaller_answer_error
 from agent.sampling.source import ProbeResult, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -104,10 +104,6 @@ class ProbeHost(HostWrapper):
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Return a group of files that are read often."""
         return self._host.open_file_group(paths)
-
-    def kernel_log(self) -> KernelLog:
-        """The kernel log."""
-        return self._host.kernel_log()
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Call a function of a host interface."""
