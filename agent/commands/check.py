@@ -47,8 +47,9 @@ class DeviceNames:
                 self._names[name] = f"{name} (index {index}, {address})"
                 self._names[address] = f"{address} (GPU {index}, {name})"
             elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
-                details = [facts.get("rdma_device", ""), _rail(facts.get("rail", ""))]
-                self._names[name] = f"{name} ({', '.join(filter(None, details))})"
+                rail = f"rail {facts['rail']}" if facts.get("rail") else ""
+                details = ", ".join(filter(None, (facts.get("rdma_device"), rail)))
+                self._names[name] = f"{name} ({details})"
         any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
         self._pattern = (
             re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
@@ -59,10 +60,6 @@ class DeviceNames:
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._names[match[0]], text)
-
-
-def _rail(number: str) -> str:
-    return f"rail {number}" if number else ""
 
 
 TIMEOUT_SECONDS = 5.0
@@ -198,16 +195,12 @@ async def check(
     for finding in sorted(
         dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
-        _print_finding(finding, names, write)
+        write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}"))
+        if finding.remedy:
+            write(names.spell_out(f"         -> {finding.remedy}"))
     return all(
         finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in findings
     )
-
-
-def _print_finding(finding: ProbeFinding, names: DeviceNames, write: Callable[[str], None]) -> None:
-    write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}"))
-    if finding.remedy:
-        write(names.spell_out(f"         -> {finding.remedy}"))
 
 
 def _readings(status: SourceState) -> list[ProbeFinding]:

@@ -10,7 +10,7 @@ import gc
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -144,7 +144,9 @@ class CaptureReplay:
         # One guard for all sources: those of a sample share the scan of the network devices.
         guard = _ReplayGuard(self._host, self._hung, hang_guard.CallTime(lambda: 0.0))
         self._sources: list[_ReplayedSource] = []
-        for source in _select(_all_sources(settings, lambda: statuses), names):
+        xids = XidMatcher()
+        sources = [*machine_sources(settings, xids), GpuVerdictSource(lambda: statuses, xids)]
+        for source in _select(assign_periods(sources, settings.period_seconds), names):
             status = statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
@@ -235,14 +237,6 @@ class CaptureReplay:
                 frames.append(self._numbering.number_events(frame))
         self._grader.events.clear()
         return frames
-
-
-def _all_sources(
-    settings: AgentSettings, statuses: Callable[[], Mapping[str, SourceState]]
-) -> list[Source]:
-    xids = XidMatcher()
-    sources = [*machine_sources(settings, xids), GpuVerdictSource(statuses, xids)]
-    return assign_periods(sources, settings.period_seconds)
 
 
 def _select(sources: Iterable[Source], names: Collection[str]) -> list[Source]:

@@ -133,7 +133,9 @@ class MetricsEndpoint:
     def respond(self, request: AgentRequest) -> AgentResponse:
         """Respond to a request."""
         self.expositions.drop_unused()
-        if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        may_read = hmac.compare_digest(shown.encode(), self.token.encode())
+        if self.token and request.path not in _OPEN_PATHS and not may_read:
             text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"
             rejection = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
             return replace(rejection, headers={"WWW-Authenticate": "Bearer"})
@@ -149,10 +151,6 @@ class MetricsEndpoint:
             text = "404: unknown path: expected /metrics, /metrics/dcgm, /-/healthy or /-/ready"
             return AgentResponse.text(text, HTTPStatus.NOT_FOUND)
         return answer(request)
-
-    def _may_read(self, request: AgentRequest) -> bool:
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(shown.encode(), self.token.encode())
 
     def fresh_frames(self) -> list[Frame]:
         """Return the frames that are not stale, in the order of the sources."""

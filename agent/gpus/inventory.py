@@ -8,7 +8,6 @@ mode.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
@@ -140,8 +139,10 @@ class GpuInventory:
             elif old.mig_devices != new.mig_devices:
                 self._event(host, new, change="mig_devices", before=_names(old), after=_names(new))
             elif old.entity.facts != new.entity.facts:
-                changes = _changed_facts(old.entity.facts, new.entity.facts)
-                self._event(host, new, change="facts", after=changes)
+                was, now = old.entity.facts, new.entity.facts
+                names = sorted(n for n in {*was, *now} if was.get(n) != now.get(n))
+                changes = (f"{n}: {was.get(n, '')} -> {now.get(n, '')}" for n in names)
+                self._event(host, new, change="facts", after=", ".join(changes))
 
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
@@ -286,11 +287,6 @@ def _profile(name: str) -> str:
 
 def _names(gpu: GpuDevice) -> str:
     return " ".join(device.uuid for device in gpu.mig_devices)
-
-
-def _changed_facts(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return ", ".join(f"{name}: {old.get(name, '')} -> {new.get(name, '')}" for name in names)
 
 
 def _rail(network: NodeNetwork, bus: str, index: int) -> str:

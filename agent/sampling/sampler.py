@@ -283,14 +283,11 @@ class Sampler:
                 due_ns = self.clock.now().boot_ns
             due = [member for member in family.members if member.due_ns <= due_ns]
             await self._tick(family, due, is_series=is_timed and family.is_series)
-            self._plan(due)
+            now = self.clock.now()
+            self._govern(due, now)
+            for member in due:
+                member.plan(now.boot_ns)
             self._has_finished.set()
-
-    def _plan(self, due: Sequence[_FamilyMember]) -> None:
-        now = self.clock.now()
-        self._govern(due, now)
-        for member in due:
-            member.plan(now.boot_ns)
 
     async def _wait_until_due(self, family: _DeviceFamily, due_ns: int) -> None:
         """Wait for a time, and for the families of lower stages that are due then, but no longer than a turn.

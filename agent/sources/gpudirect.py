@@ -93,7 +93,10 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
         readings |= {(name, field): parse_natural(value) for field, value in pairs}
         if not pairs and name.startswith("Active ") and ":" in line:
             readings[name, ""] = parse_natural(rest.strip())
-    _add_up(readings)
+    parts = [readings.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
+    numbers = [part for part in parts if isinstance(part, int)]
+    if len(numbers) == len(parts):
+        readings["Writes", "pg-cache-failed"] = sum(numbers)
     if not counts_requests(content):
         readings |= dict.fromkeys(_SWITCHED_OFF, Absent.UNSUPPORTED)
     return readings
@@ -103,13 +106,6 @@ def counts_requests(content: bytes) -> bool:
     """True if the module currently counts requests and bytes."""
     match = _SWITCHED.search(content.decode(errors="replace"))
     return match is not None and match[1] == "Enabled"
-
-
-def _add_up(readings: dict[Hashable, Reading]) -> None:
-    parts = [readings.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
-    numbers = [part for part in parts if isinstance(part, int)]
-    if len(numbers) == len(parts):
-        readings["Writes", "pg-cache-failed"] = sum(numbers)
 
 
 class GpuDirectSource(KeyedFileSource):

@@ -83,7 +83,12 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             positions = [position for _, _, position in matched]
             counters = {names[position]: start + i for i, position in enumerate(positions)}
             before = self._before.get(interface)
-            unwraps[interface] = _unwrap(driver["driver"], counters, before)
+            name = driver["driver"]
+            unwraps[interface] = counter_unwrap.CounterUnwrapper(
+                {n: i for n, i in counters.items() if ethtool_statistics.is_narrow(name, n)},
+                [n for name, n in counters.items() if ethtool_statistics.resets_with_narrow(name)],
+                before,
+            )
             discards: dict[str | tuple[str, ...], int] = {
                 part: column
                 for column, (metric, part, _) in enumerate(matched, start)
@@ -120,16 +125,6 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             if nic.discards:
                 into.put(total, nic.discarded.update(into, nic.discards))
         self._save_unwraps(host)
-
-
-def _unwrap(
-    driver: str, columns: dict[str, int], before: counter_unwrap.CounterStates | None
-) -> counter_unwrap.CounterUnwrapper:
-    return counter_unwrap.CounterUnwrapper(
-        {n: column for n, column in columns.items() if ethtool_statistics.is_narrow(driver, n)},
-        [column for n, column in columns.items() if ethtool_statistics.resets_with_narrow(n)],
-        before,
-    )
 
 
 def _interfaces(host: Host) -> list[str]:

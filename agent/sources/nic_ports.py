@@ -165,7 +165,8 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     subject = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
-        facts = _module_facts(answer)
+        names = entities.NIC_TRANSCEIVER.facts
+        facts = base.nonempty_facts(**{n: str(answer.get(n, "")).strip() for n in names})
         scan.add_readings(part, dict(_module_readings(interface, answer)))
     except (OSError, *base.MALFORMED_ERRORS) as error:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
@@ -184,11 +185,6 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
         scan.findings.append(
             base.ProbeFinding.supported(subject, detail or "a transceiver without a name")
         )
-
-
-def _module_facts(answer: Json) -> dict[str, str]:
-    texts = {fact: str(answer.get(fact, "")).strip() for fact in entities.NIC_TRANSCEIVER.facts}
-    return base.nonempty_facts(**texts)
 
 
 def _join_facts(facts: Mapping[str, str], *names: str) -> str:

@@ -20,7 +20,7 @@ from agent.sampling import source as base
 from agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
 from agent.topology.network import NetworkScanner, NodeNetwork
 from railscope.catalog import declare, entities, nic_settings as c
-from railscope.frame import Column, Entity
+from railscope.frame import Entity
 from railscope.reading import Absent, reason_of
 
 _HASH_DIGITS = 12
@@ -100,7 +100,11 @@ class NicSettingsSource(source_bases.ScanningSource):
                     unanswered.append(name)
                     continue
                 is_complete = False
-                scan.failure(part, reason, _usual_columns(nic, name))
+                usual = [
+                    (metric, Entity(metric.about, (nic.interface, *key)))
+                    for metric, *key in _USUAL.get(name, ())
+                ]
+                scan.failure(part, reason, usual)
                 subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
                 scan.findings.append(base.ProbeFinding.failed(subject, error, remedy, name))
             else:
@@ -166,13 +170,6 @@ def _add_netlink(
     parse: Callable[[nic_interfaces.SettingAnswers, Json], None],
 ) -> None:
     parse(answers, host.call("netlink", name, answers.nic.interface))
-
-
-def _usual_columns(nic: nic_interfaces.PhysicalInterface, name: str) -> list[Column]:
-    return [
-        (metric, Entity(metric.about, (nic.interface, *part)))
-        for metric, *part in _USUAL.get(name, ())
-    ]
 
 
 def _finding(

@@ -83,16 +83,11 @@ class NvmeSource(source.SourceWithoutResources):
             except OSError as error:
                 into.put_none(start + 1, _HEALTH_COLUMNS, reason_of(error))
             else:
-                into.put_readings(start + 1, _health(log))
-
-
-def _health(log: Json) -> list[Reading]:
-    """Readings of a health log, in the order of the columns."""
-    return [
-        source.pick_reading(_temperature, log),
-        *(log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS)),
-        *(source.pick_reading(_warning(bit), log) for bit in range(len(_WARNINGS))),
-    ]
+                temperature = source.pick_reading(_temperature, log)
+                numbers = (log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS))
+                picks = map(_warning, range(len(_WARNINGS)))
+                warnings = (source.pick_reading(pick, log) for pick in picks)
+                into.put_readings(start + 1, (temperature, *numbers, *warnings))
 
 
 def _temperature(log: Json) -> Reading:

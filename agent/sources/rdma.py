@@ -165,7 +165,12 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self._replace_unwraps(host, _unwraps(files, self._before))
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
         self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
-        findings = (_finding(len(all_devices), len(ports), len(files)), *_problems(network))
+        findings = [_finding(len(all_devices), len(ports), len(files))]
+        remedy = "correct the section [topology] of the settings"
+        findings += [
+            source.ProbeFinding("rails", source.ProbeVerdict.BROKEN, problem, remedy)
+            for problem in network.problems
+        ]
         return columns.result(*findings, columnless_entities=bridges)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
@@ -371,11 +376,3 @@ def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
     amounts = (source.format_count(devices, "device"), source.format_count(ports, "port"))
     detail = f"{', '.join(amounts)}, {source.format_count(files, 'counter file')}"
     return source.ProbeFinding.supported("RDMA devices", detail)
-
-
-def _problems(network: NodeNetwork) -> list[source.ProbeFinding]:
-    remedy = "correct the section [topology] of the settings"
-    return [
-        source.ProbeFinding("rails", source.ProbeVerdict.BROKEN, problem, remedy)
-        for problem in network.problems
-    ]

@@ -293,9 +293,14 @@ class UnclaimedUseDetector:
         self._listed |= {gpu: timestamp.boot_ns for gpu, timestamp in uses.listed.items()}
         before = {claim.key[:4] for claim in context.in_force}
         unclaimed = tuple(
-            _unclaimed_use(use, self._first[_use_key(use)], context)
+            msgspec.structs.replace(
+                claim_of_use(use, ClaimAuthority.PROCESS, context.system),
+                start_ns=first.listed_at.wall_ns,
+                start_boot=BootTime(context.boot_id, first.listed_at.boot_ns),
+                uncertainty_ns=first.uncertainty_ns,
+            )
             for use in free
-            if self._first[_use_key(use)].listed_at.boot_ns != use.listed_at.boot_ns
+            if (first := self._first[_use_key(use)]).listed_at.boot_ns != use.listed_at.boot_ns
             or _use_key(use) in before
         )
         return free, unclaimed
@@ -335,15 +340,6 @@ def claim_of_use(use: DeviceUse, authority: ClaimAuthority, system: Collection[s
         system=owner.workload in system or owner.owner in system,
         pids=tuple(sorted(use.pids)),
     ).claim_on_device(use.device)
-
-
-def _unclaimed_use(use: DeviceUse, first: FirstListedUse, context: ClaimContext) -> NodeClaim:
-    return msgspec.structs.replace(
-        claim_of_use(use, ClaimAuthority.PROCESS, context.system),
-        start_ns=first.listed_at.wall_ns,
-        start_boot=BootTime(context.boot_id, first.listed_at.boot_ns),
-        uncertainty_ns=first.uncertainty_ns,
-    )
 
 
 def _use_key(use: DeviceUse) -> UseKey:

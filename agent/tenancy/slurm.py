@@ -270,7 +270,10 @@ class SlurmProvider:
             ):
                 node_claims.append(_claim_of_job(job, use.device, JobEnvironment(None)))
         findings = [*written.findings, *_findings(groups, node_claims, without_gpus, self.settings)]
-        return claims.ClaimReport(tuple(_without_duplicates(node_claims)), tuple(findings))
+        distinct: dict[tuple[str, ...], claims.NodeClaim] = {}
+        for claim in node_claims:
+            distinct.setdefault(claim.key, claim)  # the first of several has precedence
+        return claims.ClaimReport(tuple(distinct.values()), tuple(findings))
 
     def _claims_of_group(
         self, names: set[str], job: str, environment: JobEnvironment, devices: NodeDevices
@@ -334,14 +337,6 @@ def _claim_of_job(
         gpu="",
         exclusive=not environment.is_shared,
     ).claim_on_device(device)
-
-
-def _without_duplicates(node_claims: list[claims.NodeClaim]) -> list[claims.NodeClaim]:
-    """Remove duplicate claims; the first of several has precedence."""
-    distinct: dict[tuple[str, ...], claims.NodeClaim] = {}
-    for claim in node_claims:
-        distinct.setdefault(claim.key, claim)
-    return list(distinct.values())
 
 
 def _findings(

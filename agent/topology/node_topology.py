@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 
-from agent.host import Host, Json
+from agent.host import Host
 from agent.sampling.source import call_nvml
 from agent.topology import pci, pcie_links, rails
 from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
@@ -67,8 +67,12 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
         return None
     peers: Counter[str] = Counter()
     switched = 0
-    for link in range(_count_links(host, index)):
-        if _read_link_state(host, index, link) != _ACTIVE:
+    count = _read_field(host, index, _LINK_COUNT)
+    for link in range(_MAX_LINKS if count is None else min(count, _MAX_LINKS)):
+        state = _read_field(host, index, f"{_LINK_STATE}:{link}")
+        if state is None:
+            state = call_nvml(host, "nvmlDeviceGetNvLinkState", index, link)
+        if state != _ACTIVE:
             continue
         leads_to = call_nvml(host, "nvmlDeviceGetNvLinkRemoteDeviceType", index, link)
         if leads_to == _TO_SWITCH:
@@ -88,16 +92,6 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
         _read_field(host, index, _C2C_COUNT) or 0,
         "" if node is None or node == _NO_NODE else str(node),
     )
-
-
-def _count_links(host: Host, index: int) -> int:
-    count = _read_field(host, index, _LINK_COUNT)
-    return _MAX_LINKS if count is None else min(count, _MAX_LINKS)
-
-
-def _read_link_state(host: Host, index: int, link: int) -> Json:
-    state = _read_field(host, index, f"{_LINK_STATE}:{link}")
-    return call_nvml(host, "nvmlDeviceGetNvLinkState", index, link) if state is None else state
 
 
 def _read_field(host: Host, index: int, entry: int | str) -> int | None:

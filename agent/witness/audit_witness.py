@@ -252,7 +252,9 @@ class AuditWitness:
                     await self.check()
                     self._problem = ""
                 except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
-                    self._log_failure(str(error))
+                    if str(error) != self._problem:
+                        self._problem = str(error)
+                        log.warning("audit_checkpoint_check_failed", problem=self._problem)
                 spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
                 pause_ns = round(self._pause_seconds * spread * SECOND_NS)
                 await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
@@ -337,16 +339,12 @@ class AuditWitness:
         return "" if merkle.consistent(old, new, proof) else FORK
 
     async def _store_checkpoint(self, offered: signed_note.Checkpoint, note: str) -> None:
-        note = self._add_cosignature(note)
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        wall_seconds = self.clock.now().wall_ns // SECOND_NS
+        note = signed_note.add_cosignature(note, self._witness, wall_seconds)
         await self._disk.submit(lambda: self.store.write_checkpoint(note))
         self._note, self._checkpoint = note, offered
         self._set_state(CONSISTENT)
-
-    def _add_cosignature(self, note: str) -> str:
-        assert self._witness is not None  # noqa: S101 - `_open` has made it
-        return signed_note.add_cosignature(
-            note, self._witness, self.clock.now().wall_ns // SECOND_NS
-        )
 
     async def _send_checkpoint(self) -> None:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
@@ -386,11 +384,6 @@ class AuditWitness:
     def _set_state(self, state: int) -> None:
         self.state.state = state if self._checkpoint or state == CONFLICT else NO_CHECKPOINT
         self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
-
-    def _log_failure(self, problem: str) -> None:
-        if problem != self._problem:
-            log.warning("audit_checkpoint_check_failed", problem=problem)
-            self._problem = problem
 
 
 def _configured_key(setting: str) -> signed_note.PublicKey | None:

@@ -103,14 +103,13 @@ def _link(index: int, flags: int, values: dict[int, bytes], names: dict[int, str
         name: netlink.integer(values[kind]) for kind, name in _NUMBERS.items() if kind in values
     }
     if _STATISTICS in values:
-        answer["statistics"] = _statistics(values[_STATISTICS])
+        raw = values[_STATISTICS]
+        count = min(
+            len(raw) // 8, len(_COUNTERS)
+        )  # older kernels report fewer, newer ones may report more
+        counters = struct.unpack_from(f"={count}Q", raw)
+        answer["statistics"] = dict(zip(_COUNTERS[:count], counters, strict=True))
     return answer
-
-
-def _statistics(raw: bytes) -> dict[str, int]:
-    """Counters of an interface: older kernels report fewer, newer ones may report more."""
-    count = min(len(raw) // 8, len(_COUNTERS))
-    return dict(zip(_COUNTERS[:count], struct.unpack_from(f"={count}Q", raw), strict=True))
 
 
 _RTM_GETDCB, _IEEE_GET = 78, 21
