@@ -105,7 +105,12 @@ class ViewRefresher:
                     gathered.add(table, self.positions.select_unchanged(block, rows))
                 await turns.yield_if_due()
         tables = {scope: await _yield_slices(rollups.cells(scope)) for scope in _SUMMED}
-        fresh_nodes = self._fresh_nodes(now_ns, fresh_from_ns)
+        fresh_nodes = {  # all except stale ones that were removed from the inventory
+            name: node
+            for name, node in self.core.fleet.nodes.items()
+            if node.timestamp_ns >= fresh_from_ns
+            or not (self.watch and self.watch.is_removed(name, now_ns))
+        }
         nodes = await _yield_slices(self._nodes(fresh_nodes, now_ns, fresh_from_ns))
         found = InventoryComparison(now_ns)
         if self.watch:
@@ -187,15 +192,6 @@ class ViewRefresher:
         if account:
             amounts: account_sums.AmountTotals = self.live.amounts.totals()
             yield from account_cells.tenant_cells(account, amounts, held_units, self.quotas())
-
-    def _fresh_nodes(self, now_ns: int, fresh_from_ns: int) -> dict[str, fleet.FleetNode]:
-        """Return all nodes except stale ones that were removed from the inventory."""
-        return {
-            name: node
-            for name, node in self.core.fleet.nodes.items()
-            if node.timestamp_ns >= fresh_from_ns
-            or not (self.watch and self.watch.is_removed(name, now_ns))
-        }
 
     def _cluster(
         self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int

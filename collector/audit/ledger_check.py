@@ -106,7 +106,10 @@ class _LedgerCheck:
             if problem := _find_chain_defect(row, previous):
                 self.result.add(f"head {row.n}: {problem}")
             else:
-                self._add_committed_rows(row)
+                for item in _items(row.rows):
+                    if item.name in self.committed:
+                        self.result.add(f"head {row.n}: {item.name} was added by an earlier head")
+                    self.committed[item.name] = item
             recorded = self.records.heads.get((row.database_id, row.n))
             if recorded is None and f"head {row.n}" not in self.waiting:
                 self.result.add(f"head {row.n} has no record")
@@ -114,12 +117,6 @@ class _LedgerCheck:
                 self.result.add(f"head {row.n} does not match record {recorded.record}")
             previous = row
         self._check_missing_heads(last)
-
-    def _add_committed_rows(self, row: Row[Any]) -> None:
-        for item in _items(row.rows):
-            if item.name in self.committed:
-                self.result.add(f"head {row.n}: {item.name} was added by an earlier head")
-            self.committed[item.name] = item
 
     def _check_missing_heads(self, last: Mapping[str, int]) -> None:
         """Check that each recorded head exists: a database that lacks one is an older copy."""

@@ -77,7 +77,8 @@ class PersonalSalts:
         """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
         salt = self._salt(person)
         while salt is None:
-            self._make(person)
+            make_directory(self.directory)
+            create_durably(self._path(person), secrets.token_bytes(SALT_BYTES), 0o600)
             salt = self._salt(person)
         return _commitment(salt, person)
 
@@ -105,10 +106,6 @@ class PersonalSalts:
             message = f"invalid salt {path}: {len(salt)} bytes: expected {SALT_BYTES}"
             raise SaltError(message)
         return salt
-
-    def _make(self, person: str) -> None:
-        make_directory(self.directory)
-        create_durably(self._path(person), secrets.token_bytes(SALT_BYTES), 0o600)
 
     def _path(self, person: str) -> Path:
         return self.directory / hashlib.sha256(person.encode()).hexdigest()

@@ -55,16 +55,14 @@ class SourceContinuity:
         if counter is None:
             counter = self._counters[key] = _SourceCounter()
         if source.n > counter.next_number:
-            self._miss(_RecordGap(record.seq, source, counter.next_number, source.n - 1))
+            if len(self._gaps) < MAX_FINDINGS:
+                gap = _RecordGap(record.seq, source, counter.next_number, source.n - 1)
+                self._gaps.append(gap)
+            else:
+                self._uncounted += 1
         elif source.n < counter.next_number:
             self._check_late(record, counter)
         counter.next_number = max(counter.next_number, source.n + 1)
-
-    def _miss(self, gap: _RecordGap) -> None:
-        if len(self._gaps) < MAX_FINDINGS:
-            self._gaps.append(gap)
-        else:
-            self._uncounted += 1
 
     def _check_late(self, record: AuditRecord, counter: _SourceCounter) -> None:
         source, late = record.src, counter.late

@@ -40,11 +40,6 @@ def sku_id(charge: charges.Charge) -> str | None:
     return f"{charge.sku}/{charge.kind.value}"
 
 
-def meter_name(charge: charges.Charge) -> str | None:
-    """Name of the metered quantity: the same for all charges of a SKU."""
-    return _METERS.get(charge.unit, charge.unit.label) if charge.unit else None
-
-
 def price_id(charge: charges.Charge) -> str | None:
     """The price: SKU, tariff, and the version of the price book that introduced it.
 
@@ -234,11 +229,10 @@ def _invoice_columns(
 
 
 def _charge_columns(charge: charges.Charge, context: ExportContext) -> focus_files.FocusRow:
+    is_reservation = charge.kind is charges.ChargeKind.RESERVATION
     row: focus_files.FocusRow = {
-        "CapacityReservationId": _reservation(charge),
-        "CapacityReservationStatus": "Unused"
-        if charge.kind is charges.ChargeKind.RESERVATION
-        else None,
+        "CapacityReservationId": (charge.claim or charge.resource) if is_reservation else None,
+        "CapacityReservationStatus": "Unused" if is_reservation else None,
         "ChargeCategory": _CATEGORIES.get(charge.kind, "Usage"),
         "ChargeClass": "Correction" if charge.corrects else None,
         "ChargeDescription": charge.note or _DESCRIPTIONS.get(charge.kind),
@@ -275,7 +269,7 @@ def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
         "PricingQuantity": quantity,
         "PricingUnit": unit.label if unit else None,
         "SkuId": sku_id(charge),
-        "SkuMeter": meter_name(charge),
+        "SkuMeter": _METERS.get(unit, unit.label) if unit else None,  # the same for a whole SKU
         "SkuPriceDetails": price_details(charge),
         "SkuPriceId": price_id(charge),
     }
@@ -297,9 +291,3 @@ def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_files.
         if charge.corrects.startswith("period:")
         else charge.corrects or None,
     }
-
-
-def _reservation(charge: charges.Charge) -> str | None:
-    if charge.kind is not charges.ChargeKind.RESERVATION:
-        return None
-    return charge.claim or charge.resource

@@ -122,7 +122,8 @@ def rate_period(
     held_time: dict[LedgerTimeKey, Units] = defaultdict(int)
     charged_time: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
-    has_minimums = _has_minimums(book)
+    # With minimums, charges depend on what a claim was billed before the period.
+    has_minimums = any((price.minimum_ns, price.granularity_ns) != (0, 1) for price in book.prices)
     rater = Rater(book, period)
     ended: dict[tuple[str, str], day_tiling.HeldClaim] = {}
     for gpus in _by_gpus(numbers(rating_days(period))):
@@ -150,12 +151,6 @@ def rate_period(
     return RatedPeriod(
         period, tuple(charges), tuple(reviews), sources, dict(held_time), dict(charged_time)
     )
-
-
-def _has_minimums(book: price_book.PriceBook) -> bool:
-    """True if charges depend on what a claim was billed before the period."""
-    extras = ((price.minimum_ns, price.granularity_ns) for price in book.prices)
-    return any(extra != (0, 1) for extra in extras)
 
 
 def _by_gpus(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from collector.billing import BillingError, price_book
@@ -231,11 +232,6 @@ def _charge_order(charge: Charge) -> tuple[str, int, str]:
     return charge.tenant, charge.service_t0_ns, charge.charge_id
 
 
-def _usage_order(usage: Usage) -> tuple[str, int, int, str, str, str]:
-    u = usage
-    return (u.resource, u.start_ns, u.end_ns, u.tenant, u.claim, u.state)
-
-
 class Rater:
     """Rating of the GPUs of a period, some at a time.
 
@@ -251,7 +247,8 @@ class Rater:
 
     def rate(self, usages: Iterable[Usage]) -> RatingResult:
         """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
-        ordered = sorted(usages, key=_usage_order)
+        in_order = attrgetter("resource", "start_ns", "end_ns", "tenant", "claim", "state")
+        ordered = sorted(usages, key=in_order)
         reject_double_usage(ordered)
         self._placed = ClaimMinimums(self.period)
         all_charges = [

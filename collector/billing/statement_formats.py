@@ -280,17 +280,8 @@ def _class(name: str) -> str:
 
 
 _SUMMARY = (
-    "item",
-    "product",
-    "state",
-    "from",
-    "to",
-    "GPUs",
-    "quantity",
-    "unit",
-    "unit price",
-    "amount",
-)
+    "item", "product", "state", "from", "to", "GPUs", "quantity", "unit", "unit price", "amount",
+)  # fmt: skip
 _CLAIMS = ("claim", "GPUs", "from", "to", "GPU-hours", "kWh", "amount")
 _SUMMARY_RIGHT = {5, 6, 8, 9}
 _CLAIMS_RIGHT = {1, 4, 5, 6}

@@ -205,7 +205,11 @@ class ClaimPlacer:
             placed = []
             for built, history in node_gpus:
                 spans = [*self._early(built, history, node), *self._spans(built, history, node)]
-                placed.append(placement.PlacementGpu(built.gpu, spans, list(_select_placed(built))))
+                claims = [
+                    replace(claim, start_ns=start_ns, end_ns=end_ns)
+                    for start_ns, end_ns, claim in holders.claims_in_force(built)
+                ]
+                placed.append(placement.PlacementGpu(built.gpu, spans, claims))
             cached = placement.place_counts(placed, counts)
             self._placements[node] = cached = cached._replace(
                 excess=_clip_to_contact(cached.excess, node_gpus)
@@ -275,9 +279,3 @@ def _assign_unique_names(
             new_names[key] = names.free(claim.id, claim.node)
         renamed.append(replace(claim, id=new_names[key]))
     return renamed
-
-
-def _select_placed(evidence: Evidence) -> Iterator[MeteredClaim]:
-    """Yield the claims of a GPU, each for the time that it is in force there."""
-    for start_ns, end_ns, claim in holders.claims_in_force(evidence):
-        yield replace(claim, start_ns=start_ns, end_ns=end_ns)

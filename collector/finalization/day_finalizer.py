@@ -139,7 +139,9 @@ class DayFinalizer:
 
     async def _round(self, *, everything: bool) -> None:
         await run_in_thread(self.check)
-        stores = await self._open_stores()
+        if self._stores is None:
+            self._stores = await run_in_thread(self.open)
+        stores = self._stores
         await self._notify_auditors(stores)
         now_ns = self.wall_ns()
         await self._load_sums(stores, now_ns)
@@ -171,11 +173,6 @@ class DayFinalizer:
         except BaseException:
             self._problems.extend(problems)
             raise
-
-    async def _open_stores(self) -> ledger_days.MeteringStores:
-        if self._stores is None:
-            self._stores = await run_in_thread(self.open)
-        return self._stores
 
     async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here, and late facts about them.

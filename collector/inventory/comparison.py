@@ -183,8 +183,10 @@ class InventoryWatch:
         in_force = [row for row in retired if row.start_ns <= now_ns < row.end_ns]
         reporting = {row.gpu: shown[row.gpu] for row in in_force if shown.get(row.gpu)}
         for row in in_force:
-            if row.gpu in reporting:
-                self._report_retired_gpu(row, reporting[row.gpu])
+            if shown_by := reporting.get(row.gpu):
+                facts = {"retired_ns": str(row.start_ns), "why": row.reason}
+                problem = EvidenceProblem("retired_seen", row.gpu, shown_by, row.start_ns, facts)
+                self.core.evidence.problems.report(problem)  # once
         last = {row.gpu: sample[1] for row in in_force if (sample := self._last_sample(row.gpu))}
         compared = None if comparisons is None else tuple(comparisons)
         return InventoryComparison(now_ns, compared, tuple(gone), tuple(in_force), reporting, last)
@@ -213,13 +215,6 @@ class InventoryWatch:
             and isinstance(node.devices[schema_columns.GPU], schema_columns.ShownDevices)
         ):
             yield GoneGpu(sample[1], gpu, sample[0])
-
-    def _report_retired_gpu(self, retirement: Retirement, node: str) -> None:
-        """Report a problem, once, for a retired GPU that still reports."""
-        facts = {"retired_ns": str(retirement.start_ns), "why": retirement.reason}
-        self.core.evidence.problems.report(
-            EvidenceProblem("retired_seen", retirement.gpu, node, retirement.start_ns, facts)
-        )
 
 
 def _add_devices(shown: dict[str, str], name: str, node: ReportedDevices) -> None:

@@ -30,20 +30,15 @@ class GpuDay(NamedTuple):
 
 def revision_row(metered_day: day_tiling.DayTiling, root: str, before: int | None) -> RowValues:
     """Return the row of the revision that supersedes another."""
+    doubts = sorted(set(metered_day.clock_suspect))
     return schema.to_row(
         schema.revisions,
         metered_day,
         revision=(before or 0) + 1,
         supersedes=before,
         content_root=root,
-        clock_suspect=_suspect_text(metered_day.clock_suspect),
+        clock_suspect=msgspec.json.encode(doubts).decode() if doubts else None,
     )
-
-
-def _suspect_text(doubts: Iterable[evidence.ClockDoubt]) -> str | None:
-    """Return the mark of a revision as JSON; None if it has none."""
-    found = sorted(set(doubts))
-    return msgspec.json.encode(found).decode() if found else None
 
 
 def parse_clock_suspect(text: str | None) -> tuple[evidence.ClockDoubt, ...]:

@@ -98,18 +98,15 @@ class InfluxSink:
         try:
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
-                self._collect()
+                views = self.views()
+                for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
+                    self._lines.extend(format_lines(view))
+                while len(self._lines) > self.settings.max_buffered_lines:
+                    self._lines.popleft()
+                    self.dropped_lines += 1
                 await self._write_all(client)
         finally:
             client.close()
-
-    def _collect(self) -> None:
-        views = self.views()
-        for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
-            self._lines.extend(format_lines(view))
-        while len(self._lines) > self.settings.max_buffered_lines:
-            self._lines.popleft()
-            self.dropped_lines += 1
 
     async def _write_all(self, client: Any) -> None:
         while self._lines:
