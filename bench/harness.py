@@ -264,10 +264,6 @@ class Aim:
     bound: float
     unit: str = ""
 
-    def is_met(self, value: float) -> bool:
-        """True if a value meets the target."""
-        return _COMPARE[self.sign](value, self.bound)
-
     def __str__(self) -> str:
         return f"{self.sign} {self.bound:g}{self.unit}"
 
@@ -283,7 +279,9 @@ class BenchReport:
     def ratio(self, title: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
         """Add a ratio; its unit is that of the aim if it has one."""
         unit = aim.unit if aim else unit
-        verdict = "" if aim is None else ("met" if aim.is_met(value) else "MISSED")
+        verdict = ""
+        if aim:
+            verdict = "met" if _COMPARE[aim.sign](value, aim.bound) else "MISSED"
         self._ratios.append((title, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
 
     def figure(self, title: str, text: str) -> None:

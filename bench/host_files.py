@@ -164,20 +164,12 @@ def write_fabric(directory: Path) -> FabricFiles:
         if key.startswith(_DRIVER) and answer.get("driver") == _RAIL_DRIVER
     }
     for number, interface in enumerate(sorted(nics, key=lambda name: (len(name), name))):
-        _interface(root, interface)
+        directory = root / "sys/class/net" / interface
+        directory.mkdir(parents=True)
+        for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
+            (directory / file).write_text(f"{text}\n", encoding="ascii")
         if number < DEVICES:
-            _link(root, f"mlx5_{number}", nics[interface])
+            place = root / "sys/devices" / nics[interface]
+            place.mkdir(parents=True)
+            (root / f"sys/class/infiniband/mlx5_{number}/device").symlink_to(place)
     return FabricFiles(root, answers, tuple(moving))
-
-
-def _interface(root: Path, interface: str) -> None:
-    directory = root / "sys/class/net" / interface
-    directory.mkdir(parents=True)
-    for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
-        (directory / file).write_text(f"{text}\n", encoding="ascii")
-
-
-def _link(root: Path, device: str, address: str) -> None:
-    place = root / "sys/devices" / address
-    place.mkdir(parents=True)
-    (root / "sys/class/infiniband" / device / "device").symlink_to(place)

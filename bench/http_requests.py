@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,19 +128,17 @@ def post_all(
             wire.close()
             reconnections.append(wire.reconnections)
 
-    threads = list(_start_threads(work, min(connections, len(requests))))
+    threads = [
+        threading.Thread(target=work, args=(number,), daemon=True)
+        for number in range(min(connections, len(requests)))
+    ]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
     if problems:
         raise problems[0]
     return PostResult(time.monotonic() - started, latencies, sum(reconnections))
-
-
-def _start_threads(work: Callable[[int], None], count: int) -> Iterator[threading.Thread]:
-    for number in range(count):
-        thread = threading.Thread(target=work, args=(number,), daemon=True)
-        thread.start()
-        yield thread
 
 
 def _wait(until: float) -> None:

@@ -36,10 +36,6 @@ class FaultOccurrence:
         """True if a span ends within the fault."""
         return self.begin_ns <= span.end_ns < self.end_ns
 
-    def is_repaired(self, span: TimeSpan) -> bool:
-        """True if the fault ends in a span, and only a reset of the GPU ends it."""
-        return span.passes(self.end_ns) and kernel_log.affects_gpu(self.spec)
-
     def local(self, span: TimeSpan) -> TimeSpan:
         """Convert a span to the scenario's local time."""
         return TimeSpan(span.start_ns - self.shift_ns, span.end_ns - self.shift_ns)
@@ -110,7 +106,7 @@ class FaultSchedule(conditions.Scenario):
         return [
             fault.spec.affected_index
             for fault in self.faults_at(span.end_ns)
-            if fault.is_repaired(span)
+            if span.passes(fault.end_ns) and kernel_log.affects_gpu(fault.spec)
         ]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:

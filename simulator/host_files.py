@@ -45,7 +45,10 @@ def show_files(into: CaptureMoment, directory: str, files: Mapping[str, Json]) -
 def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     """Add psutil's results and the files of /proc to a `CaptureMoment`."""
     server = model.server
-    into.calls["psutil.cpu_times()"] = _cpu_times(server)
+    into.calls["psutil.cpu_times()"] = {
+        mode: amount_ns // _NS_PER_TICK / _TICKS_PER_SECOND
+        for mode, amount_ns in server.cpu_ns.items()
+    }
     into.calls["psutil.cpu_count()"] = node_hardware.LOGICAL_CPUS
     boot_ns = model.spec.started_wall_ns - model.spec.started_boot_ns
     into.calls["psutil.boot_time()"] = float(boot_ns // SECOND_NS)
@@ -72,13 +75,6 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     into.files["/proc/net/route"] = _ROUTES
     kernel = {"osrelease": node_hardware.KERNEL, "hostname": model.spec.node}
     show_files(into, "/proc/sys/kernel", {"random/boot_id": model.spec.boot_id, **kernel})
-
-
-def _cpu_times(server: node_model.HostState) -> Json:
-    return {
-        mode: amount_ns // _NS_PER_TICK / _TICKS_PER_SECOND
-        for mode, amount_ns in server.cpu_ns.items()
-    }
 
 
 def _memory(server: node_model.HostState) -> Json:

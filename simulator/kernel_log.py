@@ -220,6 +220,11 @@ def _nic_degraded(
 
 
 _BOOT_STEP_US = 350_000
+_GREETING = (
+    f"Linux version {node_hardware.KERNEL} (buildd@lcy02-amd64-080) (gcc 11.4.0) #64-Ubuntu SMP",
+    f"Command line: BOOT_IMAGE=/boot/vmlinuz-{node_hardware.KERNEL} root=/dev/nvme0n1p2 ro",
+    "smpboot: Allowing 224 CPUs, 0 hotplug CPUs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +240,7 @@ class SimulatedKernelLog:
     """Records of a simulation, emitted as time passes."""
 
     def __init__(self, model: node_model.NodeModel) -> None:
-        boot = [*_greeting(), *_driver_load(model.machine)]
+        boot = [*_GREETING, *_driver_load(model.machine)]
         self._boot = [
             f"{INFO},{number},{number * _BOOT_STEP_US},-;{text}" for number, text in enumerate(boot)
         ]
@@ -251,14 +256,6 @@ class SimulatedKernelLog:
             at_us = boot_us + message.offset_ns // MICROSECOND_NS
             into.log.append(f"{message.level},{self._number},{at_us},-;{message.text}")
             self._number += 1
-
-
-def _greeting() -> list[str]:
-    return [
-        f"Linux version {node_hardware.KERNEL} (buildd@lcy02-amd64-080) (gcc 11.4.0) #64-Ubuntu SMP",
-        f"Command line: BOOT_IMAGE=/boot/vmlinuz-{node_hardware.KERNEL} root=/dev/nvme0n1p2 ro",
-        "smpboot: Allowing 224 CPUs, 0 hotplug CPUs",
-    ]
 
 
 def _driver_load(parts: node_hardware.NodeHardware) -> Iterator[str]:

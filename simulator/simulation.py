@@ -139,6 +139,8 @@ def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture
 def capture_metadata(spec: NodeSpec, seconds: int) -> CaptureMetadata:
     """Return the capture's metadata. Raises ValueError for an unknown GPU model."""
     mode = "" if spec.mode == "whole" else f"GPUs in mode {spec.mode}, "
+    model = device_models.find_model(spec.model).name
+    nics = {device_models.nic_of(spec.nic, rail).name for rail in range(spec.gpus)}
     return CaptureMetadata(
         node=spec.node,
         boot_id=spec.boot_id,
@@ -146,13 +148,7 @@ def capture_metadata(spec: NodeSpec, seconds: int) -> CaptureMetadata:
         started_boot_ns=spec.started_boot_ns,
         duration_ns=seconds * SECOND_NS,
         origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
-        hardware=f"{spec.gpus} x {device_models.find_model(spec.model).name}, one {_nic_names(spec)} per GPU and two for storage",
-    )
-
-
-def _nic_names(spec: NodeSpec) -> str:
-    return " or ".join(
-        sorted({device_models.nic_of(spec.nic, rail).name for rail in range(spec.gpus)})
+        hardware=f"{spec.gpus} x {model}, one {' or '.join(sorted(nics))} per GPU and two for storage",
     )
 
 

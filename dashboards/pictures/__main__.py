@@ -14,7 +14,7 @@ import click
 
 from dashboards import prometheus_api
 from dashboards.pictures.fields import UnsupportedFeatureError
-from dashboards.pictures.layout import WIDTH, DashboardPicture, draw_dashboard
+from dashboards.pictures.layout import WIDTH, draw_dashboard
 
 DASHBOARDS = Path(__file__).parent.parent / "generated"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -27,21 +27,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
         message = f"invalid duration {value!r}: expected a number and a unit such as 90s, 10m or 6h"
         raise click.BadParameter(message, context, parameter)
     return float(int(match[1]) * _SECONDS[match[2]])
-
-
-async def picture_of(
-    prometheus: prometheus_api.Prometheus,
-    dashboard: Mapping[str, Any],
-    window: prometheus_api.QueryWindow,
-    requested: prometheus_api.Values,
-    sections: int = 0,
-) -> DashboardPicture:
-    """Run the queries of a dashboard, and draw it."""
-    return draw_dashboard(
-        dashboard,
-        await prometheus_api.query_dashboard(prometheus, dashboard, window, requested, WIDTH),
-        sections,
-    )
 
 
 @click.command()
@@ -117,7 +102,10 @@ async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
 ) -> None:
     async with prometheus_api.Prometheus(url) as prometheus:
         for name, dashboard in dashboards.items():
-            picture = await picture_of(prometheus, dashboard, window, requested, sections)
+            answers = await prometheus_api.query_dashboard(
+                prometheus, dashboard, window, requested, WIDTH
+            )
+            picture = draw_dashboard(dashboard, answers, sections)
             path = directory / f"{name}.png"
             picture.canvas.save(path)
             empty = f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""

@@ -285,17 +285,13 @@ def draw_bands(
         for start, end, value in runs(times, values):
             begin, finish = (float(across(timestamp)) for timestamp in (start, end))
             band = Box(begin, middle - thick / 2, max(finish - begin, 1.0), thick)
-            _draw_band(scene.canvas, band, form.text(value), form.colour(value))
+            text, colour = form.text(value), form.colour(value)
+            scene.canvas.box(band, drawing.mix_colour(colour, drawing.PANEL, 0.8))
+            if width_of(text, SMALL) + 10 < band.width:
+                ink = drawing.ink_on(colour)
+                scene.canvas.text((band.left + 5, middle), text, size=SMALL, colour=ink)
     across.draw_marks(scene.canvas, scene.marks)
     return True
-
-
-def _draw_band(canvas: Canvas, band: Box, text: str, colour: str) -> None:
-    """Draw a band, and its text if it fits."""
-    canvas.box(band, drawing.mix_colour(colour, drawing.PANEL, 0.8))
-    if width_of(text, SMALL) + 10 < band.width:
-        place = (band.left + 5, band.middle[1])
-        canvas.text(place, text, size=SMALL, colour=drawing.ink_on(colour))
 
 
 _LARGEST, _SMALLEST = 34.0, 14.0

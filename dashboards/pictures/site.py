@@ -125,7 +125,9 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             for node, agent in agents.items()
         }
         (directory / "prometheus.yml").write_text(_scrapes(addresses, listen))
-        (directory / "recorded.yml").write_text(_recorded_rules())
+        # Evaluated as often as everything is scraped.
+        recorded = {"name": "recorded", "rules": list(promql.recording_rules())}
+        (directory / "recorded.yml").write_text(yaml.safe_dump({"groups": [recorded]}))
         url = await stack.enter_async_context(_prometheus(directory))
         waited = time.monotonic() - started
         if waited > START_SECONDS:
@@ -184,12 +186,6 @@ def _scrapes(addresses: Mapping[str, str], collector: str) -> str:
         "scrape_configs": jobs,
     }
     return yaml.safe_dump(config)
-
-
-def _recorded_rules() -> str:
-    """Return the rules of recorded series in dashboards, evaluated as often as everything is scraped."""
-    rules = list(promql.recording_rules())
-    return yaml.safe_dump({"groups": [{"name": "recorded", "rules": rules}]})
 
 
 @asynccontextmanager

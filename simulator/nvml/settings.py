@@ -151,9 +151,15 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
         has = not model.has_temperature_margins and celsius is not None
         into.call("TemperatureThreshold", supported_if(has, celsius), number)
     if model.has_temperature_margins:
-        for number, margin in enumerate(_margins(limits), 193):
-            if margin is not None:
-                into.field(number, margin)
+        # Relative to the maximum operating temperature; memory has its own.
+        into.fields(
+            {
+                193: limits.operating - limits.shutdown,
+                194: limits.operating - limits.slowdown,
+                **({} if limits.memory is None else {195: 0}),
+                196: 0,
+            }
+        )
     into.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
     into.calls(
         BAR1MemoryInfo=bar1_window(model.bar1_mebibytes, _mapped_bytes(gpu)),
@@ -183,13 +189,3 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
         into.field(170, _C2C_LINKS)
         for link in range(_C2C_LINKS):
             into.fields({171: 1, 172: _C2C_MEGABYTES, **dict.fromkeys(_C2C_ERRORS, 0)}, link)
-
-
-def _margins(limits: device_models.GpuTemperatureThresholds) -> tuple[int | None, ...]:
-    """Return the thresholds relative to the maximum operating temperature; memory has its own."""
-    return (
-        limits.operating - limits.shutdown,
-        limits.operating - limits.slowdown,
-        None if limits.memory is None else 0,
-        0,
-    )
