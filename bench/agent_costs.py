@@ -17,14 +17,11 @@ import gzip
 import re
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -208,48 +205,28 @@ class ReceivedTotals:
     values: int = 0
 
 
-class FrameSink:
-    """Listens on a free port until the `with` block ends, and sums the received data."""
+def _handler(received: ReceivedTotals) -> type[harness.QuietHandler]:
+    """Return a handler that acknowledges envelopes, and sums the received data."""
 
-    def __init__(self) -> None:
-        self.received = ReceivedTotals()
-        received = self.received
+    class EnvelopeHandler(harness.QuietHandler):
+        disable_nagle_algorithm = True
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
+        def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            frames = 0
+            for batch in unpack(body, _MAX_BYTES).batches:
+                frames += batch.rows
+                received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
+            received.wire_bytes += len(body)
+            answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
+            token = self.headers.get("Authorization", "").partition(" ")[2]
+            self.send_response(200)
+            self.send_header(RESPONSE_MARK_HEADER, response_mark(token, 200, body, answer))
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                frames = 0
-                for batch in unpack(body, _MAX_BYTES).batches:
-                    frames += batch.rows
-                    received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
-                received.wire_bytes += len(body)
-                answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
-                token = self.headers.get("Authorization", "").partition(" ")[2]
-                self.send_response(200)
-                self.send_header(RESPONSE_MARK_HEADER, response_mark(token, 200, body, answer))
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: object) -> None:
-                """Log nothing."""
-
-        self._server = ThreadingHTTPServer((harness.HOST, 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://{harness.HOST}:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Self:
-        """Start to listen."""
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+    return EnvelopeHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +276,17 @@ class TickPlan:
 def measure_ticks(plan: TickPlan) -> TickCost:
     """Run an agent that ships to a sink, and return its cost."""
     calls = plan.directory / "calls.json"
-    with FrameSink() as sink, host_files.FileMover(list(plan.moving), plan.period_seconds):
-        with _server(plan, sink.url, calls) as server:
+    received, mover = ReceivedTotals(), host_files.FileMover(list(plan.moving), plan.period_seconds)
+    with harness.serving(_handler(received)) as address, mover:
+        with _server(plan, f"http://{address}", calls) as server:
             time.sleep(plan.settle_seconds)
-            values, wire = sink.received.values, sink.received.wire_bytes
+            values, wire = received.values, received.wire_bytes
             with server.measure() as spent:
                 time.sleep(plan.seconds)
-            values, wire = sink.received.values - values, sink.received.wire_bytes - wire
+            values, wire = received.values - values, received.wire_bytes - wire
             memory = server.memory()
             text, shown = _own_metrics(server.port)
-        lived = sink.received.values / max(values, 1) * spent.wall_seconds
+        lived = received.values / max(values, 1) * spent.wall_seconds
     ticks = spent.wall_seconds / plan.period_seconds
     if values < ticks * shown / 4:  # many of the metrics are read less often
         message = f"values received in {ticks:.0f} ticks: {values}: expected about {shown} per tick"

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import click
@@ -203,7 +200,10 @@ def measure_prometheus(
 
 def scrape_seconds(packed: bytes, nodes: int, seconds: float, directory: Path) -> float:
     """Return the processor seconds that a Prometheus takes to scrape and store the metrics of a node."""
-    with serving(packed) as address, query_database.prometheus(directory) as server:
+    with (
+        harness.serving(_handler(packed)) as address,
+        query_database.prometheus(directory) as server,
+    ):
         job = {
             "job_name": "nodes",
             "scrape_interval": "1s",
@@ -223,14 +223,11 @@ def scrape_seconds(packed: bytes, nodes: int, seconds: float, directory: Path) -
         return max(spent.share_of_core - idle.share_of_core, 0.0) / nodes
 
 
-@contextmanager
-def serving(packed: bytes) -> Iterator[str]:
-    """Serve compressed metrics under every path; yield the address."""
+def _handler(packed: bytes) -> type[harness.QuietHandler]:
+    """Return a handler that sends compressed metrics under every path."""
 
-    class ScrapeHandler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class ScrapeHandler(harness.QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Encoding", "gzip")
@@ -239,17 +236,7 @@ def serving(packed: bytes) -> Iterator[str]:
             with suppress(ConnectionError):  # Prometheus is stopped during a scrape
                 self.wfile.write(packed)
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer((harness.HOST, 0), ScrapeHandler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"{harness.HOST}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return ScrapeHandler
 
 
 def measure_own(size: CardinalitySize, directory: Path) -> OwnCost:

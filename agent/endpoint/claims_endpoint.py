@@ -31,7 +31,7 @@ from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
-from railscope import claim_terms, server_connections, service, untrusted_text
+from railscope import claim_terms, convert_errors, server_connections, service, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 from railscope.timestamps import (
     SECOND_NS,
@@ -78,7 +78,7 @@ class ClaimEndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _RequestRejectedError(EndpointError):
     """A rejected request: a status and a reason."""
 
-    def __init__(self, status: HTTPStatus, message: str) -> None:
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY) -> None:
         super().__init__(message)
         self.status = status
 
@@ -191,14 +191,12 @@ class ClaimsEndpoint:
             f"unknown request {request.method} {request.path}: expected GET or "
             f"POST {CLAIMS_PATH}, or POST {CLAIMS_PATH}/ID/end"
         )
-        raise _RequestRejectedError(status, message)
+        raise _RequestRejectedError(message, status)
 
     def _claim(self, start: ClaimStartRequest) -> command_claims.CommandClaim:
         if not start.tenant and not start.owner:
-            raise _RequestRejectedError(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                "missing owner of the claim: expected tenant or owner",
-            )
+            message = "missing owner of the claim: expected tenant or owner"
+            raise _RequestRejectedError(message)
         devices = dict.fromkeys(self._device(text) for text in start.gpus)
         start_ns, start_boot = self._timestamp(start.start, "start")
         share = _parse_share(start)
@@ -222,26 +220,23 @@ class ClaimsEndpoint:
             return device
         if not devices.all:
             message = "no GPU has been detected yet: retry in a few seconds"
-            raise _RequestRejectedError(HTTPStatus.SERVICE_UNAVAILABLE, message)
+            raise _RequestRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE)
         message = (
             f"unknown GPU {text!r}: expected {naming.DEVICE_NAME_KINDS}; GPUs "
             f"of this node: {devices.names}"
         )
-        raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        raise _RequestRejectedError(message)
 
     def _timestamp(self, time: datetime | None, field: str) -> tuple[int, claims.BootTime | None]:
         """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
         if time is None:
             return now.wall_ns, history.now(now)
-        try:
+        with convert_errors(TimestampError, _RequestRejectedError, f"invalid {field}: "):
             timestamp_ns = from_datetime(time)
-        except TimestampError as error:
-            message = f"invalid {field}: {error}"
-            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
             message = f"invalid {field} {format_datetime(time)}: expected a time that is not in the future"
-            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+            raise _RequestRejectedError(message)
         return timestamp_ns, history.convert_wall_time(timestamp_ns)
 
     def _in_force(self) -> list[dict[str, str]]:
@@ -284,10 +279,8 @@ def _parse_share(start: ClaimStartRequest) -> str:
     """Return the share of each device as `n/d`; empty for none."""
     if not start.share:
         return ""
-    try:
+    with convert_errors(claim_terms.ShareError, _RequestRejectedError):
         return claim_terms.share_text(claim_terms.parse_written_share(start.share))
-    except claim_terms.ShareError as error:
-        raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
 
 def _read_token(settings: TenancySettings) -> str:

@@ -341,8 +341,9 @@ def find_facts_recorded_after(
 ) -> Iterator[EvidenceChange]:
     """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
     yield from _find_interval_changes(connection, evidence_intervals.c.recorded_ns > timestamp_ns)
-    yield from _find_claim_changes(connection, reported_claims.c.recorded_ns > timestamp_ns)
-    yield from _find_end_changes(connection, claim_ends.c.recorded_ns > timestamp_ns)
+    for since in _SINCE:
+        is_new = since.table.c.recorded_ns > timestamp_ns
+        yield from _find_gpu_changes(connection, since, is_new)
     new_files = sa.select(file_versions).where(file_versions.c.recorded_ns > timestamp_ns)
     for version in connection.execute(new_files).all():
         last_one = newest_file(connection, version.kind, version.recorded_ns)
@@ -359,31 +360,16 @@ def find_late_facts(
     connection: sa.Connection, gpus: Sequence[str], nodes: Sequence[str], condition: LateCondition
 ) -> Iterator[EvidenceChange]:
     """Yield the late facts about some GPUs and the nodes that they were in."""
+    intervals = evidence_intervals.c
     for node_group in group_items(nodes):
-        is_of_node = sa.and_(
-            evidence_intervals.c.node.in_(node_group),
-            evidence_intervals.c.end_ns >= condition.since_ns,
-        )
-        yield from _find_interval_changes(
-            connection,
-            sa.and_(
-                is_of_node,
-                condition.late_condition(
-                    evidence_intervals.c.start_ns, evidence_intervals.c.recorded_ns
-                ),
-            ),
-        )
-    for node_group in group_items(gpus):
-        is_late = condition.late_condition(
-            reported_claims.c.start_ns, reported_claims.c.recorded_ns
-        )
-        yield from _find_claim_changes(
-            connection, sa.and_(reported_claims.c.gpu_uuid.in_(node_group), is_late)
-        )
-        is_late = condition.late_condition(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
-        yield from _find_end_changes(
-            connection, sa.and_(claim_ends.c.gpu_uuid.in_(node_group), is_late)
-        )
+        is_of_node = sa.and_(intervals.node.in_(node_group), intervals.end_ns >= condition.since_ns)
+        is_late = condition.late_condition(intervals.start_ns, intervals.recorded_ns)
+        yield from _find_interval_changes(connection, sa.and_(is_of_node, is_late))
+    for gpu_group in group_items(gpus):
+        for since in _SINCE:
+            is_late = condition.late_condition(since, since.table.c.recorded_ns)
+            is_of_gpu = since.table.c.gpu_uuid.in_(gpu_group)
+            yield from _find_gpu_changes(connection, since, sa.and_(is_of_gpu, is_late))
 
 
 def _find_interval_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
@@ -400,12 +386,8 @@ def _find_interval_changes(connection: sa.Connection, condition: Any) -> Iterato
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-def _find_claim_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
-    return _find_gpu_changes(connection, reported_claims.c.start_ns, condition)
-
-
-def _find_end_changes(connection: sa.Connection, condition: Any) -> Iterator[EvidenceChange]:
-    return _find_gpu_changes(connection, claim_ends.c.instant_ns, condition)
+_SINCE = (reported_claims.c.start_ns, claim_ends.c.instant_ns)
+"""Times from which claims and their ends change the days of a GPU."""
 
 
 def _find_gpu_changes(

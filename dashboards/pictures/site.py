@@ -8,10 +8,8 @@ capture.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
-import secrets
 import shutil
 import socket
 import tempfile
@@ -30,6 +28,7 @@ from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
 from railscope import capture, service
 from simulator import NodeSpec, capture_metadata, moments
+from simulator.demo.cluster import write_identities
 from simulator.demo.process import Program, ProgramError
 
 SCRAPE_SECONDS = 2
@@ -69,10 +68,6 @@ CHOSEN: Mapping[str, prometheus_api.Values] = {
 """Values of the variables of dashboards that show one of several devices: those with visible effects."""
 TOPS = {"cluster-overview": 2, "rails": 2, "health": 2}
 """Dashboards with an additional picture of the first rows, and the number of rows: for README."""
-_TENANTS = """tenant,source,owner,from,to
-language,slurm,research,2020-01-01T00:00:00Z,
-vision,kubernetes,research,2020-01-01T00:00:00Z,
-"""
 _QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 language,40,month,32,2020-01-01T00:00:00Z,
 vision,4,day,32,2020-01-01T00:00:00Z,
@@ -141,7 +136,6 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
 def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Write captures and settings of the collector; return the token of each node."""
-    tokens = {node.spec.node: secrets.token_urlsafe(24) for node in SITE_NODES}
     for node in SITE_NODES:
         length = round(2 * node.fault_after * (START_SECONDS + WARM_UP_SECONDS + seconds))
         capture.write_capture(
@@ -149,15 +143,9 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
             capture_metadata(node.spec, length),
             moments(node.spec, length),
         )
-    digests = "".join(
-        f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
-        for name, token in tokens.items()
-    )
-    (directory / "tokens.toml").write_text(f"[nodes]\n{digests}")
-    (directory / "tenants.csv").write_text(_TENANTS)
     (directory / "quotas.csv").write_text(_QUOTAS)
     (directory / "inventory.csv").write_text(_inventory())
-    return tokens
+    return write_identities(directory, (node.spec.node for node in SITE_NODES))
 
 
 def _inventory() -> str:

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,18 @@ vision,kubernetes,research,2020-01-01T00:00:00Z,
 """
 _LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_envelopes=(\d+)"
 _COUNTS = ("shipped", "dropped", "waiting")
+
+
+def write_identities(directory: Path, nodes: Iterable[str]) -> dict[str, str]:
+    """Write the collector's files of tokens and tenants; return the token of each node."""
+    tokens = {node: secrets.token_urlsafe(24) for node in nodes}
+    digests = "".join(
+        f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for node, token in tokens.items()
+    )
+    (directory / "tokens.toml").write_text(f"[nodes]\n{digests}", encoding="utf-8")
+    (directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
+    return tokens
 
 
 @dataclass
@@ -85,14 +97,7 @@ class DemoCluster:
                 node, seed, scheduler, *times, round_seconds=ROUND_SECONDS, faults=plan_faults(node)
             )
             self.nodes[node].write(self._file_of(node))
-        self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}
-        digests = [
-            f'"{name}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
-            for name, token in self._tokens.items()
-        ]
-        tokens = "[nodes]\n" + "".join(digests)
-        (self.directory / "tokens.toml").write_text(tokens, encoding="utf-8")
-        (self.directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
+        self._tokens = write_identities(self.directory, self.node_names)
 
     def _booted_wall_ns(self) -> int:
         """Boot time of the nodes: that of the previous demo, if any, or some days ago.
