@@ -262,9 +262,11 @@ def _drift(view: DiagnosisView, deviations: Sequence[SettingDeviation]) -> Findi
     cause = affected[0] if len(affected) == 1 else Cause("node", name=node)
     nics = np.array([each.position for each in affected if each.kind == "nic"], np.intp)
     evidence = tuple(
-        FindingEvidence(each.setting, len(each.devices), each.peers, each.text, first.devices[0].node)
+        FindingEvidence(
+            each.setting, len(each.devices), each.peers, each.text, first.devices[0].node
+        )
         for each in deviations[:8]
-    )  # fmt: skip
+    )
     return Finding(
         "config_drift",
         cause,
@@ -293,7 +295,7 @@ def _count(devices: Sequence[DeviceKey]) -> str:
 
 
 def _drift_gain(view: DiagnosisView, affected: Sequence[Cause]) -> ExpectedGain:
-    """Return what devices lose against their peers, by the measure of their kind."""
+    """Return the loss of devices against their peers, by the measure of their kind."""
     if affected[0].kind == "node":
         return ExpectedGain("unknown", "hosts do not measure the effect of a kernel")
     positions = np.array([each.position for each in affected], np.intp)
