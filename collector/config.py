@@ -140,6 +140,13 @@ class InfluxSettings(Struct, frozen=True, kw_only=True):
     """Maximum lines buffered while the server is unreachable; the oldest are dropped first."""
 
 
+class DiagnosisSettings(Struct, frozen=True, kw_only=True):
+    """Diagnosis of faults from the frames of all nodes."""
+
+    enabled: bool = True
+    """Evaluate the frames every 10 seconds, and report incidents."""
+
+
 class CollectorTlsSettings(Struct, frozen=True, kw_only=True):
     """TLS of the collector."""
 
@@ -201,5 +208,6 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     metering: MeteringSettings = MeteringSettings()
     audit: AuditSettings = AuditSettings()
     billing: BillingSettings = BillingSettings()
+    diagnosis: DiagnosisSettings = DiagnosisSettings()
     influx: InfluxSettings = InfluxSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()

@@ -25,20 +25,21 @@ from collector.framelog import framelog, segment_files
 from collector.http import audit_api, billing_api, read_api, web_server
 from collector.http.access_control import RequestAuthorizer, Route, make_application
 from collector.http.identity_conflicts import IdentityConflictDetector
+from collector.http.incidents_api import IncidentsApi
 from collector.http.ingest import Ingest
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
+from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.work_limits import limit_memory_arenas, tune_interpreter
 from collector.workloads import job_readings, job_roster
-from railscope import __version__, durable_files, server_connections, service, timestamps
+from railscope import __version__, server_connections, service, timestamps
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
-from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -134,6 +135,13 @@ class Collector:
             averages=job_readings.MeasureAverages(self.settings.straggler_time_constant_seconds),
             wall_ns=self.clock.now_ns,
         )
+        self.diagnosis = DiagnosisService(
+            self.core,
+            self.directory / "diagnosis",
+            self.trail,
+            self.clock.now_ns,
+            lambda: self.live.roster.jobs() if self.live.is_ready else (),
+        )
         self.reading = ReadPool()
         self.quarantine = evidence_records.EvidenceQuarantine()
         limits = self.settings.limits
@@ -205,7 +213,7 @@ class Collector:
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         limit_memory_arenas()
-        lock = self._lock()
+        lock = service.lock_state_directory(self.directory)
         watchdog = asyncio.create_task(service.feed_watchdog())
         try:
             await self._wait_for_space()
@@ -214,6 +222,7 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
+            self.diagnosis.close()
             self.reading.close()
             self.database.close()
             self.log.close()
@@ -300,6 +309,7 @@ class Collector:
             (self.core.log_limit, ingest.log_limit, authorizer.log_limit),
             lambda: [
                 *self.audit.cells(),
+                *(self.diagnosis.cells() if self.settings.diagnosis.enabled else ()),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
             ],
@@ -308,6 +318,7 @@ class Collector:
             self.core,
             own_metrics,
             lambda: self.refresher.views,
+            lambda: self.diagnosis.table,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
             ledger_problem=self.ledger_probe.problem,
@@ -323,6 +334,7 @@ class Collector:
                 lambda: self.refresher.views.jobs, self.core.names_of_gpu
             ).handlers(),
             **audit_api.AuditApi(self.entries, self.reading).handlers(),
+            **IncidentsApi(lambda: self.diagnosis.table).handlers(),
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }
@@ -349,6 +361,8 @@ class Collector:
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
+                if self.settings.diagnosis.enabled:
+                    group.create_task(self.diagnosis.run())
                 for work in (
                     self.access.run(),
                     self.tokens.watch(),
@@ -386,20 +400,6 @@ class Collector:
             "evidence.gap", actor, self.trail.wall_ns(), "failed", data=data
         )
 
-    def _lock(self) -> int:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return durable_files.lock_directory(self.directory)
-        except BlockingIOError as error:
-            message = (
-                f"state_directory {self.directory} is in use by another collector; fix: stop it,"
-                " or set another directory"
-            )
-            raise SettingsError(message) from error
-        except OSError as error:
-            message = f"cannot use state_directory {self.directory}: {error.strerror}"
-            raise SettingsError(message) from error
-
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""
         try:
@@ -429,6 +429,8 @@ class Collector:
         self.clock.open(
             max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
         )
+        if self.settings.diagnosis.enabled:
+            self.diagnosis.open()
         self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)

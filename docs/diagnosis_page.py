@@ -12,8 +12,8 @@ from collector.diagnosis.settings_advice import MAJORITY_SHARE, MIN_MAJORITY, RO
 from collector.diagnosis.signals import SIGNALS
 
 _INTRODUCTION = """\
-`railscope diagnose --captures DIRECTORY` finds the cause, the victims and the evidence of each fault in recorded nodes, and
-`railscope diagnose --frame-log STATE_DIRECTORY --from TIME --to TIME` in the frame log of a collector. Each subdirectory of
+A collector finds the cause, the victims and the evidence of each fault in the frames of its nodes. `railscope diagnose --captures
+DIRECTORY` does the same for recorded nodes, and `railscope diagnose --frame-log STATE_DIRECTORY --from TIME --to TIME` for a range of a collector's frame log. Each subdirectory of
 DIRECTORY is the capture of one node (`railscope agent record`). Switches are read from LLDP, jobs and tenants from the
 claims of the nodes.
 
@@ -34,6 +34,25 @@ warning: slow_receiver: gpu-node-2 ens4f0np0 mlx5_5 0000:5e:00.0 3 leaf-4 Ethern
 4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident.
 
 The speed of a job is the data that it exchanges per second, relative to its past: each step exchanges the same amount.
+
+## In the collector
+
+The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`), with the jobs and tenants of its
+[account](jobs.md). Incidents are shown by:
+
+- `GET /api/v1/incidents`, newest first, at most 200; `?state=open` or `closed`, `?class=`, `?severity=` select.
+  `GET /api/v1/incidents/ID` adds the curves of the evidence: the cause, and the median of all devices of its kind, every 10
+  seconds from 5 minutes before the incident opened. A tenant reads the incidents that touch its jobs, without the jobs, victims and
+  losses of other tenants.
+- [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
+- Events and [audit records](audit.md): each change of an incident.
+
+Open incidents, baselines and the last 1,000 closed incidents are in `diagnosis` of the state directory. After a restart they continue, with
+the same identity; one whose finding does not return within 90 seconds is closed at the time it was last found. The windows
+of the detectors fill again within a minute.
+
+The queue of frames is bounded for each node (8 MiB) and for all (256 MiB); what exceeds it is not diagnosed, and counted in
+`railscope_diagnosis_dropped_envelopes_total`. A node may have 64 findings at a time.
 
 ## Output
 

@@ -26,6 +26,7 @@ from typing import Any, ParamSpec, TextIO, TypeAlias, TypeVar, cast
 
 import structlog
 
+from railscope.durable_files import lock_directory
 from railscope.settings import SettingsError
 from railscope.untrusted_text import printable
 
@@ -89,6 +90,22 @@ def state_directory(settings: Any) -> Path:
     directory = os.environ.get("STATE_DIRECTORY", "")
     is_default = settings.state_directory == type(settings)().state_directory
     return Path(directory if directory and is_default else settings.state_directory)
+
+
+def lock_state_directory(directory: Path) -> int:
+    """Create a state directory and lock it; return the descriptor that holds the lock. Raises SettingsError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return lock_directory(directory)
+    except BlockingIOError as error:
+        message = (
+            f"state_directory {directory} is in use by another collector; fix: stop it,"
+            " or set another directory"
+        )
+        raise SettingsError(message) from error
+    except OSError as error:
+        message = f"cannot use state_directory {directory}: {error.strerror}"
+        raise SettingsError(message) from error
 
 
 log = structlog.get_logger(__name__)

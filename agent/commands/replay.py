@@ -164,13 +164,13 @@ class CaptureReplay:
         if end_ns is not None:
             yield self._read_sources()
 
-    def envelopes(self) -> Iterator[wire.Envelope]:
-        """Yield all frames in envelopes, each schema in the first envelope that uses it."""
+    def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
+        """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""
         sent: set[bytes] = set()
         frames: list[Frame] = []
         for number, sample in enumerate(self.samples(), 1):
             frames += sample
-            if number % SAMPLES_OF_AN_ENVELOPE == 0:
+            if number % samples == 0:
                 yield from self._pack(frames, sent)
                 frames = []
         yield from self._pack(frames, sent)

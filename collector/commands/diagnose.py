@@ -161,7 +161,7 @@ def _time(text: str, default: int) -> int:
 
 
 def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
-    groups = PeerGroups(diagnosis.devices)
+    groups = diagnosis.groups or PeerGroups(diagnosis.devices)
     incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
     seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
     for incident in incidents:
@@ -262,7 +262,7 @@ def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -
                 skipped += 1
                 continue
             schemas[batch.schema] = used
-            diagnosis.add(envelope.node, envelope.run, batch, used, clock)
+            diagnosis.add(envelope.node, envelope.run, batch, schemas.__getitem__, clock)
     if skipped:
         click.echo(f"skipped {skipped} batches without a valid schema", err=True)
 

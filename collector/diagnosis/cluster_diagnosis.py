@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,17 +22,22 @@ from collector.diagnosis import (
     node_detectors,
     settings_advice,
 )
-from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, Incident, IncidentTracker
-from collector.diagnosis.node_readings import Clock, NodeEvent, ReadingsCollector
+from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
+from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Batch, WireSchema
+from railscope.wire import Batch
 
 SLOT_SECONDS = 10
 WINDOW_SLOTS = 3
+MAX_SEEN_EVENTS = 4096
+"""Events of a node by which repeated ones are recognized."""
+
+EventKey: TypeAlias = tuple[str, tuple[str, ...], int]
+"""Identity of an event of a node: name, entity, time since the boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +65,21 @@ class ClusterDiagnosis:
         self.claims = job_groups.ClaimedGpus(tenant_of)
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}
+        self.on_fault: Callable[[str, Exception], None] | None = None
+        """Receives the defect of a detector, by its name, so that the others continue; without it, it is raised."""
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
         self._schemas: dict[tuple[str, str], bytes] = {}
-        self._baselines = findings.Baselines()
         self._progress: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
-        self._groups: job_groups.PeerGroups | None = None
+        self.baselines = findings.Baselines()
+        self.view: findings.DiagnosisView | None = None
+        """View of the last evaluation."""
+        self.groups: job_groups.PeerGroups | None = None
+        """Groups of the devices as of the last evaluation."""
         self._events: list[NodeEvent] = []
+        self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
         self._receipts: list[Receipt] = []
 
@@ -77,13 +88,20 @@ class ClusterDiagnosis:
         for sums in self.devices.sums.values():
             sums.advance(slot)
 
-    def add(self, node: str, run: str, batch: Batch, schema: WireSchema, clock: Clock) -> None:
-        """Add a batch of a node."""
+    def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
+        """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
         if self._schemas.get((node, batch.stream)) != batch.schema and batch.rows:
             self._schemas[node, batch.stream] = batch.schema
-            self.drift.settings.add(clock(batch.wall_ns[0]), node, schema.entities)
-        for node_event in self.readings.add(node, run, batch, schema, clock):
-            self._events.append(node_event)
+            entities = find_schema(batch.schema).entities
+            self.drift.settings.add(clock(batch.wall_ns[0]), node, entities)
+        for node_event in self.readings.add(node, run, batch, find_schema, clock):
+            event, seen_keys = node_event.event, self._seen_events[node]
+            key = (event.name, event.entity.key, event.boot_ns)
+            if key not in seen_keys:
+                seen_keys[key] = None
+                self._events.append(node_event)
+                if len(seen_keys) > MAX_SEEN_EVENTS:
+                    del seen_keys[next(iter(seen_keys))]
 
     def add_event(self, node_event: NodeEvent) -> None:
         """Add an event."""
@@ -102,23 +120,31 @@ class ClusterDiagnosis:
         """Return the end of a slot on the collector's clock."""
         return self.first_ns + (slot + 1) * self.slot_ns
 
-    def evaluate(self, slot: int) -> list[Incident]:
-        """Evaluate the slots up to one; return the incidents that opened or closed."""
+    def evaluate(
+        self, slot: int, running_jobs: Mapping[JobKey, Iterable[str]] | None = None
+    ) -> list[IncidentChange]:
+        """Evaluate the slots up to one; return the changes of incidents.
+
+        `running_jobs` are the GPUs of each job; None: by the claims in the events.
+        """
         now_ns = self.end_of(slot)
         for sums in self.devices.sums.values():
             sums.settle(slot)
         events = self._take_events(now_ns)
-        for node_event in events:
-            self.claims.add(node_event)
+        if running_jobs is None:
+            for node_event in events:
+                self.claims.add(node_event)
         self._recent.append(events)
         self._take_receipts(now_ns)
-        if self._groups is None or self._groups.version != self.devices.version:
-            self._groups = job_groups.PeerGroups(self.devices)
+        if self.groups is None or self.groups.version != self.devices.version:
+            leaf_names = self.groups.leaf_names if self.groups else []
+            self.groups = job_groups.PeerGroups(self.devices, leaf_names)
         signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
-        jobs = job_groups.active_jobs(self.devices, self._groups, self.claims.jobs_at(now_ns))
+        running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
+        jobs = job_groups.active_jobs(self.devices, self.groups, running)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
-        view = findings.DiagnosisView(
-            signals, self._groups, jobs, {}, self._baselines, now_ns, recent, self._waits
+        view = self.view = findings.DiagnosisView(
+            signals, self.groups, jobs, {}, self.baselines, now_ns, recent, self._waits
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
@@ -127,11 +153,14 @@ class ClusterDiagnosis:
             if state.exchange_now >= job_detectors.STALLED_SPEED:
                 self._progress[key] = slot
             state.progress_slot = self._progress.get(key, -1)
+        for of_job in (self._progress, self._waits):
+            for key in of_job.keys() - view.states.keys():
+                del of_job[key]
         with np.errstate(invalid="ignore", divide="ignore"):
             changed = self.tracker.update(view, list(self._findings(view)))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             gaps = {"job_gap": job_detectors.node_gaps(view)}
-            self._baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
+            self.baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
         return changed
 
     def exceeded_limits(self) -> Iterator[str]:
@@ -146,7 +175,16 @@ class ClusterDiagnosis:
             yield f"{self.tracker.ignored_findings} findings ignored: expected at most {MAX_OPEN_PER_CAUSE_NODE} of a node at once"
 
     def _findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-        return chain(
+        for found in self._detectors(view):
+            try:
+                yield from found
+            except Exception as fault:
+                if self.on_fault is None:
+                    raise
+                self.on_fault(getattr(found, "__name__", ""), fault)
+
+    def _detectors(self, view: findings.DiagnosisView) -> tuple[Iterator[findings.Finding], ...]:
+        return (
             network_detectors.slow_receivers(view),
             network_detectors.incast_receivers(view),
             network_detectors.congestion_control_faults(view),

@@ -54,7 +54,13 @@ class ClusterMount:
 
     node: str
     server: str
-    export: str
+    key: tuple[str, ...]
+    """Kind and key of the entity."""
+
+    @property
+    def export(self) -> str:
+        """Name of what is mounted."""
+        return self.key[1]
 
 
 @dataclass(slots=True)
@@ -96,6 +102,34 @@ class ClusterDevices:
         self.mounts: list[ClusterMount] = []
         self.version = 0
         """Changes with every device and every fact that is new."""
+
+    def restore(
+        self,
+        nodes: Iterable[str],
+        nics: Iterable[ClusterNic],
+        gpus: Iterable[ClusterGpu],
+        mounts: Iterable[ClusterMount],
+    ) -> None:
+        """Add the devices of before a restart, with their positions, and without readings."""
+        for name in nodes:
+            self.node(name)
+        for nic in nics:
+            node = self.node(nic.node)
+            position = node.nics[nic.interface] = self.sums[DeviceKind.NIC].add_device()
+            self.nics.append(nic)
+            if nic.device:
+                node.by_rdma_device[nic.device] = position
+            if nic.pci_address:
+                node.nic_by_address[nic.pci_address] = position
+        for gpu in gpus:
+            node = self.node(gpu.node)
+            position = node.gpus[gpu.uuid] = self.sums[DeviceKind.GPU].add_device()
+            self.gpus.append(gpu)
+            if gpu.pci_address:
+                node.gpu_by_address[gpu.pci_address] = position
+        for mount in mounts:
+            self.node(mount.node).mounts[mount.key] = self.sums[DeviceKind.MOUNT].add_device()
+            self.mounts.append(mount)
 
     def node(self, name: str) -> ClusterNode:
         """Return a node, added if it is new."""
@@ -193,5 +227,5 @@ class ClusterDevices:
             is_lustre = whole.name.startswith("lustre")
             server = export if is_lustre or ":/" not in export else export.rpartition(":/")[0]
             node.mounts[key] = self.sums[DeviceKind.MOUNT].add_device()
-            self.mounts.append(ClusterMount(node.name, server, export))
+            self.mounts.append(ClusterMount(node.name, server, key))
         return node.mounts[key]

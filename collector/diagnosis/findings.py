@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -135,6 +135,25 @@ class Baselines:
         if kind in excluded:
             row[excluded[kind]] = np.nan
         self._rows[kind, name].append(row)
+
+    def rows(self) -> dict[str, list[bytes]]:
+        """Return all rows as 32-bit floats, by kind and signal."""
+        return {
+            f"{kind}/{name}": [row.astype("<f4").tobytes() for row in rows]
+            for (kind, name), rows in self._rows.items()
+        }
+
+    def restore(self, rows: Mapping[str, Iterable[bytes]]) -> None:
+        """Continue with the rows of before a restart."""
+        kinds = {str(kind): kind for kind in DeviceKind}
+        for key, found in rows.items():
+            kind, _, name = key.partition("/")
+            if kind in kinds:
+                self._rows[kinds[kind], name].extend(
+                    np.frombuffer(row[: len(row) // 4 * 4], "<f4").astype(np.float64)
+                    for row in found
+                )
+        self._usual.clear()
 
     def usual(
         self, kind: DeviceKind, name: str, count: int, quantile: float | None = None

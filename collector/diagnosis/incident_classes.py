@@ -98,3 +98,12 @@ CLASSES = MappingProxyType(
     | {row[0]: IncidentClass(*row, is_advice=True) for row in _ADVICE_ROWS}
 )
 """All classes by name."""
+
+_AREAS = {
+    "gpu": ("gpu_lost", "gpu_unresponsive", "row_remap", "ecc_uncorrectable", "nvlink_errors", "thermal_straggler", "hw_slowdown", "gpu_straggler", "xid_event"),
+    "job": ("storage_bound", "dataloader_stall", "host_late", "nccl_hang", "job_slowdown"),
+    "node": ("node_down", "agent_partition", "clock_skew"),
+}  # fmt: skip
+
+AREAS = MappingProxyType({name: area for area, names in _AREAS.items() for name in names})
+"""Area of the alerts on symptoms of a class; the others are of the network."""

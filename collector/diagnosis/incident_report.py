@@ -168,7 +168,7 @@ def incident_document(
         jobs=tuple(jobs[:MAX_LISTED]),
         evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
         symptoms=tuple(sorted(incident.symptoms)),
-        lost_gpu_seconds=round(incident.lost_gpu_seconds),
+        lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
         action=kind.action,
         detail=incident.detail,
         limits=_LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),

@@ -6,6 +6,9 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +37,8 @@ WAIT_SLOTS = 12
 """Evaluations for which a symptom waits for its cause."""
 
 ONSET_SLOTS = 6
+MAX_LOSING_SPEED = 0.95
+"""Speed of a job below which it loses time: beyond the noise of a minute."""
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""
 
@@ -43,7 +48,7 @@ class Incident:
     """A fault: its cause, evidence and victims. Times are on the collector's clock; 0 while it lasts."""
 
     incident_id: str
-    incident_class: IncidentClass
+    class_name: str
     cause: Cause
     onset_ns: int
     detected_ns: int
@@ -61,8 +66,35 @@ class Incident:
     symptoms: set[str] = field(default_factory=set)
     victim_nics: set[int] = field(default_factory=set)
     job_speeds: dict[JobKey, float] = field(default_factory=dict)
-    lost_gpu_seconds: float = 0.0
+    lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
+    """Estimate of the lost GPU-seconds by tenant; a job's loss counts for one incident."""
+    tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
+    """Nodes of the jobs that the incident touches, by tenant."""
     last_slot: int = 0
+    subject: str = ""
+    """Identity of a finding whose cause changes; empty if the cause is the identity."""
+
+    @property
+    def incident_class(self) -> IncidentClass:
+        """Class of the incident."""
+        return CLASSES[self.class_name]
+
+
+class ChangeKind(StrEnum):
+    """Kind of a change of an incident."""
+
+    OPENED = "opened"
+    REOPENED = "reopened"
+    ESCALATED = "escalated"
+    EXPLAINED = "explained"
+    CLOSED = "closed"
+
+
+class IncidentChange(NamedTuple):
+    """A change of an incident at an evaluation."""
+
+    kind: ChangeKind
+    incident: Incident
 
 
 @dataclass(slots=True)
@@ -84,27 +116,59 @@ class IncidentTracker:
         self.incidents: list[Incident] = []
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._candidates: dict[tuple[str, Cause | str], _Candidate] = {}
+        self._resumed_slot = -CLOSE_SLOTS
+        self._changes: list[IncidentChange] = []
         self.ignored_findings = 0
 
-    def update(self, view: DiagnosisView, findings: Iterable[Finding]) -> list[Incident]:
-        """Add the findings of an evaluation; return the incidents that opened or closed."""
+    def resume(self, incidents: Iterable[Incident], slot: int) -> None:
+        """Continue with the incidents of before a restart; open ones have time to be found again."""
+        self.incidents, self._resumed_slot = list(incidents), slot
+        for incident in self.incidents:
+            if not incident.ended_ns:
+                finding = Finding(
+                    incident.class_name,
+                    incident.cause,
+                    incident.evidence,
+                    alternatives=incident.alternatives,
+                    parts=incident.parts,
+                    detail=incident.detail,
+                    subject=incident.subject,
+                )
+                last = incident.last_slot
+                key = incident.class_name, incident.subject or incident.cause
+                slots = deque([slot - 1], maxlen=REOPEN_SLOTS)
+                self._candidates[key] = _Candidate(
+                    finding, incident.reach, last, incident.onset_ns, slots, incident
+                )
+
+    def drop_closed(self, max_incidents: int, slot: int) -> list[Incident]:
+        """Drop the oldest closed incidents beyond a number, unless they may return; return them."""
+        excess = max(len(self.incidents) - max_incidents, 0)
+        over = (i for i in self.incidents if i.ended_ns and slot - i.last_slot > REOPEN_SLOTS)
+        dropped = list(islice(over, excess))
+        dropped_ids = {incident.incident_id for incident in dropped}
+        self.incidents = [each for each in self.incidents if each.incident_id not in dropped_ids]
+        return dropped
+
+    def update(self, view: DiagnosisView, findings: Iterable[Finding]) -> list[IncidentChange]:
+        """Take the findings of an evaluation; return the changes of incidents, in their order."""
         slot = view.signals.slot
-        changed: list[Incident | None] = []
+        self._changes = []
         for finding in findings:
             self._add(view, finding, slot)
         present = [each for each in self._candidates.values() if each.slots[-1] == slot]
-        changed.extend(
-            candidate.incident
-            for candidate in sorted(present, key=_rank)
-            if self._conclude(view, candidate, slot)
-        )
+        for candidate in sorted(present, key=_rank):
+            self._conclude(view, candidate, slot)
         for key, candidate in list(self._candidates.items()):
-            if self._expire(candidate, slot):
-                changed.append(candidate.incident)
+            self._expire(candidate, slot)
             if slot - candidate.slots[-1] > REOPEN_SLOTS:
                 del self._candidates[key]
         self._explain_late()
-        return [incident for incident in changed if incident]
+        self._attribute_losses(view)
+        return self._changes
+
+    def _note(self, kind: ChangeKind, incident: Incident) -> None:
+        self._changes.append(IncidentChange(kind, incident))
 
     @property
     def open(self) -> Iterator[Incident]:
@@ -154,24 +218,23 @@ class IncidentTracker:
                 first = slot - back
         return view.timestamp_ns - (slot - first) * self._slot_ns
 
-    def _conclude(self, view: DiagnosisView, candidate: _Candidate, slot: int) -> bool:
-        """Open, reopen or update the incident of a candidate; true if it opened."""
+    def _conclude(self, view: DiagnosisView, candidate: _Candidate, slot: int) -> None:
+        """Open, reopen or update the incident of a candidate."""
         kind = CLASSES[candidate.finding.incident_class]
         recent = sum(each > slot - kind.of_evaluations for each in candidate.slots)
         incident = candidate.incident
-        if incident is not None:
-            opened = bool(incident.ended_ns)
-            if opened and recent < kind.min_evaluations:
-                return False
+        if incident is None:
+            if recent < kind.min_evaluations or self._waits(candidate, kind, slot):
+                return
+            incident = candidate.incident = self._open(view, candidate, kind, slot)
+            self.incidents.append(incident)
+            self._note(ChangeKind.OPENED, incident)
+        elif incident.ended_ns:
+            if recent < kind.min_evaluations:
+                return
             incident.ended_ns = 0
-            self._refresh(view, incident, candidate, slot)
-            return opened
-        if recent < kind.min_evaluations or self._waits(candidate, kind, slot):
-            return False
-        candidate.incident = self._open(view, candidate, kind, slot)
-        self.incidents.append(candidate.incident)
-        self._refresh(view, candidate.incident, candidate, slot)
-        return True
+            self._note(ChangeKind.REOPENED, incident)
+        self._refresh(view, incident, candidate, slot)
 
     def _waits(self, candidate: _Candidate, kind: IncidentClass, slot: int) -> bool:
         """True if an incident explains a candidate, or another candidate still may."""
@@ -203,7 +266,7 @@ class IncidentTracker:
         text = f"{kind.name} {finding.subject or finding.cause} {candidate.onset_ns}"
         return Incident(
             incident_id=hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
-            incident_class=kind,
+            class_name=kind.name,
             cause=finding.cause,
             onset_ns=min(candidate.onset_ns, view.timestamp_ns),
             detected_ns=view.timestamp_ns,
@@ -212,6 +275,7 @@ class IncidentTracker:
             reach=candidate.reach,
             confidence=0.0,
             last_slot=slot,
+            subject=finding.subject,
         )
 
     def _refresh(
@@ -226,7 +290,9 @@ class IncidentTracker:
         )
         incident.affected, incident.gain = finding.affected, finding.gain
         severity = Severity(finding.severity or kind.severity)
-        incident.severity = max(incident.severity, severity, key=list(Severity).index)
+        if list(Severity).index(severity) > list(Severity).index(incident.severity):
+            incident.severity = severity
+            self._note(ChangeKind.ESCALATED, incident)
         incident.alternatives = finding.alternatives or incident.alternatives
         incident.last_slot = slot
         explained = not kind.is_advice and self._slow_jobs(view, incident)
@@ -236,14 +302,9 @@ class IncidentTracker:
     def _slow_jobs(self, view: DiagnosisView, incident: Incident) -> bool:
         for key in incident.reach.jobs:
             state = view.states.get(key)
-            if state is not None and state.speed < 0.95:  # noqa: PLR2004 - beyond the noise of a minute
-                incident.job_speeds[key] = min(
-                    incident.job_speeds.get(key, 1.0), round(state.speed, 3)
-                )
-                seconds = self._slot_ns / SECOND_NS
-                incident.lost_gpu_seconds += (
-                    (1.0 - max(state.speed, 0.0)) * len(state.job.gpus) * seconds
-                )
+            if state is not None and state.speed < MAX_LOSING_SPEED:
+                speed = round(state.speed, 3)
+                incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
         if incident.reach.rails:
             paused = np.flatnonzero(victims(view))
             own_parts = (
@@ -252,14 +313,29 @@ class IncidentTracker:
             incident.victim_nics |= {
                 p for p in paused.tolist() if view.devices.nics[p].rail in incident.reach.rails
             } - own_parts
+        _add_tenants(view, incident)
         return bool(incident.job_speeds)
 
-    def _expire(self, candidate: _Candidate, slot: int) -> bool:
+    def _attribute_losses(self, view: DiagnosisView) -> None:
+        """Add what each slow job loses in this slot to the incident that is its most certain cause."""
+        found = [i for i in self.open if i.last_slot == view.signals.slot and not i.explained_by]
+        cause_of: dict[JobKey, Incident] = {}
+        for incident in sorted(found, key=lambda each: each.confidence):
+            cause_of |= dict.fromkeys(incident.reach.jobs & view.states.keys(), incident)
+        for key, incident in cause_of.items():
+            state = view.states[key]
+            if state.speed < MAX_LOSING_SPEED:
+                seconds = len(state.job.gpus) * self._slot_ns / SECOND_NS
+                lost = incident.lost_gpu_seconds
+                lost[key.tenant] = lost.get(key.tenant, 0.0) + seconds * (1 - max(state.speed, 0))
+
+    def _expire(self, candidate: _Candidate, slot: int) -> None:
         incident = candidate.incident
-        if incident is None or incident.ended_ns or slot - incident.last_slot < CLOSE_SLOTS:
-            return False
-        incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
-        return True
+        if incident is None or incident.ended_ns:
+            return
+        if slot - max(incident.last_slot, self._resumed_slot) >= CLOSE_SLOTS:
+            incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
+            self._note(ChangeKind.CLOSED, incident)
 
     def _explain_late(self) -> None:
         """Link an incident to one that opened after it and explains it."""
@@ -286,8 +362,22 @@ class IncidentTracker:
                     )
                 ):
                     incident.explained_by = other.incident_id
+                    self._note(ChangeKind.EXPLAINED, incident)
                     other.symptoms.add(incident.incident_class.name)
                     break
+
+
+def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
+    """Add the tenants whose jobs an incident touches: slow ones, and those on its devices and victims."""
+    cause, nics = incident.cause, view.devices.nics
+    touched = {*incident.job_speeds, cause.job}
+    nodes = {nics[position].node for position in incident.victim_nics}
+    if cause.kind in {"nic", "node"}:
+        nodes |= incident.reach.nodes
+    for number, job in enumerate(view.jobs):
+        is_on_gpu = cause.kind == "gpu" and view.job_of_gpu[cause.position] == number
+        if is_on_gpu or job.key in touched or not nodes.isdisjoint(job.nodes):
+            incident.tenant_nodes.setdefault(job.key.tenant, set()).update(job.nodes)
 
 
 def _max_gap(finding: Finding) -> int:

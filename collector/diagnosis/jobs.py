@@ -90,7 +90,10 @@ class ActiveJob:
 
 @dataclass
 class PeerGroups:
-    """Groups of devices, as arrays with one number for each device; -1 for none."""
+    """Groups of devices, as arrays with one number for each device; -1 for none.
+
+    `leaf_names` are those of earlier groups: a leaf keeps its number.
+    """
 
     devices: ClusterDevices
     leaf_names: list[str] = field(default_factory=list)
@@ -104,8 +107,10 @@ class PeerGroups:
         self.is_rail = np.array([bool(nic.rail) for nic in nics], np.bool_)
         self.nic_rail = _numbers([nic.rail or "-" for nic in nics])[0]
         names = [nic.switch or (f"rail {nic.rail}" if nic.rail else "") for nic in nics]
-        self.nic_leaf, self.leaf_names = _numbers(names)
-        self.nic_leaf[~self.is_rail] = -1
+        self.nic_leaf, self.leaf_names = _numbers(names, self.leaf_names)
+        is_beyond = self.nic_leaf >= MIN_LEAVES + len(nics)  # neighbours may invent names
+        del self.leaf_names[MIN_LEAVES + len(nics) :]
+        self.nic_leaf[~self.is_rail | is_beyond] = -1
         self.nic_socket = _numbers([f"{nic.node}/{nic.numa_node}" for nic in nics])[0]
         self.nic_pod = self._pods()
 
@@ -148,13 +153,15 @@ class PeerGroups:
         return medians, deviations
 
 
+MIN_LEAVES = 1024
+"""Names of leaves that are kept, in addition to one for each NIC."""
 MIN_PEERS = 3
 MAD_SCALE = 1.4826
 """Deviation of a normal distribution, relative to the median of absolute deviations."""
 
 
-def _numbers(names: Sequence[str]) -> tuple[Positions, list[str]]:
-    order = {name: number for number, name in enumerate(dict.fromkeys(names))}
+def _numbers(names: Sequence[str], before: Sequence[str] = ()) -> tuple[Positions, list[str]]:
+    order = {name: number for number, name in enumerate(dict.fromkeys((*before, *names)))}
     return np.array([order[name] for name in names], np.intp), list(order)
 
 

@@ -32,6 +32,9 @@ for _quantity in QUANTITIES.values():
 Clock = Callable[[int], int]
 """Converts a time of a node's wall clock to the collector's clock."""
 
+FindSchema = Callable[[bytes], WireSchema]
+"""Returns a schema by its hash. Called when the schema of a source changes."""
+
 
 class NodeEvent(NamedTuple):
     """An event of a node, at a time of the collector's clock."""
@@ -86,15 +89,17 @@ class ReadingsCollector:
         return (timestamp_ns - self._first_ns) // self._slot_ns
 
     def add(
-        self, node_name: str, run: str, batch: Batch, schema: WireSchema, clock: Clock
+        self, node_name: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
     ) -> Iterator[NodeEvent]:
         """Add a batch; yield its events."""
         node = self.devices.node(node_name)
         key = (node_name, batch.stream)
         stream = self._streams.get(key)
-        if stream is None or stream.schema != batch.schema:
-            self.devices.add_entities(node, schema.entities)
-        if stream is None or stream.schema != batch.schema or stream.names != node.names:
+        is_changed = stream is None or stream.schema != batch.schema
+        if stream is None or is_changed or stream.names != node.names:
+            schema = find_schema(batch.schema)
+            if is_changed:
+                self.devices.add_entities(node, schema.entities)
             segments = tuple(_segments(self.devices, node, schema))
             width = sum(len(group.entities) for group in schema.groups)
             stream = self._streams[key] = _Stream(batch.schema, segments, width, node.names)

@@ -184,6 +184,8 @@ ROUTES: Collection[Route] = (
     Route("node", "/api/v1/nodes/{node}", _RUNNING),
     Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),
+    Route("incidents", "/api/v1/incidents", _RUNNING, TenantScope.OWN_DATA),
+    Route("incident", "/api/v1/incidents/{incident}", _RUNNING, TenantScope.OWN_DATA),
     Route("jobs", "/api/v1/jobs", _RUNNING, TenantScope.OWN_DATA),
     Route("job", "/api/v1/jobs/{tenant}/{source}/{workload}", _RUNNING, TenantScope.NAMED),
     Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, TenantScope.OWN_DATA),

@@ -21,6 +21,7 @@ from collector.access.credentials import Credential, Role, tenant_account, tenan
 from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.audit.collector_records import AuditTrail
+from collector.diagnosis.incident_table import IncidentTable
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
@@ -202,6 +203,7 @@ class ViewApi:
     core: CollectorState
     metrics: CollectorMetrics
     views: Callable[[], view_refresh.CollectorViews]
+    incidents: Callable[[], IncidentTable] = IncidentTable
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
     ledger_problem: Callable[[], Awaitable[str]] = _no_problem
@@ -232,10 +234,14 @@ class ViewApi:
             cells = tenant_cells(
                 chain(views.tenant.cells, views.jobs.cells(credential.tenant)), credential.tenant
             )
+            cells = chain(cells, self.incidents().cells(credential.tenant))
         else:
             tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
             cells = chain(
-                *(table.cells for table in tables), views.jobs.cells(), self.metrics.cells(views)
+                *(table.cells for table in tables),
+                views.jobs.cells(),
+                self.incidents().cells(),
+                self.metrics.cells(views),
             )
         text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
         text = await service.run_in_thread(render, cells, text_format)
@@ -404,7 +410,7 @@ _LANDING = """<!doctype html>
 <p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
 <a href="/-/ready">ready</a>.</p>
 <ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
-<li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
+<li><a href="/api/v1/incidents">incidents</a><li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
 <li><a href="/api/v1/nodes">nodes</a><li><a href="/api/v1/inventory">inventory</a>
 <li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
 <li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>

@@ -11,7 +11,7 @@ linear in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -83,6 +83,10 @@ class CollectorState:
         default_factory=list
     )
     """Called with every envelope, before its events."""
+    on_new_batches: list[Callable[[segment_files.FrameRecord, Envelope, Sequence[Batch]], None]] = (
+        field(default_factory=list)
+    )
+    """Called with the batches of an envelope that have new frames."""
 
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
@@ -163,6 +167,8 @@ class CollectorState:
             yield
         streams = self.received.run_streams(envelope.node, envelope.run)
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
+        for take_batches in self.on_new_batches:
+            take_batches(record, envelope, [batch for batch, _ in fresh_batches])
         yield from self.evidence.steps(record, envelope, fresh_batches)
         counts = self.counts
         for batch, schema in known_batches:

@@ -21,6 +21,7 @@ from railscope.catalog import (
     gpu_health,
     gpu_sharing,
     host,
+    incidents,
     kernel,
     network,
     nic,
@@ -39,7 +40,7 @@ SUBJECTS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         gpu, gpu_health, gpu_sharing, nvlink, rdma, nic, nic_settings, cabling, pcie, bursts, host, network,
-        storage, sensors, kernel, tenancy, agent, collector, account,
+        storage, sensors, kernel, tenancy, agent, collector, account, incidents,
     )
 }  # fmt: skip
 

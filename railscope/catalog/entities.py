@@ -124,6 +124,14 @@ STRAGGLER = EntityKind("straggler", ("tenant", "source", "workload", "measure", 
 GPU_HOLDER = EntityKind("gpu_holder", ("node", "gpu", "source", "workload"), ("tenant",))
 ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
+INCIDENT = EntityKind("incident", ("incident", "class", "severity", "kind", "node", "device", "rail"))
+"""An incident and its cause: `device` is the interface, the index of the GPU, the switch, the server or the job."""
+INCIDENT_CLASS = EntityKind("incident_class", ("class", "severity"))
+INCIDENT_LOSS = EntityKind("incident_loss", ("tenant", "class"))
+INCIDENT_REACH = EntityKind("incident_reach", ("incident", "class", "area", "node", "rail"))
+"""A node or a rail that an incident touches; the other label is empty."""
+JOB_INCIDENT = EntityKind("job_incident", ("tenant", "source", "workload", "incident", "class", "area"))
+INCIDENT_NAME = EntityKind("incident_name", ("class",))
 FLEET_NODE = EntityKind("fleet_node", ("node",))
 FLEET_GPU = EntityKind("fleet_gpu", ("node", "gpu"))
 INVENTORY_NODE = EntityKind("inventory_node", ("node", "state"))

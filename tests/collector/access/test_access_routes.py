@@ -41,6 +41,9 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
     ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
+    ("GET", "/api/v1/incidents"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/incidents/x"): ("operator auditor tenant", 404),
+    ("GET", "/api/v1/incidents/x/curves"): (ALL, 404),
     ("GET", "/api/v1/jobs"): ("operator auditor tenant", 200),
     ("GET", "/api/v1/jobs?tenant=speech"): ("operator auditor", 200),
     ("GET", "/api/v1/jobs/vision/slurm/1"): ("operator auditor tenant", 404),
@@ -332,7 +335,13 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
     for route in ROUTES:
         assert route.roles, route
         path = route.path.format(
-            node="n1", tenant="vision", period="2026-01", index="x", source="slurm", workload="1"
+            node="n1",
+            tenant="vision",
+            period="2026-01",
+            index="x",
+            source="slurm",
+            workload="1",
+            incident="x",
         )
         if route.name == "audit_entry":
             path = "/api/v1/audit/entries/x"

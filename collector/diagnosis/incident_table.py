@@ -1,0 +1,202 @@
+"""Incidents as the collector publishes them: documents, metrics, and the part of each that a tenant may read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import msgspec
+
+from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.incident_classes import AREAS, Severity
+from collector.diagnosis.incident_report import (
+    EntityDocument,
+    GpuDocument,
+    IncidentDocument,
+    JobDocument,
+    LeafDocument,
+    NicDocument,
+    NodeDocument,
+    StorageDocument,
+)
+from collector.diagnosis.ranking import Reach
+from collector.fleet.view_cells import ViewCell
+from railscope.catalog import incidents as catalog
+from railscope.timestamps import SECOND_NS
+
+MAX_INCIDENT_CELLS = 500
+"""Open incidents with metrics of their own; all are counted."""
+MAX_REACH_CELLS = 5000
+"""Nodes, rails and jobs of open incidents with metrics."""
+OTHER_TENANT = JobDocument("", "", "another tenant's job")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedIncident:
+    """An incident as of its last evaluation.
+
+    `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it touches.
+    """
+
+    document: IncidentDocument
+    onset_ns: int
+    reach: Reach
+    curves: Sequence[EvidenceCurve] = ()
+    tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """True while the incident lasts."""
+        return self.document.ended is None
+
+    @property
+    def is_root(self) -> bool:
+        """True if the incident lasts and no other one explains it."""
+        return self.is_open and self.document.explained_by is None
+
+    def of_tenant(self, tenant: str) -> ReportedIncident | None:
+        """Return what a tenant may read; None if no job of the tenant is touched.
+
+        Of other tenants nothing is named: no job, no node that is only theirs as a victim, no loss.
+        """
+        nodes = self.tenant_nodes.get(tenant)
+        if nodes is None:
+            return None
+        whole = self.document
+        jobs = tuple(job for job in whole.jobs if job.tenant == tenant)
+        nics = [each for each in whole.victims if isinstance(each, NicDocument)]
+        victims = (*(nic for nic in nics if nic.node in nodes), *jobs)
+        lost = self.lost_gpu_seconds.get(tenant, 0.0)
+        cause, curves = whole.cause, self.curves
+        if isinstance(cause, JobDocument) and cause.tenant != tenant:
+            cause, curves = OTHER_TENANT, ()
+        document = msgspec.structs.replace(
+            whole,
+            cause=cause,
+            jobs=jobs,
+            victims=victims,
+            victim_count=len(victims),
+            lost_gpu_seconds=round(lost),
+            evidence=tuple(each for each in whole.evidence if _is_visible(each.device, cause)),
+            detail="",
+        )
+        own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
+        return replace(
+            self,
+            document=document,
+            curves=curves,
+            tenant_nodes=own_nodes,
+            lost_gpu_seconds=losses,
+        )
+
+
+def _is_visible(device: str, cause: EntityDocument) -> bool:
+    """True if evidence is of the cause itself: evidence of other devices may be another tenant's."""
+    if isinstance(cause, NicDocument | GpuDocument | NodeDocument):
+        return device.partition(" ")[0] == cause.node
+    return isinstance(cause, LeafDocument | StorageDocument)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentTable:
+    """All known incidents as of one evaluation, oldest first; a timestamp of 0 stands for none yet."""
+
+    timestamp_ns: int = 0
+    incidents: tuple[ReportedIncident, ...] = ()
+    opened: Mapping[str, int] = field(default_factory=dict)
+    """Incidents opened since the first start of the collector, by class."""
+    lost_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """GPU-seconds lost, by class and tenant."""
+
+    def find(self, number: str) -> ReportedIncident | None:
+        """Return an incident by its identity."""
+        return next((each for each in self.incidents if each.document.id == number), None)
+
+    def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
+        """Yield the metrics of incidents; for a tenant those that touch its jobs."""
+        if not self.timestamp_ns:
+            return
+        reported = self.incidents
+        if tenant is not None:
+            visible = (each.of_tenant(tenant) for each in reported)
+            reported = tuple(each for each in visible if each is not None)
+            yield from _loss_cells({k: v for k, v in self.lost_seconds.items() if k[1] == tenant})
+        else:
+            for name, count in self.opened.items():
+                yield ViewCell(catalog.OPENED, (name,), count)
+            yield from _loss_cells(self.lost_seconds)
+        roots = [each for each in reported if each.is_root]
+        counts = Counter((each.document.incident_class, each.document.severity) for each in roots)
+        for labels, count in sorted(counts.items()):
+            yield ViewCell(catalog.INCIDENTS, labels, count)
+        worst_first = sorted(roots, key=_urgency)
+        for each in worst_first[:MAX_INCIDENT_CELLS]:
+            yield _incident_cell(each)
+        touching = [each for each in worst_first if each.document.severity != Severity.INFO]
+        if tenant is None:
+            yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
+        yield from islice(_job_cells(touching, tenant), MAX_REACH_CELLS)
+
+
+def _loss_cells(lost: Mapping[tuple[str, str], float]) -> Iterator[ViewCell]:
+    for (name, tenant), seconds in sorted(lost.items()):
+        yield ViewCell(catalog.LOST_TIME, (tenant, name), round(seconds))
+
+
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
+
+
+def _urgency(incident: ReportedIncident) -> tuple[int, int]:
+    return _ORDER[incident.document.severity], incident.onset_ns
+
+
+def _incident_cell(incident: ReportedIncident) -> ViewCell:
+    document = incident.document
+    labels = (document.id, document.incident_class, document.severity)
+    cause = cause_labels(document.cause)
+    return ViewCell(catalog.ONSET, (*labels, *cause), incident.onset_ns / SECOND_NS)
+
+
+def cause_labels(cause: EntityDocument) -> tuple[str, str, str, str]:
+    """Return kind, node, device and rail of a cause; what it does not have is empty."""
+    match cause:
+        case NicDocument():
+            return "nic", cause.node, cause.interface, _text(cause.rail)
+        case GpuDocument():
+            return "gpu", cause.node, _text(cause.index) or cause.uuid, ""
+        case NodeDocument():
+            return "node", cause.node, "", ""
+        case LeafDocument():
+            return "leaf", "", cause.switch, _text(cause.rail)
+        case StorageDocument():
+            return "storage", "", cause.server, ""
+    return "job", "", cause.workload, ""
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
+    """Yield the nodes and rails that incidents touch: alerts on symptoms there are inhibited."""
+    for incident in incidents:
+        labels = _reach_labels(incident)
+        for node in sorted(incident.reach.nodes.union(*incident.tenant_nodes.values())):
+            yield ViewCell(catalog.REACH, (*labels, node, ""), 1)
+        for rail in sorted(incident.reach.rails - {""}):
+            yield ViewCell(catalog.REACH, (*labels, "", rail), 1)
+
+
+def _job_cells(incidents: Iterable[ReportedIncident], tenant: str | None) -> Iterator[ViewCell]:
+    for incident in incidents:
+        for key in sorted(incident.reach.jobs):
+            if tenant in {None, key.tenant}:
+                yield ViewCell(catalog.JOB_REACH, (*key, *_reach_labels(incident)), 1)
+
+
+def _reach_labels(incident: ReportedIncident) -> tuple[str, str, str]:
+    name = incident.document.incident_class
+    return incident.document.id, name, AREAS.get(name, "network")

@@ -1,0 +1,120 @@
+"""State of the diagnosis that survives a restart: devices with their positions, incidents, totals, baselines.
+
+Sums of slots are not saved: windows fill again within a minute. Two documents: the incidents, written at every change,
+and the baselines, which are large and change slowly. Positions are those of the devices of the first document;
+devices are only ever added, so older baselines fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
+from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incidents import Incident
+from collector.diagnosis.jobs import PeerGroups
+
+VERSION = 1
+
+
+class SavedStateError(ValueError):
+    """A saved state cannot be used; the message states the reason."""
+
+
+class PendingRecord(msgspec.Struct, frozen=True):
+    """Change of an incident that is not in the audit log yet."""
+
+    incident: str
+    kind: str
+    timestamp_ns: int
+
+
+class SavedIncident(msgspec.Struct):
+    """An incident, its curves, and the state of which the webhook was notified."""
+
+    incident: Incident
+    curves: list[EvidenceCurve] = []
+    notified: str = ""
+
+
+class SavedDiagnosis(msgspec.Struct, kw_only=True):
+    """Incidents and devices; `slot` is the last one that was evaluated."""
+
+    version: int = VERSION
+    first_ns: int
+    slot: int
+    nodes: list[str]
+    nics: list[ClusterNic]
+    gpus: list[ClusterGpu]
+    mounts: list[ClusterMount]
+    leaf_names: list[str]
+    incidents: list[SavedIncident]
+    opened: dict[str, int] = {}
+    """Incidents opened since the first start, by class."""
+    lost_seconds: list[tuple[str, str, float]] = []
+    """Class, tenant and GPU-seconds lost to dropped incidents."""
+    pending: list[PendingRecord] = []
+
+
+class SavedBaselines(msgspec.Struct, kw_only=True):
+    """Rows of the baselines; `first_ns` is that of the diagnosis whose positions they have."""
+
+    version: int = VERSION
+    first_ns: int
+    rows: dict[str, list[bytes]]
+
+
+def decode_diagnosis(content: bytes) -> SavedDiagnosis:
+    """Decode a saved state. Raises SavedStateError."""
+    try:
+        saved = msgspec.msgpack.decode(content, type=SavedDiagnosis)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"invalid state of the diagnosis: {error}"
+        raise SavedStateError(message) from error
+    if saved.version != VERSION:
+        message = f"invalid state of the diagnosis: version {saved.version}: expected {VERSION}"
+        raise SavedStateError(message)
+    if problem := next(_problems(saved), ""):
+        message = f"invalid state of the diagnosis: {problem}"
+        raise SavedStateError(message)
+    return saved
+
+
+def _problems(saved: SavedDiagnosis) -> Iterator[str]:
+    """Yield what would make the state inconsistent: positions of no device, classes of another version."""
+    counts = {"nic": len(saved.nics), "gpu": len(saved.gpus), "leaf": len(saved.leaf_names)}
+    for each in saved.incidents:
+        incident = each.incident
+        if incident.class_name not in CLASSES:
+            yield f"unknown class {incident.class_name!r}"
+        if incident.cause.position >= counts.get(incident.cause.kind, 1):
+            yield f"unknown {incident.cause.kind} {incident.cause.position}"
+        if any(position >= counts["nic"] for position in incident.victim_nics):
+            yield f"unknown victim of {incident.incident_id}"
+
+
+def decode_baselines(content: bytes) -> SavedBaselines:
+    """Decode saved baselines. Raises SavedStateError."""
+    try:
+        saved = msgspec.msgpack.decode(content, type=SavedBaselines)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"invalid baselines of the diagnosis: {error}"
+        raise SavedStateError(message) from error
+    if saved.version != VERSION:
+        message = f"invalid baselines of the diagnosis: version {saved.version}: expected {VERSION}"
+        raise SavedStateError(message)
+    return saved
+
+
+def resume(saved: SavedDiagnosis, slots: int, slot: int) -> ClusterDiagnosis:
+    """Return a diagnosis that continues a saved one with a slot."""
+    diagnosis = ClusterDiagnosis(saved.first_ns, slots)
+    diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
+    diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
+    diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)
+    diagnosis.begin(slot)
+    return diagnosis

@@ -1,0 +1,340 @@
+"""The diagnosis of a running collector with its queue of frames and its files.
+
+The event loop fills the queue and reads the last table of incidents; the engine and the files belong to one thread
+at a time. The incidents are saved at every change, and each minute with what they cost; the baselines every ten minutes
+and at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from collector.diagnosis import saved_state
+from collector.diagnosis.cluster_diagnosis import (
+    SLOT_SECONDS,
+    WINDOW_SLOTS,
+    ClusterDiagnosis,
+    Receipt,
+)
+from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
+from collector.diagnosis.incident_report import incident_document
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.diagnosis.incidents import ChangeKind, Incident, IncidentChange
+from collector.diagnosis.jobs import PeerGroups
+from collector.work_limits import LogRateLimit
+from collector.workloads.job_roster import JobKey
+from railscope import durable_files
+from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.wire import Batch, WireSchema
+
+log = structlog.get_logger(__name__)
+
+SLOT_NS = SLOT_SECONDS * SECOND_NS
+GRACE_NS = 3 * SECOND_NS
+"""Wait after a slot for the frames of its last seconds."""
+KEPT_SLOTS = 36
+MAX_SLOTS_LATE = 6
+"""Slots that are evaluated late; after a longer interruption the others are left out."""
+MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
+MAX_EVENT_AGE_NS = HOUR_NS
+"""Age at receipt above which an event no longer opens an incident."""
+MAX_CURVED = 100
+"""Incidents with curves."""
+MAX_PENDING = 10_000
+MAX_INCIDENTS = 1000
+"""Incidents that are kept; open ones always are."""
+BASELINES_EVERY_SLOTS = 60
+SAVE_EVERY_SLOTS = 6
+STATE_FILE, BASELINES_FILE = "incidents", "baselines"
+
+ResultT = TypeVar("ResultT")
+
+
+class QueuedBatches(NamedTuple):
+    """New frames of one envelope; `offset_ns` is the node's clock minus the collector's."""
+
+    node: str
+    run: str
+    received_ns: int
+    offset_ns: int
+    batches: Sequence[Batch]
+
+
+@dataclass(slots=True)
+class BatchQueue:
+    """New frames since the last evaluation, bounded for each node and for all."""
+
+    items: list[QueuedBatches] = field(default_factory=list)
+    dropped: int = 0
+    _bytes: int = 0
+    _bytes_of: Counter[str] = field(default_factory=Counter)
+
+    def put(self, item: QueuedBatches) -> None:
+        """Add the new batches of an envelope, unless the queue is full."""
+        size = sum(len(each.base) + len(each.steps) + len(each.reasons) for each in item.batches)
+        node_bytes = self._bytes_of[item.node] + size
+        if node_bytes > MAX_NODE_QUEUE_BYTES or self._bytes + size > MAX_QUEUE_BYTES:
+            self.dropped += 1
+            return
+        self._bytes += size
+        self._bytes_of[item.node] = node_bytes
+        self.items.append(item)
+
+    def take(self) -> list[QueuedBatches]:
+        """Return all items and forget them."""
+        taken, self.items = self.items, []
+        self._bytes = 0
+        self._bytes_of.clear()
+        return taken
+
+
+@dataclass(slots=True)
+class DiagnosisEngine:
+    """The diagnosis with its files; used by one thread at a time."""
+
+    directory: Path
+    find_schema: Callable[[bytes], WireSchema]
+    table: IncidentTable = field(default_factory=IncidentTable)
+    pending: list[saved_state.PendingRecord] = field(default_factory=list)
+    """Changes that are not in the audit log yet."""
+    notified: dict[str, str] = field(default_factory=dict)
+    """State of which the webhook was notified, by incident."""
+    failures: int = 0
+    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    _diagnosis: ClusterDiagnosis | None = None
+    _next_slot: int = 0
+    _opened: Counter[str] = field(default_factory=Counter)
+    _dropped_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """GPU-seconds lost to incidents that were dropped, by class and tenant."""
+    _curves: dict[str, list[EvidenceCurve]] = field(default_factory=dict)
+    _reported: dict[str, ReportedIncident] = field(default_factory=dict)
+    _unsaved: bool = False
+
+    @property
+    def ignored_findings(self) -> int:
+        """Findings beyond the bound of their node."""
+        return self._diagnosis.tracker.ignored_findings if self._diagnosis else 0
+
+    def next_ns(self, now_ns: int) -> int:
+        """Return the time of the next evaluation."""
+        if self._diagnosis is None:
+            return now_ns
+        return self._diagnosis.end_of(self._next_slot) + GRACE_NS
+
+    # Files -------------------------------------------------------------------------------------
+
+    def open(self, now_ns: int) -> None:
+        """Continue with the saved state, if it can be used. Blocking; raises OSError."""
+        durable_files.make_directory(self.directory)
+        durable_files.delete_partial_files(self.directory)
+        try:
+            saved = self._read(STATE_FILE, saved_state.decode_diagnosis)
+            slot = (now_ns - saved.first_ns) // SLOT_NS if saved else 0
+            if saved and slot >= saved.slot:
+                self._resume(saved, slot)
+            elif saved:
+                message = "the clock is before the last evaluation"
+                raise saved_state.SavedStateError(message)  # noqa: TRY301 - reported as a damaged one
+            baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
+            if self._diagnosis and baselines and baselines.first_ns == self._diagnosis.first_ns:
+                self._diagnosis.baselines.restore(baselines.rows)
+        except saved_state.SavedStateError as error:
+            log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
+        if self._diagnosis is None:
+            self._diagnosis = ClusterDiagnosis(now_ns // SLOT_NS * SLOT_NS, KEPT_SLOTS)
+        self._diagnosis.has_receipts = True
+        self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
+        self._next_slot = self._diagnosis.readings.slot_of(now_ns)
+        self._publish(self._diagnosis)
+
+    def _read(self, name: str, decode: Callable[[bytes], ResultT]) -> ResultT | None:
+        """Return the content of a file, None without one; a damaged one is renamed."""
+        path = self.directory / name
+        if not path.exists():
+            return None
+        try:
+            return decode(path.read_bytes())
+        except saved_state.SavedStateError:
+            path.replace(path.with_name(name + durable_files.DAMAGED))
+            raise
+
+    def _resume(self, saved: saved_state.SavedDiagnosis, slot: int) -> None:
+        self._diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot)
+        self._opened.update(saved.opened)
+        self._dropped_seconds.update({(name, tenant): n for name, tenant, n in saved.lost_seconds})
+        self.pending = list(saved.pending)
+        self.notified = {each.incident.incident_id: each.notified for each in saved.incidents}
+        self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
+
+    def save(self) -> None:
+        """Write the incidents, durable on return. Blocking; raises OSError."""
+        diagnosis = self._diagnosis
+        if diagnosis is None:
+            return
+        devices, groups = diagnosis.devices, diagnosis.groups
+        saved = saved_state.SavedDiagnosis(
+            first_ns=diagnosis.first_ns,
+            slot=self._next_slot - 1,
+            nodes=devices.node_names,
+            nics=devices.nics,
+            gpus=devices.gpus,
+            mounts=devices.mounts,
+            leaf_names=groups.leaf_names if groups else [],
+            incidents=[
+                saved_state.SavedIncident(
+                    incident,
+                    self._curves.get(incident.incident_id, []),
+                    self.notified.get(incident.incident_id, ""),
+                )
+                for incident in diagnosis.tracker.incidents
+            ],
+            opened=dict(self._opened),
+            lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
+            pending=self.pending,
+        )
+        content = msgspec.msgpack.encode(saved)
+        durable_files.write_durably(self.directory / STATE_FILE, content)
+        self._unsaved = False
+
+    def save_all(self) -> None:
+        """Write the incidents and the baselines, whose positions refer to them. Blocking; raises OSError."""
+        self.save()
+        if self._diagnosis is not None:
+            rows = self._diagnosis.baselines.rows()
+            saved = saved_state.SavedBaselines(first_ns=self._diagnosis.first_ns, rows=rows)
+            content = msgspec.msgpack.encode(saved)
+            durable_files.write_durably(self.directory / BASELINES_FILE, content)
+
+    # Evaluation --------------------------------------------------------------------------------
+
+    def process(
+        self, items: Iterable[QueuedBatches], jobs: Mapping[JobKey, Sequence[str]], now_ns: int
+    ) -> list[IncidentChange]:
+        """Add frames, evaluate the slots that have ended, save; return the changes. Blocking."""
+        diagnosis = self._diagnosis
+        assert diagnosis is not None  # noqa: S101 - `open` comes first
+        last_slot = diagnosis.readings.slot_of(now_ns - GRACE_NS) - 1
+        diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
+        for item in items:
+            self._add(diagnosis, item)
+        diagnosis.readings.sample_slots.clear()
+        diagnosis.arrange()
+        changes: list[IncidentChange] = []
+        for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
+            try:
+                changes += diagnosis.evaluate(slot, jobs)
+                self._extend_curves(diagnosis)
+            except Exception as fault:  # noqa: BLE001 - the next evaluation may succeed; it is counted
+                self._report("evaluation", fault)
+            self._next_slot = slot + 1
+        self._next_slot = max(self._next_slot, last_slot + 1)
+        self._note(diagnosis, changes, now_ns)
+        self._publish(diagnosis)
+        self._unsaved = self._unsaved or bool(changes)
+        self._save_if_due()
+        return changes
+
+    def _add(self, diagnosis: ClusterDiagnosis, item: QueuedBatches) -> None:
+        """Add the frames of an envelope; none is placed after its receipt."""
+        received_ns, offset_ns = item.received_ns, item.offset_ns
+
+        def clock(wall_ns: int) -> int:
+            return min(wall_ns - offset_ns, received_ns)
+
+        diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
+        oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
+        for batch in item.batches:
+            events = tuple(event for event in batch.events if event.wall_ns >= oldest_ns)
+            recent = batch
+            if len(events) < len(batch.events):
+                recent = msgspec.structs.replace(batch, events=events)
+            try:
+                diagnosis.add(item.node, item.run, recent, self.find_schema, clock)
+            except Exception as fault:  # noqa: BLE001 - one node must not end the diagnosis of the others; it is counted
+                self._report(f"frames of {item.node}", fault)
+
+    def _report(self, part: str, fault: Exception) -> None:
+        """Count a failure, and log the first of each minute with its origin."""
+        self.failures += 1
+        repetitions = self.log_limit.count_repetitions(part)
+        if repetitions is not None:
+            log.error(
+                "diagnosis_failed",
+                part=part,
+                problem=f"{type(fault).__name__}: {fault}",
+                repetitions=repetitions,
+                exc_info=fault,
+            )
+
+    def _extend_curves(self, diagnosis: ClusterDiagnosis) -> None:
+        open_incidents = [each for each in diagnosis.tracker.open if not each.explained_by]
+        for incident in open_incidents[:MAX_CURVED]:
+            if diagnosis.view is not None:
+                curves = self._curves.setdefault(incident.incident_id, [])
+                extend_curves(curves, diagnosis.view, incident)
+
+    def _note(
+        self, diagnosis: ClusterDiagnosis, changes: Iterable[IncidentChange], now_ns: int
+    ) -> None:
+        """Count and queue changes, and drop the oldest closed incidents."""
+        for change in changes:
+            self._opened[change.incident.class_name] += change.kind is ChangeKind.OPENED
+            record = saved_state.PendingRecord(change.incident.incident_id, change.kind, now_ns)
+            self.pending.append(record)
+        if len(self.pending) > MAX_PENDING:
+            log.error("incident_records_lost", records=len(self.pending) - MAX_PENDING)
+            del self.pending[:-MAX_PENDING]
+        for incident in diagnosis.tracker.drop_closed(MAX_INCIDENTS, self._next_slot):
+            for tenant, seconds in incident.lost_gpu_seconds.items():
+                key = incident.class_name, tenant
+                self._dropped_seconds[key] = self._dropped_seconds.get(key, 0.0) + seconds
+            for table in (self._reported, self._curves, self.notified):
+                table.pop(incident.incident_id, None)
+        for number in [*self._curves][:-MAX_CURVED]:
+            if self._reported[number].document.ended:
+                del self._curves[number]
+
+    def _publish(self, diagnosis: ClusterDiagnosis) -> None:
+        lost = defaultdict(float, self._dropped_seconds)
+        reported = []
+        for incident in diagnosis.tracker.incidents:
+            before = self._reported.get(incident.incident_id)
+            if before is None or before.is_open or not incident.ended_ns:
+                before = self._reported[incident.incident_id] = self._report_of(diagnosis, incident)
+            reported.append(before)
+            for tenant, seconds in incident.lost_gpu_seconds.items():
+                lost[incident.class_name, tenant] += seconds
+        end_ns = diagnosis.end_of(self._next_slot - 1)
+        self.table = IncidentTable(end_ns, tuple(reported), dict(self._opened), dict(lost))
+
+    def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:
+        groups = diagnosis.groups or PeerGroups(diagnosis.devices)
+        seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
+        return ReportedIncident(
+            incident_document(incident, diagnosis.devices, groups, seconds),
+            incident.onset_ns,
+            incident.reach,
+            tuple(
+                EvidenceCurve(curve.signal, curve.unit, list(curve.points))
+                for curve in self._curves.get(incident.incident_id, ())
+            ),
+            {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
+            dict(incident.lost_gpu_seconds),
+        )
+
+    def _save_if_due(self) -> None:
+        """Save at each change, and periodically what lasts. A failure is repeated with the next evaluation."""
+        try:
+            if self._next_slot % BASELINES_EVERY_SLOTS == 0:
+                self.save_all()
+            elif self._unsaved or self._next_slot % SAVE_EVERY_SLOTS == 0:
+                self.save()
+        except OSError as error:
+            self._report("state directory", error)

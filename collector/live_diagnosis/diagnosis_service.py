@@ -1,0 +1,177 @@
+"""The diagnosis as a part of the collector: evaluated every 10 seconds in a thread, recorded, and published.
+
+Every change of an incident becomes an event and an audit record. A change is saved before it is recorded, and
+is recorded again after a crash between both: the incident, the kind of the change and its time identify it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.audit.collector_records import AuditTrail
+from collector.audit.event_records import normalize_text
+from collector.audit.log_writer import LogWriteError
+from collector.diagnosis.incident_report import GpuDocument, IncidentDocument
+from collector.diagnosis.incident_table import IncidentTable, cause_labels
+from collector.diagnosis.saved_state import PendingRecord
+from collector.fleet.fleet import SeenEvent
+from collector.fleet.view_cells import ViewCell
+from collector.framelog.segment_files import FrameRecord
+from collector.ledger.audit_outbox import RecordDraft
+from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
+from collector.state.collector_state import CollectorState
+from collector.workloads.job_roster import RunningJob
+from railscope import service
+from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
+from railscope.catalog import incidents as catalog
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Batch, Envelope, WireEntity, WireEvent
+
+log = structlog.get_logger(__name__)
+
+MAX_WAIT_SECONDS = 10.0
+
+_RECORD_TYPES = {
+    "opened": "evidence.incident_open",
+    "reopened": "evidence.incident_open",
+    "closed": "evidence.incident_close",
+}
+_UPDATE_TYPE = "evidence.incident_update"
+
+
+@dataclass(slots=True)
+class DiagnosisService:
+    """Evaluates the diagnosis periodically, and records what changes."""
+
+    core: CollectorState
+    directory: Path
+    trail: AuditTrail
+    wall_ns: Callable[[], int]
+    jobs: Callable[[], Iterable[RunningJob]]
+    """Running jobs; none while they are unknown."""
+    queue: BatchQueue = field(default_factory=BatchQueue)
+    duration_ns: int = 0
+    engine: DiagnosisEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create the engine."""
+        self.engine = DiagnosisEngine(self.directory, self.core.schemas.read)
+
+    @property
+    def table(self) -> IncidentTable:
+        """Incidents as of the last evaluation."""
+        return self.engine.table
+
+    def open(self) -> None:
+        """Read the saved state. Blocking; raises OSError."""
+        self.engine.open(self.wall_ns())
+
+    def close(self) -> None:
+        """Save the state. Blocking."""
+        try:
+            self.engine.save_all()
+        except OSError as error:
+            log.error("incidents_not_saved", directory=str(self.directory), problem=str(error))
+
+    def add(self, record: FrameRecord, envelope: Envelope, batches: Sequence[Batch]) -> None:
+        """Queue the new batches of an envelope."""
+        received_ns = record.received_wall_ns
+        offset_ns = record.sent.wall_ns - received_ns
+        self.queue.put(QueuedBatches(envelope.node, envelope.run, received_ns, offset_ns, batches))
+
+    async def run(self) -> None:
+        """Evaluate until cancelled."""
+        self.core.on_new_batches.append(self.add)
+        while True:
+            await self.record_changes()
+            now_ns = self.wall_ns()
+            wait_seconds = (self.engine.next_ns(now_ns) - now_ns) / SECOND_NS
+            await asyncio.sleep(min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS))
+            await self.evaluate()
+
+    async def evaluate(self) -> None:
+        """Evaluate the slots that have ended."""
+        started = time.perf_counter_ns()
+        jobs = {job.key: [place.gpu for place in job.places] for job in self.jobs()}
+        changes = await service.run_in_thread(
+            self.engine.process, self.queue.take(), jobs, self.wall_ns()
+        )
+        self.duration_ns = time.perf_counter_ns() - started
+        for change in changes:
+            reported = self.table.find(change.incident.incident_id)
+            if reported is not None:
+                document, now_ns = reported.document, self.table.timestamp_ns
+                facts = {"change": str(change.kind), **_facts(document)}
+                entity = WireEntity("incident", (document.id,))
+                event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
+                self.core.add_event(SeenEvent(cause_labels(document.cause)[1], "", event))
+                log.info(
+                    "incident_changed",
+                    change=str(change.kind),
+                    incident=document.id,
+                    incident_class=document.incident_class,
+                    severity=document.severity,
+                    node=facts["node"],
+                    device=facts["device"],
+                )
+
+    async def record_changes(self) -> None:
+        """Record pending changes in the audit log; those that it does not accept now are tried again."""
+        pending = self.engine.pending
+        while pending:
+            try:
+                await self.trail.log.append(self._draft(pending[0]))
+            except LogWriteError:
+                return
+            except RecordError as error:
+                self.trail.lost_records += 1
+                log.error("incident_not_recorded", incident=pending[0].incident, problem=str(error))
+            pending.pop(0)
+
+    def _draft(self, pending: PendingRecord) -> RecordDraft:
+        kind = _RECORD_TYPES.get(pending.kind, _UPDATE_TYPE)
+        data: RecordData = {"change": pending.kind, "incident": pending.incident}
+        subject = RecordSubject()
+        reported = self.table.find(pending.incident)
+        if reported is not None:
+            document = reported.document
+            data |= {name: normalize_text(text) for name, text in _facts(document).items()}
+            gpu = document.cause.uuid if isinstance(document.cause, GpuDocument) else ""
+            node = cause_labels(document.cause)[1]
+            subject = RecordSubject(normalize_text(node), normalize_text(gpu))
+        actor = RecordActor("collector", self.trail.log.source.id)
+        return RecordDraft(kind, actor, pending.timestamp_ns, "seen", subject, data)
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the metrics of the diagnosis itself."""
+        engine = self.engine
+        yield ViewCell(catalog.DIAGNOSIS_DROPPED, (), self.queue.dropped)
+        yield ViewCell(catalog.DIAGNOSIS_FAULTS, (), engine.failures)
+        yield ViewCell(catalog.FINDINGS_IGNORED, (), engine.ignored_findings)
+        if self.duration_ns:
+            age_ns = max(self.wall_ns() - self.table.timestamp_ns, 0)
+            yield ViewCell(catalog.EVALUATION_TIME, (), self.duration_ns / SECOND_NS)
+            yield ViewCell(catalog.EVALUATION_AGE, (), age_ns / SECOND_NS)
+
+
+def _facts(document: IncidentDocument) -> dict[str, str]:
+    """Return what events and audit records state about an incident."""
+    kind, node, device, rail = cause_labels(document.cause)
+    return {
+        "class": document.incident_class,
+        "severity": document.severity,
+        "cause": kind,
+        "node": node,
+        "device": device,
+        "rail": rail,
+        "onset": document.onset,
+        "confidence": str(document.confidence),
+        "ended": document.ended or "",
+        "explained_by": document.explained_by or "",
+    }

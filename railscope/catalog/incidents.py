@@ -1,0 +1,24 @@
+"""Incidents that the diagnosis of the collector found, and the diagnosis itself.
+
+Incidents that another one explains have no metrics; the API lists them.
+"""
+
+# fmt: off
+from railscope.catalog import declare, entities
+from railscope.catalog.collector import START
+
+_DIAGNOSIS = declare.MetricTable(entities.CLUSTER, resets=START, detail=declare.BASIC)
+FIRST_START = "Counts from the first start of the collector."
+
+INCIDENTS = _DIAGNOSIS.gauge("railscope_incidents", "Open incidents that no other one explains, by class and severity; no series while there are none.", "diagnosis", about=entities.INCIDENT_CLASS)
+ONSET = _DIAGNOSIS.gauge("railscope_incident_onset_timestamp_seconds", "Onset of an open incident that no other one explains, with its cause in the labels; of the 500 most severe and oldest.", "diagnosis", about=entities.INCIDENT)
+REACH = _DIAGNOSIS.gauge("railscope_incident_reach", "1 for each node and rail that an open incident touches, except advice; at most 5000.", "diagnosis", about=entities.INCIDENT_REACH)
+JOB_REACH = _DIAGNOSIS.gauge("railscope_job_incident", "1 for each job that an open incident touches, except advice; at most 5000.", "diagnosis", about=entities.JOB_INCIDENT)
+OPENED = _DIAGNOSIS.counter("railscope_incidents_opened_total", "Incidents opened, those explained later included.", "diagnosis", about=entities.INCIDENT_NAME, resets=FIRST_START)
+LOST_TIME = _DIAGNOSIS.counter("railscope_tenant_incident_lost_gpu_seconds_total", "Estimated GPU-seconds that jobs of the tenant lost to incidents of a class, by what they exchange relative to their past; a job's loss counts for one incident.", "diagnosis", about=entities.INCIDENT_LOSS, resets=FIRST_START)
+EVALUATION_TIME = _DIAGNOSIS.gauge("railscope_diagnosis_evaluation_seconds", "Duration of the last evaluation, reading of its frames included.", "diagnosis", scale=declare.NANO)
+EVALUATION_AGE = _DIAGNOSIS.gauge("railscope_diagnosis_age_seconds", "Time since the end of the last evaluated slot of 10 seconds.", "diagnosis", scale=declare.NANO)
+DIAGNOSIS_FAULTS = _DIAGNOSIS.counter("railscope_diagnosis_failures_total", "Envelopes and evaluations that the diagnosis could not process because of a defect; the log names them.", "diagnosis")
+DIAGNOSIS_DROPPED = _DIAGNOSIS.counter("railscope_diagnosis_dropped_envelopes_total", "Envelopes that the diagnosis did not use because its queue was full; all other uses of the frames are unaffected.", "diagnosis")
+FINDINGS_IGNORED = _DIAGNOSIS.counter("railscope_diagnosis_ignored_findings_total", "Findings beyond the 64 that one node may have at a time.", "diagnosis")
+WEBHOOK_FAILURES = _DIAGNOSIS.counter("railscope_incident_webhook_failures_total", "Notifications that the webhook did not accept; they are repeated.", "diagnosis")

@@ -1,0 +1,269 @@
+"""Diagnosis of a running collector: frames as they arrive, restarts, records, and what each reader sees."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from running_collector import RunningCollector, run_collector, settings_in
+
+from agent.commands.replay import CaptureReplay
+from agent.config import AgentSettings
+from collector.access.credentials import digest_token
+from collector.config import DiagnosisSettings
+from collector.diagnosis.incident_report import JobDocument, NicDocument
+from collector.diagnosis.incidents import ChangeKind, IncidentChange
+from collector.live_diagnosis import diagnosis_engine
+from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
+from collector.live_diagnosis.diagnosis_service import DiagnosisService
+from collector.workloads.job_roster import JobKey
+from railscope.audit.record import decode_audit_record
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Envelope, WireSchema, schema_hash
+
+STEP_NS = 10 * SECOND_NS
+DELAY_NS = SECOND_NS // 5
+OFFSET_NS = -3 * SECOND_NS
+"""The nodes' clocks are behind the collector's."""
+
+
+@dataclass
+class ArrivingFrames:
+    """Frames of recorded nodes, as a collector receives them: one sample in each envelope."""
+
+    envelopes: list[tuple[int, Envelope]] = field(default_factory=list)
+    schemas: dict[bytes, WireSchema] = field(default_factory=dict)
+    jobs: dict[JobKey, list[str]] = field(default_factory=dict)
+
+    def read(self, captures: Path) -> None:
+        """Read all captures."""
+        for directory in sorted(path for path in captures.iterdir() if path.is_dir()):
+            for envelope in CaptureReplay(directory, AgentSettings()).envelopes(1):
+                self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+                received_ns = envelope.batches[0].wall_ns[-1] - OFFSET_NS + DELAY_NS
+                self.envelopes.append((received_ns, envelope))
+                for event in (event for batch in envelope.batches for event in batch.events):
+                    if event.name == "claim_start":
+                        facts = event.facts
+                        key = JobKey("physics", facts["source"], facts["workload"])
+                        self.jobs.setdefault(key, []).append(event.entity.key[0])
+        self.envelopes.sort(key=lambda each: each[0])
+
+    @property
+    def start_ns(self) -> int:
+        """Time of the first receipt."""
+        return self.envelopes[0][0]
+
+    def between(self, from_ns: int, to_ns: int) -> list[QueuedBatches]:
+        """Return what arrives in a time."""
+        return [
+            QueuedBatches(each.node, each.run, received_ns, OFFSET_NS - DELAY_NS, each.batches)
+            for received_ns, each in self.envelopes
+            if from_ns <= received_ns < to_ns
+        ]
+
+
+@pytest.fixture(scope="module")
+def frames(captures: Path) -> ArrivingFrames:
+    found = ArrivingFrames()
+    found.read(captures)
+    return found
+
+
+def opened(frames: ArrivingFrames, directory: Path, at_ns: int) -> DiagnosisEngine:
+    engine = DiagnosisEngine(directory, frames.schemas.__getitem__)
+    engine.open(at_ns)
+    return engine
+
+
+def run_until(
+    engine: DiagnosisEngine, frames: ArrivingFrames, from_ns: int, to_ns: int
+) -> Iterator[tuple[int, IncidentChange]]:
+    """Feed an engine every 10 seconds; yield each change with its time."""
+    for now_ns in range(from_ns + STEP_NS, to_ns + STEP_NS, STEP_NS):
+        arrived = frames.between(now_ns - STEP_NS, now_ns)
+        for change in engine.process(arrived, frames.jobs, now_ns):
+            yield now_ns, change
+
+
+def test_an_incident_opens_while_frames_arrive_and_closes_after_them(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    engine = opened(frames, tmp_path, frames.start_ns)
+    end_ns = frames.start_ns + 560 * SECOND_NS
+    changes = list(run_until(engine, frames, frames.start_ns, end_ns))
+    assert [change.kind for _, change in changes] == [ChangeKind.OPENED, ChangeKind.CLOSED]
+    onset_ns = frames.start_ns + 300 * SECOND_NS
+    assert onset_ns < changes[0][0] <= onset_ns + 60 * SECOND_NS
+    (incident,) = engine.table.incidents
+    document = incident.document
+    assert isinstance(document.cause, NicDocument)
+    assert (document.incident_class, document.cause.node) == ("slow_receiver", "gpu-node-2")
+    assert document.ended is not None
+    assert document.lost_gpu_seconds > 0
+    (curve,) = incident.curves
+    values = [point.value for point in curve.points]
+    assert curve.signal == "pausing_share"
+    assert max(values[:25]) < 0.01 < max(values[30:])
+
+
+def test_a_restart_continues_an_incident(frames: ArrivingFrames, tmp_path: Path) -> None:
+    middle_ns = frames.start_ns + 360 * SECOND_NS
+    before = opened(frames, tmp_path, frames.start_ns)
+    list(run_until(before, frames, frames.start_ns, middle_ns))
+    before.save_all()
+    after = opened(frames, tmp_path, middle_ns + 5 * SECOND_NS)
+    assert [each.document for each in after.table.incidents] == [
+        each.document for each in before.table.incidents
+    ]
+    assert list(run_until(after, frames, middle_ns, middle_ns + 40 * SECOND_NS)) == []
+    (incident,) = after.table.incidents
+    assert incident.is_open
+    assert incident.document.lost_gpu_seconds > before.table.incidents[0].document.lost_gpu_seconds
+    assert after.table.opened == {"slow_receiver": 1}
+    assert len(after.pending) == 1
+
+
+def test_an_incident_that_ended_during_an_interruption_closes(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    middle_ns = frames.start_ns + 360 * SECOND_NS
+    before = opened(frames, tmp_path, frames.start_ns)
+    list(run_until(before, frames, frames.start_ns, middle_ns))
+    before.save_all()
+    later_ns = middle_ns + 7200 * SECOND_NS
+    after = opened(frames, tmp_path, later_ns)
+    changes = list(run_until(after, frames, later_ns, later_ns + 200 * SECOND_NS))
+    assert [change.kind for _, change in changes] == [ChangeKind.CLOSED]
+    assert changes[0][1].incident.ended_ns <= middle_ns + STEP_NS
+
+
+@pytest.mark.parametrize("content", [b"", b"\x81\xa7version\x09", b"{}", b"\xc1"])
+def test_a_damaged_state_is_set_aside(
+    frames: ArrivingFrames, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / diagnosis_engine.STATE_FILE).write_bytes(content)
+    engine = opened(frames, tmp_path, frames.start_ns)
+    assert engine.table.incidents == ()
+    assert (tmp_path / f"{diagnosis_engine.STATE_FILE}.damaged").read_bytes() == content
+
+
+def test_invalid_frames_of_a_node_do_not_end_the_diagnosis(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    engine = opened(frames, tmp_path, frames.start_ns)
+    now_ns = frames.start_ns + STEP_NS
+    (good, *_) = frames.between(frames.start_ns, now_ns)
+    unknown = [msgspec.structs.replace(batch, schema=b"unknown") for batch in good.batches]
+    engine.process([good._replace(batches=unknown, node="hostile"), good], {}, now_ns)
+    assert engine.failures == len(unknown)
+    assert engine.table.timestamp_ns
+
+
+def test_the_queue_of_a_node_is_bounded(frames: ArrivingFrames) -> None:
+    queue = BatchQueue()
+    (item, *_) = frames.between(frames.start_ns, frames.start_ns + STEP_NS)
+    large = msgspec.structs.replace(item.batches[0], steps=bytes(5 << 20))
+    for node in ("n1", "n1", "n2"):
+        queue.put(item._replace(node=node, batches=[large]))
+    assert [each.node for each in queue.take()] == ["n1", "n2"]
+    assert queue.dropped == 1
+    queue.put(item._replace(node="n1", batches=[large]))
+    assert len(queue.take()) == 1
+
+
+@contextlib.asynccontextmanager
+async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[RunningCollector]:
+    """A collector whose diagnosis has received the frames, by their clock."""
+    now_ns = frames.start_ns
+    settings = settings_in(directory, diagnosis=DiagnosisSettings(enabled=False))
+    tokens = directory / "tokens.toml"
+    tenants = [
+        f'[tenants.{name}]\nreader = "{digest_token("token-" + name)}"\n'
+        for name in ("physics", "other")
+    ]
+    tokens.write_text("".join([tokens.read_text(), *tenants]))
+
+    def replace_diagnosis(one: RunningCollector) -> None:
+        of = one.collector
+        path = directory / "state" / "diagnosis"
+        of.diagnosis = DiagnosisService(of.core, path, of.trail, lambda: now_ns, list)
+        of.diagnosis.engine.find_schema = frames.schemas.__getitem__
+
+    async with run_collector(settings, replace_diagnosis) as one:
+        service = one.collector.diagnosis
+        service.open()
+        for _ in range(40):
+            for item in frames.between(now_ns, now_ns + STEP_NS):
+                service.queue.put(item)
+            now_ns += STEP_NS
+            await service.evaluate()
+        await service.record_changes()
+        yield one
+
+
+async def test_changes_are_events_and_audit_records(frames: ArrivingFrames, tmp_path: Path) -> None:
+    async with diagnosed(frames, tmp_path) as one:
+        (row,) = (await one.json("/api/v1/incidents?state=open"))["rows"]
+        events = (await one.json("/api/v1/events"))["events"]
+        assert [each["name"] for each in events] == ["incident_opened"]
+        assert events[0]["entity"][1] == [row["id"]]
+        assert one.collector.diagnosis.engine.pending == []
+        records = map(decode_audit_record, one.collector.trail.log.records(0))
+        (record,) = [each for each in records if each.type == "evidence.incident_open"]
+    assert record.obj.node == "gpu-node-2"
+    assert (record.data["incident"], record.data["class"]) == (row["id"], "slow_receiver")
+
+
+async def test_the_api_lists_incidents_and_the_curves_of_one(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    async with diagnosed(frames, tmp_path) as one:
+        (row,) = (await one.json("/api/v1/incidents?class=slow_receiver&severity=warning"))["rows"]
+        assert row["cause"]["interface"]
+        assert (await one.json("/api/v1/incidents?state=closed"))["rows"] == []
+        whole = await one.json(f"/api/v1/incidents/{row['id']}")
+        assert whole["cause"] == row["cause"]
+        assert len(whole["curves"][0]["points"]) > 30
+        status, text = await one.get("/api/v1/incidents?class=unheard")
+        assert (status, "unknown class 'unheard': expected one of" in text) == (400, True)
+        assert (await one.get("/api/v1/incidents/none"))[0] == 404
+        _, metrics = await one.get("/metrics")
+        assert f'railscope_incident_onset_timestamp_seconds{{incident="{row["id"]}"' in metrics
+        assert 'railscope_incidents{class="slow_receiver",severity="warning"} 1' in metrics
+
+
+async def test_a_tenant_reads_the_incidents_that_touch_its_jobs(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    async with diagnosed(frames, tmp_path) as one:
+        service = one.collector.diagnosis
+        assert (await one.json("/api/v1/incidents"))["rows"][0]["lost_gpu_seconds"] == 0
+        _, text = await one.get("/api/v1/incidents", "token-other")
+        assert msgspec.json.decode(text)["rows"] == []
+        (incident,) = service.table.incidents
+        assert incident.of_tenant("other") is None
+
+
+def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path) -> None:
+    engine = opened(frames, tmp_path, frames.start_ns)
+    end_ns = frames.start_ns + 400 * SECOND_NS
+    list(run_until(engine, frames, frames.start_ns, end_ns))
+    (incident,) = engine.table.incidents
+    own = incident.of_tenant("physics")
+    assert own is not None
+    assert own.document.lost_gpu_seconds == incident.document.lost_gpu_seconds
+    assert [job.tenant for job in own.document.jobs] == ["physics"]
+    foreign = JobDocument("physics", "slurm", "secret")
+    nodes = {**incident.tenant_nodes, "other": frozenset({"gpu-node-3"})}
+    document = msgspec.structs.replace(incident.document, cause=foreign)
+    seen = dataclasses.replace(incident, document=document, tenant_nodes=nodes).of_tenant("other")
+    assert seen is not None
+    assert "physics" not in repr(seen.document)
+    assert "secret" not in repr(seen.document)
+    assert seen.curves == ()
