@@ -7,6 +7,18 @@ from collections.abc import Iterable
 
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incident_report import incident_schema
+from collector.diagnosis.network_advice import (
+    AGREEING,
+    BLOCK_MINUTES,
+    BLOCKS,
+    CERTAIN_LATE_PAUSED,
+    MAX_RAIL_RATIO,
+    MIN_LATE_SHARE,
+    MIN_RAIL_RATIO,
+    PAUSED_PER_MARKED,
+    PLACED_FACTOR,
+    SIBLING_FACTOR,
+)
 from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MAJORITY_SHARE, MIN_MAJORITY, ROLLOUT_SECONDS
 from collector.diagnosis.signals import SIGNALS
@@ -67,8 +79,7 @@ clocks are not corrected, and a node is unknown from the end of its capture on.
 
 _ADVICE = f"""\
 An advice is an incident of severity `info` about a state that lasts and costs. `gain` states what following it should gain, as a share of the time of
-the affected jobs and as GPU-seconds per hour, and how this was derived; gains are upper bounds. All
-devices that it concerns are victims. An advice explains no fault, and no baseline leaves its devices out.
+the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. An advice explains no fault, and no baseline leaves its devices out.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
   and versions. A value is drift if at least {MIN_MAJORITY} peers and {MAJORITY_SHARE:.0%} of them agree on another one. Settings that
@@ -76,7 +87,18 @@ devices that it concerns are victims. An advice explains no fault, and no baseli
   rollout; NICs without a link are left out, as drivers report other settings then. One advice names all devices that deviate in the
   same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
   of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
-  and jobs determine them.
+  and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
+- `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
+  that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
+  leaf is reported if {MIN_LATE_SHARE:.0%} of its NICs are paused {PAUSED_PER_MARKED:.0f} times as much as the packets of any receiver of the rail are marked, and {SIBLING_FACTOR:.0f} times
+  as much as on other rails, or for {CERTAIN_LATE_PAUSED:.0%} of the time. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
+  share of paused time beyond that of other rails: an upper bound.
+- `rail_imbalance`: rails that carry more than {MAX_RAIL_RATIO} or less than {MIN_RAIL_RATIO} of the median rail of a job, on {AGREEING:.0%} of its nodes, in
+  {BLOCKS} consecutive blocks of {BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
+  bound. Unequal uplinks of a leaf do not show in the counters of hosts.
+- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {PLACED_FACTOR:.0f} times as much as those
+  of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no such advice: marks may be those of its own
+  receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
 """
 
 

@@ -18,6 +18,7 @@ from collector.diagnosis import (
     jobs as job_groups,
     leaf_detectors,
     link_detectors,
+    network_advice,
     network_detectors,
     node_detectors,
     settings_advice,
@@ -70,6 +71,7 @@ class ClusterDiagnosis:
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
+        self._loads = network_advice.StandingLoads()
         self._schemas: dict[tuple[str, str], bytes] = {}
         self._progress: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
@@ -205,6 +207,8 @@ class ClusterDiagnosis:
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
+            network_advice.late_marks(view),
+            self._loads.findings(view),
         )
 
     def _take_events(self, now_ns: int) -> list[NodeEvent]:

@@ -173,10 +173,13 @@ def compare(
 ) -> None:
     """Add the result for each fault and the false positives to an outcome."""
     correct: set[int] = set()
+    classes = {name for truth in truths for name in (truth["class"], *truth["accepted"])}
+    # Advice is of severity info; it counts where it is the truth.
     roots = [
         incident
         for incident in incidents
-        if not incident.get("explained_by") and incident["severity"] != "info"
+        if not incident.get("explained_by")
+        and (incident["severity"] != "info" or incident["class"] in classes)
     ]
     ranked = sorted(roots, key=lambda incident: -float(incident.get("confidence") or 0.0))
     for truth in truths:

@@ -107,6 +107,11 @@ def test_advice_and_explained_incidents_do_not_count(keys: dict[str, Any]) -> No
     assert not outcome.false_classes
 
 
+def test_advice_ranks_where_it_is_the_truth() -> None:
+    advice = incident(LEAF, "ecn_late", severity="info")
+    assert outcome_of([truth(LEAF, name="ecn_late")], [advice]).faults[0].ranked_first
+
+
 def test_the_node_names_all_of_its_nics_and_half_of_the_parts_are_enough():
     whole = truth(NIC, OTHER_NIC)
     assert outcome_of([whole], [incident(NODE)]).faults[0].ranked_first

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from bench.drawn_cluster import GPUS, RAILS, START_NS, DrawnCluster, DrawnFeed, gpu_uuid, node_name
+from bench.drawn_cluster import (
+    GPUS,
+    RAILS,
+    START_NS,
+    DrawnCluster,
+    DrawnFeed,
+    Row,
+    gpu_uuid,
+    node_name,
+)
 from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
 from collector.diagnosis.incident_report import IncidentDocument, incident_document
 from collector.diagnosis.jobs import PeerGroups
@@ -107,3 +116,75 @@ def test_a_change_is_reported_from_its_time_on() -> None:
     (advice,) = diagnose(settings, [(20, 1)])
     assert advice.detail == "1 NIC of 1 node: pfc none, 47 peers have 3"
     assert advice.onset.startswith("2025-10-09T08:56:40")
+
+
+# Network -----------------------------------------------------------------------------------------
+
+ACROSS, LOCAL = [0, 1, 4, 5], [2, 3]
+"""Nodes of a job that crosses two pods of four nodes, and of one that does not."""
+
+
+def paused_before_marked(row: Row) -> None:
+    """Pause the senders of one rail; few packets are marked."""
+    row.nic["paused"][:4, 2] = 0.006
+    row.nic["marked"][:4, 2] = 1e-5
+
+
+def marked_and_paused(row: Row) -> None:
+    """Pause the senders of one rail, while the packets of one receiver are marked."""
+    row.nic["paused"][:4, 2] = 0.006
+    row.nic["marked"][:4, 2] = 1e-5
+    row.nic["marked"][3, 2] = 0.01
+
+
+def busy_rail(row: Row) -> None:
+    """Send twice as much on a rail as on the others."""
+    row.nic["send"][ACROSS, 5] *= 2.0
+
+
+def busy_nic(row: Row) -> None:
+    """Send twice as much from one NIC."""
+    row.nic["send"][1, 5] *= 2.0
+
+
+def slow_uplinks(row: Row) -> None:
+    """Pause and mark the traffic of the job that crosses pods."""
+    row.nic["paused"][ACROSS] = 0.006
+    row.nic["marked"][ACROSS] = 0.03
+
+
+def slow_fabric(row: Row) -> None:
+    """Pause and mark all traffic."""
+    row.nic["paused"][ACROSS + LOCAL] = 0.006
+    row.nic["marked"][ACROSS + LOCAL] = 0.03
+
+
+STATES: dict[str, tuple[Callable[[Row], None], int, list[str]]] = {
+    "ECN acts after PFC": (paused_before_marked, 40, ["ecn_late"]),
+    "ECN acts before PFC": (marked_and_paused, 40, []),
+    "one rail carries more": (busy_rail, 190, ["rail_imbalance"]),
+    "one NIC carries more": (busy_nic, 190, []),
+    "uplinks limit a job": (slow_uplinks, 190, ["placement_oversubscribed"]),
+    "all jobs are limited": (slow_fabric, 190, []),
+}
+"""Effect on the readings, evaluations, and the classes of the advice that follows."""
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_of_the_network_are_advice(name: str) -> None:
+    effect, slots, expected = STATES[name]
+    cluster = DrawnCluster(SEED, 2, 4, benign=False)
+    cluster.jobs[0].nodes, cluster.jobs[1].nodes = ACROSS, LOCAL
+    feed = DrawnFeed(cluster, slots)
+    for slot in range(slots):
+        row = cluster.draw()
+        effect(row)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    advice = documents(feed.diagnosis)
+    assert [each.incident_class for each in advice] == expected
+    for each in advice:
+        assert each.gain
+        assert each.gain.share
+        assert each.gain.gpu_seconds_per_hour

@@ -1,0 +1,259 @@
+"""Advice about the network: ECN that marks too late, unequal rails of a job, and placement across pods.
+
+All of it follows from states that last; a fault that explains the same readings takes precedence (`ranking`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.diagnosis.findings import (
+    SLOTS_PER_MINUTE,
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+    Flags,
+    above,
+)
+from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.leaf_detectors import MIN_MEMBERS
+from collector.diagnosis.network_detectors import MIN_PAUSING, loaded_nics
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.settings_advice import gain_of, waiting_gpus
+from collector.diagnosis.slot_sums import Floats, Positions, mean_known, median_known
+from collector.workloads.job_roster import JobKey
+
+# Late marks --------------------------------------------------------------------------------------
+
+MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.002, 0.01
+"""Share of time in which senders are paused; the second one counts without other rails to compare with."""
+MIN_LATE_SHARE = 0.65
+"""Share of a leaf's NICs that must be paused: pause of fewer may be due to a receiver without an agent."""
+PAUSED_PER_MARKED = 3.0
+SIBLING_FACTOR = 8.0
+
+
+def late_marks(view: DiagnosisView) -> Iterator[Finding]:
+    """Yield leaves that pause senders before they mark packets.
+
+    While a switch pauses, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark every packet
+    that leaves this queue: the receiver of the queue would see at least the share of marked packets that the
+    senders see as share of time.
+    """
+    nic = view.signals.table(DeviceKind.NIC, SLOTS_PER_MINUTE)
+    groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
+    paused, marked = (
+        np.array([_of_leaf(nic[name], members, use, quantile) for members in groups.leaves])
+        for name, quantile in (("paused_share", 1 - MIN_LATE_SHARE), ("marked_share", 0.5))
+    )
+    rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
+    for rail in np.unique(rails[above(paused, MIN_LATE_PAUSED)]).tolist():
+        members = np.flatnonzero((groups.nic_rail == rail) & use)
+        highest = float(np.nan_to_num(nic["marked_share"][members]).max(initial=0.0))
+        if not highest or above(nic["pausing_share"][members], MIN_PAUSING).any():
+            continue  # ECN is inactive or not counted, or a receiver is too slow
+        usual = float(np.nan_to_num(median_known(paused[rails != rail])))
+        limit = max(SIBLING_FACTOR * usual, MIN_LATE_PAUSED, PAUSED_PER_MARKED * highest)
+        limit = min(limit, max(CERTAIN_LATE_PAUSED, PAUSED_PER_MARKED * highest))
+        found = np.flatnonzero((rails == rail) & above(paused, limit))
+        if len(found):
+            leaf, *alternatives = found[np.argsort(marked[found])].tolist()
+            yield _late_marks(view, (leaf, alternatives), (float(paused[leaf]), usual, highest))
+
+
+def _of_leaf(values: Floats, members: Positions, use: Flags, quantile: float) -> float:
+    """Return a quantile of the NICs in use below a leaf; NaN for too few."""
+    positions = members[use[members]]
+    present = np.sort(values[positions][~np.isnan(values[positions])])
+    return (
+        float(present[int(quantile * (len(present) - 1))])
+        if len(present) >= MIN_MEMBERS
+        else np.nan
+    )
+
+
+def _late_marks(
+    view: DiagnosisView, leaves: tuple[int, list[int]], shares: tuple[float, float, float]
+) -> Finding:
+    leaf, alternatives = leaves
+    paused, usual, marked = shares
+    name = view.groups.leaf_names[leaf]
+    share = max(paused - usual, 0.0)
+    gpus = waiting_gpus(view, view.groups.leaves[leaf])
+    derivation = (
+        f"share of time in which the leaf pauses at least two thirds of its NICs: {paused:.2%}, median of the other rails: {usual:.2%}, in the last minute; "
+        f"the exchange of {gpus} GPUs waits meanwhile"
+    )
+    return Finding(
+        "ecn_late",
+        Cause("leaf", leaf, name),
+        (
+            FindingEvidence("paused_share", paused, usual, "other rails", name),
+            FindingEvidence("marked_share", marked, paused, "highest of the rail; at least the share of pause if ECN acts first", name),
+        ),
+        alternatives=tuple(alternatives),
+        detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
+        gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
+    )  # fmt: skip
+
+
+# Loads of jobs over half an hour -----------------------------------------------------------------
+
+BLOCK_MINUTES, BLOCKS = 10, 3
+_BLOCK_SLOTS = BLOCK_MINUTES * SLOTS_PER_MINUTE
+MAX_RAIL_RATIO, MIN_RAIL_RATIO = 1.3, 0.7
+MIN_RAIL_LOAD = 0.01
+AGREEING = 0.7
+"""Share of a job's nodes that must show the same unequal rail."""
+MIN_RAILS = 3
+MIN_PLACED_PAUSED, MIN_PLACED_MARKED = 0.002, 0.01
+PLACED_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobLoad:
+    """Load of the NICs of a job in one block of time, and of those of other jobs that stay in their pod."""
+
+    nics: Positions
+    send: Floats
+    paused: float
+    marked: float
+    local_paused: float
+    local_marked: float
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the fabric slows the job down, and far more than jobs that stay in a pod."""
+        return bool(
+            self.paused > max(MIN_PLACED_PAUSED, PLACED_FACTOR * self.local_paused)
+            or self.marked > max(MIN_PLACED_MARKED, PLACED_FACTOR * self.local_marked)
+        )
+
+
+class StandingLoads:
+    """Loads of all jobs in blocks of ten minutes, and the advice that follows if all blocks agree."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[dict[JobKey, JobLoad]] = deque(maxlen=BLOCKS)
+
+    def findings(self, view: DiagnosisView) -> Iterator[Finding]:
+        """Yield unequal rails, and placements that a smaller part of the fabric would serve better."""
+        if view.signals.slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
+            self._blocks.append(_loads(view))
+        if len(self._blocks) < BLOCKS:
+            return
+        for job in view.jobs:
+            loads = [block[job.key] for block in self._blocks if job.key in block]
+            if len(loads) == BLOCKS and all(np.array_equal(each.nics, job.nics) for each in loads):
+                yield from _unequal_rails(view, job, loads)
+                yield from _wide_placement(view, job, loads)
+
+
+def _loads(view: DiagnosisView) -> dict[JobKey, JobLoad]:
+    """Return the loads of the last block."""
+    nic, pods = view.signals.table(DeviceKind.NIC, _BLOCK_SLOTS), view.groups.nic_pod
+    local = np.zeros(len(nic), np.bool_)
+    for job in view.jobs:
+        local[job.nics] = len(np.unique(pods[job.nics])) == 1
+    local &= above(nic["send"], MIN_RAIL_LOAD)
+    is_comparable = local.sum() >= MIN_MEMBERS
+    usual = {
+        name: median_known(nic[name][local]) if is_comparable else np.nan
+        for name in ("paused_share", "marked_share")
+    }
+    return {
+        job.key: JobLoad(
+            job.nics,
+            nic["send"][job.nics],
+            median_known(nic["paused_share"][job.nics]),
+            median_known(nic["marked_share"][job.nics]),
+            usual["paused_share"],
+            usual["marked_share"],
+        )
+        for job in view.jobs
+    }
+
+
+def _rail_ratios(view: DiagnosisView, load: JobLoad) -> dict[str, float]:
+    """Return the load of each unequal rail, relative to the job's median rail."""
+    rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
+    nodes = view.groups.nic_node[load.nics]
+    names = np.unique(rails).tolist()
+    means = {name: mean_known(load.send[rails == name]) for name in names}
+    median = median_known(np.array(list(means.values())))
+    if len(names) < MIN_RAILS or len(np.unique(nodes)) < 2 or not median > MIN_RAIL_LOAD:  # noqa: PLR2004 - another node
+        return {}
+    found = {}
+    for name in names:
+        ratios = load.send[rails == name] / median
+        beyond = ratios > MAX_RAIL_RATIO if means[name] > median else ratios < MIN_RAIL_RATIO
+        if beyond.mean() >= AGREEING:
+            found[name] = means[name] / median
+    return found
+
+
+def _unequal_rails(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -> Iterator[Finding]:
+    """Yield the rails of a job that carry more or less than the others, in all blocks."""
+    ratios = [_rail_ratios(view, load) for load in loads]
+    rails = sorted(set.intersection(*(set(each) for each in ratios)))
+    if not rails:
+        return
+    load, last = loads[-1], ratios[-1]
+    names = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
+    means = [mean_known(load.send[names == name]) for name in np.unique(names).tolist()]
+    highest, mean = max(means), float(np.mean(means))
+    share = highest - mean
+    derivation = (
+        f"at line rate, the busiest rail needs {highest:.1%} of the time for what it sends, and {mean:.1%} if all rails were equal, "
+        f"in the last {BLOCK_MINUTES} minutes; the exchange of {len(job.gpus)} GPUs ends with the last rail"
+    )
+    yield Finding(
+        "rail_imbalance",
+        Cause("job", job=job.key),
+        tuple(
+            FindingEvidence("send", last[rail], 1.0, "median of the job's rails", f"rail {rail}")
+            for rail in rails[:8]
+        ),
+        detail=", ".join(f"rail {rail} carries {last[rail]:.0%} of the median rail" for rail in rails),
+        gain=gain_of(share, len(job.gpus), f"up to {share:.1%} of the time of the job", derivation),
+    )  # fmt: skip
+
+
+def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -> Iterator[Finding]:
+    """Yield a job that fits into one pod, but crosses pods and is limited there, in all blocks."""
+    pods, nodes = view.groups.nic_pod, view.groups.nic_node
+    crossed = np.unique(pods[job.nics])
+    crossed = crossed[crossed >= 0]
+    if len(crossed) < 2 or not all(load.is_limited for load in loads):  # noqa: PLR2004 - another pod
+        return
+    needed = len(job.nodes)
+    occupied = np.unique(nodes[(view.job_of_nic >= 0) & ~np.isin(nodes, nodes[job.nics])])
+    sizes, free = {}, {}
+    for pod in np.unique(pods[pods >= 0]).tolist():
+        members = np.unique(nodes[pods == pod])
+        sizes[pod], free[pod] = len(members), len(np.setdiff1d(members, occupied))
+    if max(sizes.values()) < needed:
+        return
+    load = loads[-1]
+    share = max(load.paused - load.local_paused, 0.0)
+    is_free = max(free.values()) >= needed
+    derivation = (
+        f"share of time in which the job's NICs are paused: {load.paused:.2%}, of jobs in one pod: {load.local_paused:.2%}, in the last "
+        f"{BLOCK_MINUTES} minutes; {len(job.gpus)} GPUs wait for the exchange; what rate control by ECN costs comes on top, hosts do not see it"
+    )
+    yield Finding(
+        "placement_oversubscribed",
+        Cause("job", job=job.key),
+        (
+            FindingEvidence("paused_share", load.paused, load.local_paused, "jobs in one pod", job.key.workload),
+            FindingEvidence("marked_share", load.marked, load.local_marked, "jobs in one pod", job.key.workload),
+        ),
+        detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "
+        + ("and enough of them are free now" if is_free else "fewer of them are free now"),
+        gain=gain_of(share, len(job.gpus), f"at least {share:.1%} of the time of the job", derivation),
+    )  # fmt: skip
