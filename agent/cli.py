@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -145,14 +146,23 @@ def once(
 @config_option
 @_root
 @_replay
-def check(config: Path | None, root: Path, replay: Path | None) -> None:
-    """Report supported, denied and absent features of this node, with remedies.
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Time between two reads of this node, over which counters are compared; 0 reads it once.",
+)
+def check(config: Path | None, root: Path, replay: Path | None, seconds: float) -> None:
+    """Report supported, denied and absent features of this node, and faults of GPUs and NICs, with remedies.
 
-    Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
+    Exit status 1 if something is denied or broken, or a GPU or a NIC is degraded or has failed.
     """
-    from agent.commands.check import check as run_check  # noqa: PLC0415 - not in an agent that runs
+    from agent.commands.check import check as run_check, read_twice  # noqa: PLC0415 - not in an agent that runs
 
     node_agent, read = _agent_once(config, root, replay, {})
+    if replay is None and seconds:
+        read = partial(read_twice, seconds=seconds)
     live = replay is None and root == Path("/")
     sys.exit(0 if asyncio.run(run_check(node_agent, click.echo, read, live=live)) else 1)
 

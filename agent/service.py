@@ -68,6 +68,8 @@ class Agent:
     host: Host
     node: str = ""
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
+    on_frame: Callable[[Frame], None] = lambda _frame: None
+    """Called with each frame."""
     stats: status.ShippingStats = field(default_factory=status.ShippingStats)
     own_events: list[Event] = field(default_factory=list)
     meter: ProcessMeter | None = None
@@ -139,6 +141,7 @@ class Agent:
         return events
 
     def _publish(self, frame: Frame) -> None:
+        self.on_frame(frame)
         if self._shipper and is_shipped(frame):
             self._shipper.publish(self._numbering.number_events(frame))
 

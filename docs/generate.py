@@ -335,7 +335,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/alerts.md": alerts,
     "docs/dashboards.md": dashboards,
     "docs/xids.md": errors,
-    "docs/gpu-health.md": lambda: _document(health_page.lines(MADE, _table)),
+    "docs/health.md": lambda: _document(health_page.lines(MADE, _table)),
     "docs/dcgm.md": lambda: _document(dcgm_page.lines(MADE, _table)),
     "deploy/agent.toml": _sample("agent"),
     "docs/diagnosis.md": diagnosis_page.page,

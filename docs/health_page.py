@@ -1,19 +1,33 @@
-"""The document about the verdict on the health of GPUs: its states, rules and actions."""
+"""The document about the verdicts on the health of GPUs and NICs: states, rules and actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from agent.commands.check import MAX_READS
 from agent.health import RULES
 from agent.health.gpu_facts import SETTLED_NS, SOURCES
-from agent.health.rule import ACTIONS_BY_SEVERITY, WINDOW_NS, HealthRule, RequiredActions
+from agent.health.nic_signals import MIN_PEERS
+from agent.health.node_facts import NIC_RULES
+from agent.health.rule import (
+    ACTIONS_BY_SEVERITY,
+    SHORTEST_RATE_NS,
+    WINDOW_NS,
+    HealthRule,
+    RequiredActions,
+)
+from agent.health.setting_rules import GPU_SETTING_RULES
 from railscope.catalog import gpu_health as h
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 _SECOND_NS = 10**9
 
 INTRODUCTION = f"""\
-The agent derives a health state for every GPU from the latest readings of its sources. It resets nothing itself.
+A running agent derives a health state for every GPU from the latest readings of its sources. `railscope agent check` judges
+GPUs, NICs and their settings by the rules below: it prints each device that is not healthy with the reasons and their values,
+and its exit status is 1 if one is degraded or has failed. Neither resets anything.
+
+Metrics of a running agent:
 
 - `{h.GPU_HEALTH.name}` is the state.
 - `{h.GPU_HEALTH_REASON.name}` is 1 for each rule below with a detected fault, 0 without one, and absent if the rule
@@ -23,9 +37,9 @@ The agent derives a health state for every GPU from the latest readings of its s
 
 | state | meaning |
 |---|---|
-| `failed` | at least one fault of this state is present; do not use the GPU |
-| `unknown` | no rule reports `failed`, but a required reading is absent although GPU and driver support it |
-| `degraded` | the GPU is usable and needs attention |
+| `failed` | at least one fault of this state is present; do not use the device |
+| `unknown` | no rule reports `failed`, but a required reading is absent although device and driver support it |
+| `degraded` | the device is usable and needs attention |
 | `healthy` | all required readings are present and no fault is detected |
 
 Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
@@ -42,42 +56,92 @@ The recommended action is the most severe action of all faults, in this order: {
 Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
 """
 
+NICS = f"""\
+`railscope agent check` reads the node twice, by default 10 seconds apart, or a capture at up to {MAX_READS} moments: only the
+increase of a counter in between counts. Rates cover at least {SHORTEST_RATE_NS // _SECOND_NS} seconds and the last
+minute; counts, such as link downs, cover up to {WINDOW_NS // _SECOND_NS // 60} minutes.
+
+The peers of a NIC are the NICs of the node with the same role, model and PCI function. A comparison needs
+{MIN_PEERS} peers with the reading. NICs for management, bridges to NVSwitches and virtual functions are not judged.
+
+The rules are in the order of cause and effect: the remedy that `check` prints is that of the first reason. Diagnosis names
+[causes across nodes](diagnosis.md).
+"""
+
+GPU_SETTINGS = f"""\
+The peers of a GPU are those of its model. A setting differs if at least {MIN_PEERS} peers have one value, and more than twice as
+many as have that of the device. The same applies to the settings of NICs.
+"""
+
+
+_Column = tuple[str, Callable[[HealthRule], str]]
+
+
+def _name(rule: HealthRule) -> str:
+    return f"`{rule.reason}`"
+
+
+def _actions(rule: HealthRule) -> str:
+    """Return the actions; they may depend on the reported value."""
+    required = rule.actions
+    return ", ".join(required.actions) if isinstance(required, RequiredActions) else "as reported"
+
+
+def _nvidia_codes(rule: HealthRule) -> str:
+    required = rule.actions
+    return ", ".join(required.nvidia) if isinstance(required, RequiredActions) else "as reported"
+
+
+def _runbook(rule: HealthRule) -> str:
+    return f"[{rule.alert}](../alerts/runbooks/{rule.alert}.md)" if rule.alert else ""
+
+
+def _readings(rule: HealthRule) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(each.name for each in rule.metrics))
+
+
+_FIRST: tuple[_Column, ...] = (
+    ("reason", _name),
+    ("state", lambda rule: h.GPU_HEALTH.states[rule.state]),
+    ("condition", lambda rule: rule.condition),
+    ("action", _actions),
+)
+_LAST: tuple[_Column, ...] = (
+    ("origin of the threshold", lambda rule: rule.origin),
+    ("required", lambda rule: "yes" if rule.is_needed else "no"),
+    ("readings", _readings),
+)
+_GPU_COLUMNS = (*_FIRST, ("NVIDIA code", _nvidia_codes), *_LAST)
+_NIC_COLUMNS = (
+    *_FIRST, ("remedy", lambda rule: rule.remedy), ("runbook", _runbook), *_LAST,
+)  # fmt: skip
+
 
 def lines(made: str, table: Table) -> list[str]:
     """Return the lines of the document."""
-    head = (
-        "reason",
-        "state",
-        "condition",
-        "action",
-        "NVIDIA code",
-        "origin of the threshold",
-        "required",
-        "readings",
-    )
+
+    def rules(columns: Sequence[_Column], rows: Iterable[HealthRule]) -> list[str]:
+        head = [name for name, _ in columns]
+        return table(head, ([cell(row) for _, cell in columns] for row in rows))
+
     return [
-        "# GPU health",
+        "# Health of GPUs and NICs",
         "",
         made,
         "",
         *INTRODUCTION.splitlines(),
         "",
-        "## Rules",
+        "## GPUs",
         "",
-        *table(head, map(_row, RULES)),
+        *rules(_GPU_COLUMNS, RULES),
+        "## NICs",
+        "",
+        *NICS.splitlines(),
+        "",
+        *rules(_NIC_COLUMNS, NIC_RULES),
+        "## Settings of GPUs",
+        "",
+        *GPU_SETTINGS.splitlines(),
+        "",
+        *rules(_NIC_COLUMNS, GPU_SETTING_RULES),
     ]
-
-
-def _row(rule: HealthRule) -> tuple[str, ...]:
-    """Return the table row of a rule; its action may depend on the reported value."""
-    required = rule.actions if isinstance(rule.actions, RequiredActions) else None
-    return (
-        f"`{rule.reason}`",
-        h.GPU_HEALTH.states[rule.state],
-        rule.condition,
-        ", ".join(required.actions) if required else "as reported",
-        ", ".join(required.nvidia) if required else "as reported",
-        rule.origin,
-        "yes" if rule.is_needed else "no",
-        ", ".join(f"`{metric.name}`" for metric in rule.metrics),
-    )

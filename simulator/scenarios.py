@@ -358,7 +358,7 @@ class LinkDown(LinkOutages):
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.outages = (TimeSpan(self.onset_ns, duration_ns),)
+        self.outages = (TimeSpan(self.onset_ns, duration_ns + 1),)  # down at the last moment, too
 
 
 class UnclaimedProcess(conditions.Scenario):

@@ -137,7 +137,11 @@ def test_the_environment_goes_before_the_file_and_flags_before_the_environment(t
 
     def node(*flags: str, **environment: str) -> str:
         options = ("--config", str(file), "--root", str(tmp_path), *flags)
-        return run("agent", "check", *options, **environment).stdout.splitlines()[0].split()[-1]
+        return (
+            run("agent", "check", "--seconds", "0", *options, **environment)
+            .stdout.splitlines()[0]
+            .split()[-1]
+        )
 
     assert node() == "from-the-file"
     assert node(RAILSCOPE_AGENT_NODE="from-the-environment") == "from-the-environment"
@@ -159,7 +163,13 @@ def test_the_environment_goes_before_the_file_and_flags_before_the_environment(t
 
 def test_a_section_is_reached_from_the_environment(tmp_path: Path):
     outcome = run(
-        "agent", "check", "--root", str(tmp_path), RAILSCOPE_AGENT_COLLECTOR__URL="ftp://nowhere"
+        "agent",
+        "check",
+        "--seconds",
+        "0",
+        "--root",
+        str(tmp_path),
+        RAILSCOPE_AGENT_COLLECTOR__URL="ftp://nowhere",
     )
     assert outcome.exit_code == 1
     assert "invalid collector.url 'ftp://nowhere': expected http:// or https://" in outcome.stdout
@@ -186,7 +196,7 @@ def test_one_reading_in_other_formats(tmp_path: Path):
 
 
 def test_a_check_of_an_empty_tree_finds_nothing_broken(tmp_path: Path):
-    outcome = run("agent", "check", "--root", str(tmp_path))
+    outcome = run("agent", "check", "--seconds", "0", "--root", str(tmp_path))
     assert outcome.exit_code == 0
     assert "absent  GPUs:" in outcome.stdout
 

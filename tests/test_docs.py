@@ -335,7 +335,9 @@ def test_the_metric_and_the_source_that_the_page_adds_work(followed: Path, tmp_p
     (tmp_path / "proc/sys/fs/file-nr").write_text("7136\t0\t9223372036854775807\n")
     page = within(followed, "-m", "railscope", "agent", "once", "--root", str(tmp_path))
     assert "\nrailscope_open_files 7136\n" in page
-    checked = within(followed, "-m", "railscope", "agent", "check", "--root", str(tmp_path))
+    checked = within(
+        followed, "-m", "railscope", "agent", "check", "--seconds", "0", "--root", str(tmp_path)
+    )
     assert "ok      open files" in checked
 
 

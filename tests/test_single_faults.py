@@ -81,10 +81,7 @@ SENT_BY_FAULT: dict[str, dict[str, Labels]] = {
     },
     "slow_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **AFFECTED_INTERFACE}},
     "stalled_receiver": {"RailscopePfcPauseShare": {"direction": "transmit", **AFFECTED_INTERFACE}},
-    "link_down": {
-        "RailscopeLinkDown": {"problem": "down", **AFFECTED_PORT},
-        "RailscopeRdmaRetransmission": {"problem": "timeouts", **AFFECTED_PORT},
-    },
+    "link_down": {"RailscopeLinkDown": {"problem": "down", **AFFECTED_PORT}},
     "unclaimed": {"RailscopeUnclaimedUse": {"reported_by": "agent"}},
     "pfc_victim": {"RailscopePfcPauseShare": {"direction": "receive", **AFFECTED_INTERFACE}},
     "flapping": {"RailscopeLinkDown": {"problem": "flapping", **AFFECTED_INTERFACE}},

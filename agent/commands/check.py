@@ -1,4 +1,4 @@
-"""`railscope agent check`: support of sources and devices on this node, with remedies.
+"""`railscope agent check`: support of sources and devices, and faults of GPUs and NICs, with remedies.
 
 Texts that contain a name of a GPU or a NIC have all of its names. The state of the governor of
 the agent that runs on this node is that of its metrics endpoint. A capture is read through to its
@@ -14,6 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 
 from agent.config import AgentSettings
+from agent.health import health_findings
+from agent.health.node_facts import NIC_RULES, SOURCES, NodeHealthFacts
+from agent.health.setting_rules import GPU_SETTING_RULES
 from agent.host import recorded_host
 from agent.sampling.governor import Governor, create_governor, format_percent
 from agent.sampling.meter import ThreadCost
@@ -21,6 +24,7 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
 from agent.shipping import collector_client
+from agent.sources.agent_state import latest_frame
 from railscope import __version__
 from railscope.capture import Capture
 from railscope.catalog import agent as catalog
@@ -179,19 +183,23 @@ async def check(
 ) -> bool:
     """Read every source and try the collector; return True if nothing is denied or broken.
 
-    With `live`, the agent that runs on this node is queried too. A GPU that is degraded or has failed
-    counts as broken; for an unknown GPU the findings of its sources count.
+    With `live`, the agent that runs on this node is queried too. A GPU or NIC that is degraded or has failed
+    counts as broken; for an unknown one the findings of its sources count.
     """
     write(f"Railscope agent {__version__} on node {agent.node}")
+    node_facts = NodeHealthFacts()
+    agent.on_frame = node_facts.add
     await read(agent)
     statuses = agent.sampler.statuses.values()
     findings = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    findings += _node_health(agent, node_facts)
     findings += _hangs(agent)
     findings += _costs(agent)
     if live:
         findings += await check_running_agent(agent.settings)
     findings.append(await _collector(agent))
-    names = DeviceNames(entity for s in statuses if s.frame for _, entity in s.frame.schema.columns)
+    entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
+    names = DeviceNames([*node_facts.devices.values(), *entities])
     for finding in sorted(
         dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
@@ -226,6 +234,20 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         if reason is Absent.DENIED:
             verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(name, _AS_ROOT)
         findings.append(ProbeFinding(name, verdict, detail, remedy))
+    return findings
+
+
+def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding]:
+    """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
+    now_ns = agent.host.clock.now().boot_ns
+    latest = {name: latest_frame(agent.sampler.statuses.get(name), now_ns) for name in SOURCES}
+    absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
+    nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)
+    findings = []
+    if nics:
+        findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)
+    if gpus:
+        findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
     return findings
 
 
@@ -323,6 +345,14 @@ async def _collector(agent: Agent) -> ProbeFinding:
         detail = f"{client.url} accepts frames of this node"
         return ProbeFinding.supported("collector", detail)
     return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
+
+
+async def read_twice(agent: Agent, seconds: float) -> None:
+    """Have the agent read all sources twice, `seconds` apart."""
+    started_ns = agent.clock.now().boot_ns
+    await agent.once()
+    await agent.clock.sleep_until(started_ns + round(seconds * SECOND_NS))
+    await agent.once()
 
 
 MAX_READS = 12

@@ -1,11 +1,13 @@
-"""Verdict on the health of a GPU, a pure function of the facts, and its text for people.
+"""Verdict on the health of a device, a pure function of the facts, and its text for people.
 
-A table of rules by subject: fault, severity, action. A fact that proves a failure takes precedence. Without
-one, a GPU is unknown while a required fact is unavailable; unknown never counts as healthy.
+A table of rules by subject: fault, severity, action. `RULES` is that of GPUs, which a running agent evaluates; those
+of NICs and settings are in `agent.health.node_facts`. A fact that proves a failure takes precedence. Without
+one, a device is unknown while a required fact is unavailable; unknown never counts as healthy.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ from agent.health.rule import (
     HealthRule,
     RuleResult,
 )
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from railscope.catalog import declare, gpu_health as h
 from railscope.reading import Absent, Reading
 
@@ -34,7 +37,7 @@ _ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """State of a GPU, with reasons and actions."""
+    """State of a device, with reasons and actions."""
 
     state: int
     results: Mapping[str, RuleResult]
@@ -62,7 +65,7 @@ class HealthVerdict:
 
 
 class RuleResults:
-    """Results of the rules about one GPU, evaluated again only if the facts that they use are others.
+    """Results of the rules about one device, evaluated again only if the facts that they use are others.
 
     Most sources are read less often than GPUs are judged. The collector of facts returns the same objects
     until the next frame of their source, and beyond it for facts that have not changed.
@@ -105,7 +108,7 @@ def _replaced(
 def judge(
     facts: HealthFacts, rules: Sequence[HealthRule] = RULES, results: RuleResults | None = None
 ) -> HealthVerdict:
-    """Return the verdict on one GPU; `results` are those of earlier facts about it."""
+    """Return the verdict on one device; `results` are those of earlier facts about it."""
     earlier = results or RuleResults()
     answers = earlier.evaluate(rules, facts)
     if earlier.verdict:
@@ -117,7 +120,7 @@ def judge(
         if isinstance(answer := answers[rule.reason], Absent)
         and rule.prevents_healthy(facts, answer)
     }
-    # A GPU without any available fact is unknown, as no fault could be detected either.
+    # A device without any available fact is unknown, as no fault could be detected either.
     has_result = any(
         isinstance(answers[rule.reason], bool) for rule in rules if rule.is_needed and rule.metrics
     )
@@ -148,14 +151,16 @@ MAX_ABSENT_FACTS = 3
 _XID_PREFIX = "Xid "
 
 
-def format_verdict(facts: HealthFacts, verdict: HealthVerdict) -> str:
-    """Format the verdict on a GPU that is not healthy, based on these facts.
+def format_verdict(
+    facts: HealthFacts, verdict: HealthVerdict, rules: Sequence[HealthRule] = RULES
+) -> str:
+    """Format the verdict on a device that is not healthy, based on these facts.
 
     `failed: gpu_lost (NVML reports ...); actions: drain, reboot (NVIDIA: RESTART_BM)`
     """
     reasons = [
         f"{rule.reason} ({rule.description(facts)})"
-        for rule in RULES
+        for rule in rules
         if rule.reason in verdict.reasons
     ]
     parts = [", ".join(reasons)] if reasons else []
@@ -164,6 +169,33 @@ def format_verdict(facts: HealthFacts, verdict: HealthVerdict) -> str:
     if verdict.actions:
         parts.append(f"actions: {', '.join(verdict.actions)}{_format_nvidia_actions(verdict)}")
     return f"{h.GPU_HEALTH.states[verdict.state]}: {'; '.join(parts)}"
+
+
+def health_findings(
+    subject: str,
+    kind: str,
+    facts: Mapping[str, HealthFacts],
+    rules: Sequence[HealthRule] = RULES,
+) -> list[ProbeFinding]:
+    """Return the number of devices in each state, and for each unhealthy one the reasons and the action.
+
+    The remedy is that of the first reason: tables of rules have causes before their consequences.
+    If a device is unknown, the finding about the cause, if any, is one of its source.
+    """
+    verdicts = {name: judge(of_device, rules) for name, of_device in facts.items()}
+    number = Counter(verdict.state for verdict in verdicts.values())
+    states = [f"{number[s]} {name}" for s, name in h.GPU_HEALTH.states.items() if number[s]]
+    detail = f"{format_count(len(facts), kind)} by {len(rules)} rules: {', '.join(states)}"
+    return [ProbeFinding.supported(subject, detail)] + [
+        ProbeFinding(
+            f"{kind} {name}",
+            ProbeVerdict.ABSENT if verdict.state == UNKNOWN else ProbeVerdict.BROKEN,
+            format_verdict(facts[name], verdict, rules),
+            next((rule.remedy for rule in rules if rule.reason in verdict.reasons), ""),
+        )
+        for name, verdict in verdicts.items()
+        if verdict.state != HEALTHY and (verdict.reasons or verdict.missing)
+    ]
 
 
 def _format_absent_facts(missing: Mapping[str, Absent]) -> str:

@@ -1,6 +1,6 @@
-"""A rule about the health of a GPU, and the facts that rules test.
+"""A rule about the health of a device, and the facts that rules test.
 
-Facts are readings, increases of counters, and Xids about one GPU at the time of its verdict. Each
+Facts are readings, increases of counters, and Xids about one GPU or NIC at the time of its verdict. Each
 is a value or an absence reason; reading an absent number raises `AbsentFact`. The code that
 collects facts decides which are stale.
 """
@@ -27,7 +27,7 @@ SHORTEST_RATE_NS = 4 * SECOND_NS
 """Shortest time that a rate may be measured over."""
 
 DevicePart = tuple[str, ...]
-"""Part of the GPU of a reading: () for the GPU itself, ("3", "crc") for an error of link 3."""
+"""Part of the device of a reading: () for the device itself, ("3", "crc") for an error of link 3."""
 FactValue = TypeVar("FactValue")
 
 
@@ -181,7 +181,7 @@ def _picked_totals(totals: array[int], places: Iterable[int | None]) -> array[in
 
 @dataclass(frozen=True, slots=True)
 class HealthFacts:
-    """All facts for the verdict on one GPU."""
+    """All facts for the verdict on one GPU or NIC."""
 
     readings: Mapping[declare.Metric, Mapping[DevicePart, Reading]] = field(default_factory=dict)
     changes: Mapping[declare.Metric, Mapping[DevicePart, CounterIncrease]] = field(
@@ -194,9 +194,15 @@ class HealthFacts:
     """Sources without current readings of this GPU, with the reasons."""
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Identity of the device, such as model, driver and role."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the device that are not numbers."""
+    peers: tuple[HealthFacts, ...] = ()
+    """Facts about the devices of the node that it is compared with; they have no peers."""
 
     def has_same_state(self, other: HealthFacts) -> bool:
-        """True if all facts except readings and increases are equal."""
+        """True if all facts except readings and increases are equal, for a device without peers."""
         return (self.xids, self.absent_sources, self.device_state) == (
             other.xids,
             other.absent_sources,
@@ -284,7 +290,7 @@ class RequiredActions:
 
 @dataclass(frozen=True, slots=True)
 class HealthRule:
-    """A fault of a GPU, with the resulting state and the required actions."""
+    """A fault of a device, with the resulting state and the required actions."""
 
     reason: str
     state: int
@@ -302,9 +308,13 @@ class HealthRule:
     metrics: tuple[declare.Metric, ...] = ()
     """Metrics that the rule evaluates."""
     is_needed: bool = True
-    """True if a GPU is healthy only if this rule can be evaluated."""
+    """True if a device is healthy only if this rule can be evaluated."""
     describe: Callable[[HealthFacts], str] | None = None
     """Describes the fault for people; by default `condition`."""
+    remedy: str = ""
+    """Advice for people that is more exact than the actions."""
+    alert: str = ""
+    """Alert whose runbook is about the same fault."""
     compares_readings: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
 
@@ -332,7 +342,7 @@ class HealthRule:
         return self.describe(facts) if self.describe else self.condition
 
     def prevents_healthy(self, facts: HealthFacts, answer: RuleResult) -> bool:
-        """True if this answer prevents the GPU from being called healthy or degraded."""
+        """True if this answer prevents the device from being called healthy or degraded."""
         if not self.is_needed or isinstance(answer, bool) or answer is Absent.UNSUPPORTED:
             return False
         return not (answer is Absent.NOT_DUE and self.compares_readings and self._is_first(facts))

@@ -7,10 +7,9 @@ The verdict on every GPU is derived from the latest frames of the other sources;
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.health import RULES, HealthVerdict, RuleResults, format_verdict, judge
+from agent.health import RULES, HealthVerdict, RuleResults, health_findings, judge
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.host import Host
@@ -267,7 +266,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()
-        latest = {name: _latest(statuses.get(name), now_ns) for name in SOURCES}
+        latest = {name: latest_frame(statuses.get(name), now_ns) for name in SOURCES}
         self._facts.update(latest, now_ns)
 
     def _load_state(self) -> int:
@@ -275,25 +274,10 @@ class GpuVerdictSource(base.SourceWithoutResources):
         return status.state if status else UNSUPPORTED
 
     def _findings(self) -> list[base.ProbeFinding]:
-        """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
         if not self._gpus:
             return [self._no_gpu()]
         facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._gpus}
-        verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
-        number = Counter(verdict.state for verdict in verdicts.values())
-        states = [f"{number[s]} {name}" for s, name in h.GPU_HEALTH.states.items() if number[s]]
-        count = base.format_count(len(facts), "GPU")
-        detail = f"{count} by {len(RULES)} rules: {', '.join(states)}"
-        return [base.ProbeFinding.supported("health of GPUs", detail)] + [
-            # If a GPU is unknown, the finding about the cause, if any, is one of its source.
-            base.ProbeFinding(
-                f"GPU {name}",
-                base.ProbeVerdict.ABSENT if verdict.state == UNKNOWN else base.ProbeVerdict.BROKEN,
-                format_verdict(facts[name], verdict),
-            )
-            for name, verdict in verdicts.items()
-            if verdict.state != HEALTHY
-        ]
+        return health_findings("health of GPUs", "GPU", facts)
 
     def _no_gpu(self) -> base.ProbeFinding:
         verdict, detail = {
@@ -328,7 +312,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
         return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]
 
 
-def _latest(status: SourceState | None, now_ns: int) -> Frame | Absent:
+def latest_frame(status: SourceState | None, now_ns: int) -> Frame | Absent:
     """Latest frame of a source, or its absence reason."""
     if status is None or status.state == UNSUPPORTED:
         return Absent.UNSUPPORTED

@@ -303,7 +303,7 @@ async def test_a_link_that_cannot_work() -> None:
 
 
 def exit_code(*arguments: str | Path) -> tuple[int, str]:
-    outcome = CliRunner().invoke(agent, ["check", *map(str, arguments)])
+    outcome = CliRunner().invoke(agent, ["check", "--seconds", "0", *map(str, arguments)])
     return outcome.exit_code, outcome.output
 
 

@@ -112,6 +112,8 @@ class CaptureCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     simulation: CaseSimulation | None = None
     health_reasons: dict[str, list[str]] = {}
     """Active health reasons of each GPU that is degraded or has failed, by UUID."""
+    nic_reasons: dict[str, list[str]] = {}
+    """Reasons of `agent check` against each NIC, by interface."""
     facts: list[ExpectedSeries] = []
 
     def __post_init__(self) -> None:

@@ -1,0 +1,149 @@
+"""Facts about the NICs and GPUs of a node with those of their peers, from all frames of a check.
+
+The facts of a NIC are those of its interface, its RDMA port and its PCI device. A NIC that has left the bus keeps
+the names that it had. NICs for management, bridges and virtual functions are not judged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from agent.health import rule
+from agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
+from agent.health.nic_traffic_rules import TRAFFIC_RULES
+from agent.health.setting_rules import GPU_SETTING_RULES, NIC_SETTING_RULES
+from agent.health.source_readings import (
+    DeviceName,
+    SourceReadings,
+    merge_source_facts,
+    metrics_of_rules,
+)
+from railscope.catalog import entities
+from railscope.frame import Entity, Frame
+from railscope.reading import Absent
+
+NIC_RULES = (*PCIE_RULES, *LINK_RULES, *NIC_SETTING_RULES, *TRAFFIC_RULES)
+"""All rules about NICs, causes before their consequences."""
+SOURCES = (
+    "nic",
+    "rdma",
+    "link",
+    "link_errors",
+    "nic_settings",
+    "optics",
+    "pcie",
+    rule.LOAD,
+    rule.SETTINGS,
+)
+"""Sources of facts."""
+_METRICS = metrics_of_rules((*NIC_RULES, *GPU_SETTING_RULES))
+_NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})
+_JUDGED_WITHOUT_RDMA = frozenset({"compute", "storage"})
+_SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
+
+
+class NodeHealthFacts:
+    """Facts about every NIC and GPU seen so far, as of the last frames."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, SourceReadings] = {}
+        self.devices: dict[DeviceName, Entity] = {}
+        """All devices with their names, those that have left among them."""
+        self._labels: dict[DeviceName, dict[str, str]] = defaultdict(dict)
+        self._settings: dict[DeviceName, Mapping[str, str]] = {}
+
+    def add(self, frame: Frame) -> None:
+        """Process a frame."""
+        stream = frame.schema.stream
+        if stream not in SOURCES:
+            return
+        source = self._sources.setdefault(stream, SourceReadings(_METRICS))
+        if source.frame is None or source.frame.schema is not frame.schema:
+            self._add_entities(frame.schema.entities)
+        source.add(frame)
+
+    def _add_entities(self, found: Iterable[Entity]) -> None:
+        for entity in found:
+            device = (entity.kind.outermost.name, *entity.whole_key)
+            if entity.kind in _SETTINGS:
+                self._settings[device] = entity.facts
+            elif entity.kind.part_of is None:
+                self._labels[device].update(entity.facts)
+                if entity.facts:
+                    self.devices[device] = entity
+
+    def gpus(self, absent_sources: Mapping[str, Absent]) -> dict[str, rule.HealthFacts]:
+        """Return the facts about each GPU; its peers have the same model."""
+        devices = {name[1]: [name] for name in self._labels if name[0] == entities.GPU.name}
+        return self._with_peers(devices, absent_sources, lambda of: (of.labels.get("model", ""),))
+
+    def nics(self, absent_sources: Mapping[str, Absent]) -> dict[str, rule.HealthFacts]:
+        """Return the facts about each NIC, by interface, or by RDMA port if it has none."""
+        return self._with_peers(self._nic_devices(), absent_sources, _nic_group)
+
+    def _nic_devices(self) -> dict[str, list[DeviceName]]:
+        """Return the devices that are parts of each NIC."""
+        nics: dict[str, list[DeviceName]] = {}
+        for name, labels in self._labels.items():
+            kind, key = name[0], name[1:]
+            role = labels.get("role", "")
+            if role in _NOT_JUDGED:
+                continue
+            if kind == entities.NIC.name and (
+                labels.get("rdma_device") or role in _JUDGED_WITHOUT_RDMA
+            ):
+                nics.setdefault(key[0], []).append(name)
+            elif kind == entities.RDMA_PORT.name and key[1] != "0":
+                nics.setdefault(labels.get("interface") or "/".join(key), []).append(name)
+        for names in nics.values():
+            addresses = {self._labels[name].get("pci_address") for name in names}
+            names += [
+                name
+                for address in addresses
+                if address and (name := (entities.PCIE.name, address)) in self._labels
+            ]
+        return nics
+
+    def _with_peers(
+        self,
+        devices: Mapping[str, list[DeviceName]],
+        absent_sources: Mapping[str, Absent],
+        group: Callable[[rule.HealthFacts], tuple[str, ...]],
+    ) -> dict[str, rule.HealthFacts]:
+        alone = {name: self._facts(parts, absent_sources) for name, parts in devices.items()}
+        groups = {name: group(facts) for name, facts in alone.items()}
+        return {
+            name: replace(
+                facts,
+                peers=tuple(
+                    peer
+                    for other, peer in alone.items()
+                    if other != name and groups[other] == groups[name]
+                ),
+            )
+            for name, facts in alone.items()
+        }
+
+    def _facts(
+        self, parts: Iterable[DeviceName], absent_sources: Mapping[str, Absent]
+    ) -> rule.HealthFacts:
+        labels: dict[str, str] = {}
+        settings: dict[str, str] = {}
+        for name in reversed(tuple(parts)):  # the role of the PCI device is its kind
+            labels |= self._labels[name]
+            settings |= self._settings.get(name, {})
+        readings, changes = merge_source_facts(
+            source.facts_of_device(name) for name in parts for source in self._sources.values()
+        )
+        return rule.HealthFacts(
+            readings, changes, absent_sources=absent_sources, labels=labels, settings=settings
+        )
+
+
+def _nic_group(facts: rule.HealthFacts) -> tuple[str, ...]:
+    """Return role, driver, model and PCI function: second ports are often unused."""
+    names = ("role", "driver", "vendor", "device", "hca")
+    function = facts.labels.get("pci_address", "").rpartition(".")[2]
+    return (*(facts.labels.get(name, "") for name in names), function)

@@ -1,0 +1,222 @@
+"""The health of NICs: single rules, the case directories, and every scenario of the network."""
+
+from __future__ import annotations
+
+import pytest
+from captures.make import simulated
+from click.testing import CliRunner
+from support.cases import CASES, CaseSimulation, CaseSources, capture_of, names, read_case
+from support.nic_health import (
+    LINE_BYTES,
+    MEGABITS,
+    RECEIVED,
+    SETTINGS,
+    Change,
+    alone,
+    changed,
+    healthy,
+    labels,
+    now,
+    once,
+    peers,
+    rate,
+    reasons_of_nics,
+    settings,
+)
+
+from agent.cli import agent
+from agent.health import format_verdict, judge, nic_signals as s
+from agent.health.node_facts import NIC_RULES
+from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from railscope.catalog import cabling, host, nic as n, nic_settings as t, pcie, rdma
+from railscope.reading import Absent
+
+HALF = MEGABITS // 2
+PAUSING, PAUSED, STALLED = n.PFC_SENT_TIME, n.PFC_RECEIVED_TIME, n.PCIE_WRITE_STALLED
+MICROSECONDS = 10**6
+
+FAULTS: list[tuple[str, tuple[Change, ...]]] = [
+    ("nic_lost", (now(pcie.PCIE_GONE, 1),)),
+    ("nic_lost", (now(pcie.PCIE_PATH_STATE, 3),)),
+    ("pcie_degraded", (now(pcie.PCIE_PATH_STATE, 2),)),
+    ("pcie_path_low", (now(pcie.PCIE_PATH_LIMIT, 31 * 10**9 * pcie.PATH_STEPS),)),
+    ("pcie_errors", (once(pcie.PCIE_ERRORS, "nonfatal"),)),
+    ("pcie_errors", (rate(pcie.PCIE_ERRORS, 1, "correctable"),)),
+    ("link_down", (now(host.LINK_UP, 0),)),
+    ("link_down", (now(host.LINK_UP, 0), labels(role=""))),
+    ("link_down", (now(host.LINK_UP, 0), peers(number=0), once(n.LINK_DOWNS))),
+    ("link_speed_low", (now(host.LINK_SPEED, HALF),)),
+    ("link_speed_low", (now(host.LINK_SPEED, HALF), now(t.EXPECTED_SPEED, Absent.UNSUPPORTED))),
+    ("link_speed_low", (now(host.LINK_SPEED, HALF), peers(number=0))),
+    ("fec_differs", (now(t.FEC_ACTIVE, 1),)),
+    ("transceiver_degraded", (rate(n.CORRECTED, LINE_BYTES * 8 * 1e-4),)),
+    ("transceiver_degraded", (rate(n.CORRECTED, LINE_BYTES * 8 * 1e-4), peers(number=0))),
+    ("transceiver_degraded", (rate(n.UNCORRECTED_SYMBOLS, 1),)),
+    ("transceiver_threshold", (now(cabling.TRANSCEIVER_RECEIVE_POWER, 300_000, "0"),)),
+    ("transceiver_threshold", (now(cabling.TRANSCEIVER_TEMPERATURE, 85_000),)),
+    ("link_flap", (once(n.LINK_DOWNS),)),
+    ("rdma_port_inactive", (now(rdma.RDMA_STATE, 2),)),
+    ("settings_differ", (settings(pfc="none"),)),
+    ("settings_differ", (now(t.RING, 1024, "receive"),)),
+    ("firmware_differs", (labels(firmware="28.35.1000"),)),
+    ("pfc_storm", (once(n.STORM_ERRORS),)),
+    ("pfc_storm", (rate(PAUSING, 0.9 * MICROSECONDS, "3"), rate(n.RDMA_RECEIVED, 0))),
+    ("slow_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"),)),
+    ("slow_receiver", (rate(PAUSING, 0.1 * MICROSECONDS, "3"), peers(number=0))),
+    ("pcie_bound_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"), rate(STALLED, 0.5))),
+    ("paused_by_switch", (rate(PAUSED, 0.03 * MICROSECONDS, "3"),)),
+    ("incast_receiver", (rate(s.MARKED, RECEIVED / 42_000), rate(n.RDMA_RECEIVED, 2 * RECEIVED))),
+    ("lossless_discards", (once(n.PRIORITY_DISCARDS, "3"),)),
+    ("receive_discards", (rate(n.DISCARDS_RECEIVED, 2),)),
+    ("receive_discards", (rate(s.OUT_OF_BUFFER, 20), peers(number=0))),
+    ("transport_retry", (rate(s.ACK_TIMEOUTS, 1),)),
+    ("transport_retry", (rate(s.SEQUENCE_ERRORS, 20),)),
+    ("transport_retry", (rate(s.ADAPTIVE, 20),)),
+    ("transport_retry", (once(s.RETRIES_EXCEEDED),)),
+    ("out_of_order", (rate(s.OUT_OF_SEQUENCE, 1),)),
+    ("cnp_ignored", (rate(s.IGNORED, 50),)),
+    ("cnp_not_sent", (rate(s.NOTIFIED, 0),)),
+    ("unprotected_traffic", (rate(n.PRIORITY_SENT, RECEIVED / 2, "3"),)),
+    ("pcie_stalled", (rate(STALLED, 0.4),)),
+]
+QUIET: dict[str, tuple[Change, ...]] = {
+    "nothing": (),
+    "a NIC without peers": (peers(number=0),),
+    "an unused port without a role": (
+        now(host.LINK_UP, 0), labels(role=""), now(n.RDMA_RECEIVED, 0), now(n.RECEIVED, 0),
+    ),
+    "a second port that is unused on all NICs": (
+        now(host.LINK_UP, 0), now(n.RDMA_RECEIVED, 0), now(n.RECEIVED, 0), peers(now(host.LINK_UP, 0)),
+    ),
+    "a driver that was loaded again": (once(n.LINK_DOWNS), peers(once(n.LINK_DOWNS))),
+    "a slow slot by design": (
+        now(pcie.PCIE_PATH_LIMIT, 10**9), peers(now(pcie.PCIE_PATH_LIMIT, 10**9)),
+    ),
+    "few corrected PCIe errors": (rate(pcie.PCIE_ERRORS, 0.05, "correctable"),),
+    "bit errors as at the peers": (
+        rate(n.CORRECTED, LINE_BYTES * 4e-6), peers(rate(n.CORRECTED, LINE_BYTES * 4e-6)),
+    ),
+    "one symbol beyond correction": (once(n.UNCORRECTED_SYMBOLS),),
+    "congestion of the whole network": (
+        rate(PAUSED, 0.02 * MICROSECONDS, "3"), peers(rate(PAUSED, 0.02 * MICROSECONDS, "3")),
+    ),
+    "spraying": (rate(s.OUT_OF_SEQUENCE, 500), peers(rate(s.OUT_OF_SEQUENCE, 500))),
+    "marks without more traffic": (rate(s.MARKED, RECEIVED / 42_000),),
+    "a job that ends": (rate(n.RDMA_SENT, 0), rate(n.PRIORITY_SENT, 0, "3")),
+    "settings that half of the NICs have": (
+        settings(mtu="9000"),
+        lambda facts: changed(facts, lambda of: _with_peers(of, settings(mtu="9000"), 3)),
+    ),
+    "settings of a link that is down": (
+        now(host.LINK_UP, 0), labels(role=""), now(n.RDMA_RECEIVED, 0), now(n.RECEIVED, 0), settings(pfc="none"),
+    ),
+    "discards of a priority with losses": (once(n.PRIORITY_DISCARDS, "0"),),
+}  # fmt: skip
+
+
+def _with_peers(facts: HealthFacts, change: Change, number: int) -> HealthFacts:
+    """Return facts with some of the peers changed."""
+    mixed = [change(alone()) for _ in range(number)] + [alone() for _ in range(number + 1)]
+    return changed(
+        facts,
+        lambda of: HealthFacts(
+            of.readings, of.changes, labels=of.labels, settings=of.settings, peers=tuple(mixed)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"), FAULTS, ids=[f"{r}-{i}" for i, (r, _) in enumerate(FAULTS)]
+)
+def test_a_fault_is_reported_with_its_values(reason: str, changes: tuple[Change, ...]) -> None:
+    facts = healthy(*changes)
+    verdict = judge(facts, NIC_RULES)
+    assert reason in verdict.reasons
+    assert f"{reason} (" in format_verdict(facts, verdict, NIC_RULES)
+    assert verdict.actions
+
+
+def test_every_rule_has_a_fault() -> None:
+    assert {reason for reason, _ in FAULTS} == {rule.reason for rule in NIC_RULES}
+    assert len({rule.reason for rule in NIC_RULES}) == len(NIC_RULES)
+
+
+@pytest.mark.parametrize("quiet", QUIET)
+def test_a_harmless_state_has_no_reason(quiet: str) -> None:
+    verdict = judge(healthy(*QUIET[quiet]), NIC_RULES)
+    assert (verdict.reasons, verdict.state) == ((), HEALTHY)
+
+
+def test_an_absent_reading_is_unknown_and_never_healthy() -> None:
+    for metric in (host.LINK_UP, pcie.PCIE_PATH_STATE, rdma.RDMA_STATE):
+        for why in (Absent.TIMEOUT, Absent.ERROR, Absent.DENIED):
+            assert judge(healthy(now(metric, why)), NIC_RULES).state == UNKNOWN
+
+
+def test_counters_that_were_read_once_have_no_result_and_delay_nothing() -> None:
+    first = HealthFacts(alone().readings, labels=alone().labels, settings=SETTINGS)
+    verdict = judge(first, NIC_RULES)
+    assert verdict.state == HEALTHY
+    assert verdict.results["link_flap"] is Absent.NOT_DUE
+
+
+# Captures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", names())
+def test_the_reasons_against_nics_are_those_of_the_case(case: str) -> None:
+    expected = read_case(CASES / case).nic_reasons
+    assert reasons_of_nics(capture_of(case)) == {nic: sorted(of) for nic, of in expected.items()}
+
+
+NETWORK_SCENARIOS = {
+    "incast": "incast_receiver",
+    "pause_storm": "pfc_storm",
+    "slow_receiver": "pcie_bound_receiver",
+    "stalled_receiver": "pcie_bound_receiver",
+    "pfc_victim": "paused_by_switch",
+    "link_down": "link_down",
+    "link_flap": "link_flap",
+    "flapping": "link_flap",
+    "speed_down": "link_speed_low",
+    "optics": "transceiver_degraded",
+    "nic_lost": "nic_lost",
+    "pcie_degraded": "pcie_degraded",
+    "settings_drift": "settings_differ",
+}
+HARMLESS = [(scenario, "cx7") for scenario in ("training", "idle", "counter_reset", "unclaimed")] + [
+    ("training", nic) for nic in ("bnxt", "irdma", "mixed")
+]  # fmt: skip
+AFFECTED = "ens4f0np0"
+
+
+def simulate(scenario: str, nic: str = "cx7") -> dict[str, list[str]]:
+    """Return the reasons against the NICs of a simulated node."""
+    simulation = CaseSimulation(
+        scenario=scenario, model="h100", gpus=4, nic=nic, sources=CaseSources.NETWORK, moments=6
+    )
+    return dict(reasons_of_nics(simulated("node", simulation)))
+
+
+@pytest.mark.parametrize("scenario", NETWORK_SCENARIOS)
+def test_every_network_scenario_has_its_reason(scenario: str) -> None:
+    found = simulate(scenario)
+    assert NETWORK_SCENARIOS[scenario] in found[AFFECTED]
+    assert scenario == "settings_drift" or set(found) == {AFFECTED}
+
+
+@pytest.mark.parametrize(("scenario", "nic"), HARMLESS)
+def test_a_harmless_scenario_has_none(scenario: str, nic: str) -> None:
+    assert simulate(scenario, nic) == {}
+
+
+def test_the_command_reports_a_faulty_nic_with_its_names_and_the_remedy() -> None:
+    case = CASES / "port-trained-down"
+    outcome = CliRunner().invoke(agent, ["check", "--replay", str(case)])
+    (line,) = [each for each in outcome.stdout.splitlines() if each.startswith("BROKEN  NIC")]
+    assert outcome.exit_code == 1
+    assert line.startswith(
+        "BROKEN  NIC ens4f0np0 (mlx5_5, rail 3): degraded: link_speed_low (200 Gb/s on 2 lanes, expected 400 Gb/s), "
+    )
+    assert "         -> replace the cable; check the switch port" in outcome.stdout
+    assert "health of NICs: 6 NICs by 26 rules: 5 healthy, 1 degraded" in outcome.stdout
