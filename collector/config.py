@@ -145,6 +145,12 @@ class DiagnosisSettings(Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     """Evaluate the frames every 10 seconds, and report incidents."""
+    webhook_url: str = ""
+    """URL that receives incidents in the form of Alertmanager's webhooks. Empty: none."""
+    webhook_token_file: str = ""
+    """File that contains the bearer token for the webhook. Empty: none is sent."""
+    webhook_min_severity: Literal["info", "warning", "critical"] = "warning"
+    """Severity from which on incidents are sent to the webhook."""
 
 
 class CollectorTlsSettings(Struct, frozen=True, kw_only=True):

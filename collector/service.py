@@ -32,6 +32,7 @@ from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
+from collector.sinks.incident_webhook import IncidentWebhook
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
@@ -40,6 +41,7 @@ from collector.workloads import job_readings, job_roster
 from railscope import __version__, server_connections, service, timestamps
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
+from railscope.catalog.incidents import WEBHOOK_FAILURES
 
 log = structlog.get_logger(__name__)
 
@@ -141,6 +143,9 @@ class Collector:
             self.trail,
             self.clock.now_ns,
             lambda: self.live.roster.jobs() if self.live.is_ready else (),
+        )
+        self.webhook = IncidentWebhook(
+            self.settings.diagnosis, lambda: self.diagnosis.table, self.diagnosis.engine.notified
         )
         self.reading = ReadPool()
         self.quarantine = evidence_records.EvidenceQuarantine()
@@ -310,6 +315,7 @@ class Collector:
             lambda: [
                 *self.audit.cells(),
                 *(self.diagnosis.cells() if self.settings.diagnosis.enabled else ()),
+                view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
             ],
@@ -363,6 +369,7 @@ class Collector:
                 self.audit.start(outer, group)
                 if self.settings.diagnosis.enabled:
                     group.create_task(self.diagnosis.run())
+                    group.create_task(self.webhook.run())
                 for work in (
                     self.access.run(),
                     self.tokens.watch(),

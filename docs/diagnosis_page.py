@@ -57,6 +57,9 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
   seconds from 5 minutes before the incident opened. A tenant reads the incidents that touch its jobs, without the jobs, victims and
   losses of other tenants.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
+- A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
+  `webhook_min_severity` opens, one when it ends or another one explains it. What the receiver does not accept is sent again. Use it
+  where no Prometheus evaluates the [alerts](alerts.md).
 - Events and [audit records](audit.md): each change of an incident.
 
 Open incidents, baselines and the last 1,000 closed incidents are in `diagnosis` of the state directory. After a restart they continue, with

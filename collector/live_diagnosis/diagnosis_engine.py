@@ -170,7 +170,7 @@ class DiagnosisEngine:
         self._opened.update(saved.opened)
         self._dropped_seconds.update({(name, tenant): n for name, tenant, n in saved.lost_seconds})
         self.pending = list(saved.pending)
-        self.notified = {each.incident.incident_id: each.notified for each in saved.incidents}
+        self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
 
     def save(self) -> None:

@@ -1,0 +1,162 @@
+"""Notifications of incidents, as a webhook receives them from Alertmanager (payload of version 4).
+
+What is sent follows from the table of incidents and from the state of each that was delivered last: a notification that
+failed is sent again, also after a restart, and one that is no longer true is not sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import structlog
+
+from collector.config import DiagnosisSettings
+from collector.diagnosis.incident_classes import Severity
+from collector.diagnosis.incident_report import IncidentDocument
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, cause_labels
+from railscope.settings import SettingsError, read_named_file
+from railscope.timestamps import format_timestamp
+
+log = structlog.get_logger(__name__)
+
+PERIOD_SECONDS, MAX_PERIOD_SECONDS = 5.0, 300.0
+TIMEOUT_SECONDS = 10.0
+FIRING, RESOLVED = "firing", "resolved"
+_NOT_ENDED = "0001-01-01T00:00:00Z"
+"""Time that Alertmanager sends for an alert that has not ended."""
+_LABELS = ("kind", "node", "device", "rail")
+
+
+@dataclass(slots=True)
+class IncidentWebhook:
+    """Sends the opening and the end of each incident to a URL."""
+
+    settings: DiagnosisSettings
+    table: Callable[[], IncidentTable]
+    delivered: MutableMapping[str, str]
+    """State of which the receiver was notified, by incident."""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    failures: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of each request."""
+    _problem: str = ""
+
+    def __post_init__(self) -> None:
+        """Read the token. Raises SettingsError."""
+        url, file = self.settings.webhook_url, self.settings.webhook_token_file
+        if url and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
+            message = f"invalid diagnosis.webhook_url {url!r}: expected http://HOST/PATH or https://HOST/PATH"
+            raise SettingsError(message)
+        if file:
+            token = read_named_file("diagnosis.webhook_token_file", file, "ascii")
+            self.headers = {"Authorization": f"Bearer {token}"}
+
+    async def run(self) -> None:
+        """Send until cancelled; return immediately if no URL is configured."""
+        if not self.settings.webhook_url:
+            return
+        timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
+        async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session:
+            period_seconds = PERIOD_SECONDS
+            while True:
+                await asyncio.sleep(period_seconds)
+                is_delivered = await self.deliver(session)
+                longer_seconds = min(2 * period_seconds, MAX_PERIOD_SECONDS)
+                period_seconds = PERIOD_SECONDS if is_delivered else longer_seconds
+
+    async def deliver(self, session: aiohttp.ClientSession) -> bool:
+        """Send what the receiver has not been notified of; return True if it accepted everything."""
+        is_delivered = True
+        for incident, status in list(self._due()):
+            now = format_timestamp(self.table().timestamp_ns)
+            problem = await self._post(session, notification(incident, status, now))
+            if problem:
+                is_delivered = False
+                self.failures += 1
+                if problem != self._problem:
+                    url = self.settings.webhook_url
+                    log.warning("incident_notification_failed", url=url, problem=problem)
+            else:
+                self.delivered[incident.document.id] = status
+            self._problem = problem
+        return is_delivered
+
+    def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
+        """Yield incidents whose state differs from the delivered one; a resolved one only after its opening."""
+        order = list(Severity)
+        threshold = order.index(Severity(self.settings.webhook_min_severity))
+        for incident in self.table().incidents:
+            before = self.delivered.get(incident.document.id, "")
+            is_sent = order.index(Severity(incident.document.severity)) >= threshold
+            status = FIRING if incident.is_root and is_sent else RESOLVED
+            if status != before and FIRING in {status, before}:
+                yield incident, status
+
+    async def _post(self, session: aiohttp.ClientSession, content: Mapping[str, Any]) -> str:
+        """Send a notification; return the problem, empty if it was accepted."""
+        url = self.settings.webhook_url
+        try:
+            async with session.post(url, json=content, allow_redirects=False) as response:
+                accepted = HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES
+                return "" if accepted else f"status {response.status}: expected 2xx"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def notification(incident: ReportedIncident, status: str, now: str) -> dict[str, Any]:
+    """Return the payload for one incident; one that another explains is resolved now."""
+    document = incident.document
+    cause = dict(zip(_LABELS, cause_labels(document.cause), strict=True))
+    labels = {
+        "alertname": "RailscopeIncident",
+        "incident": document.id,
+        "class": document.incident_class,
+        "severity": document.severity,
+        **{name: value for name, value in cause.items() if value},
+    }
+    annotations = {
+        "summary": document.text,
+        "description": _description(document),
+        "action": document.action,
+    }
+    alert = {
+        "status": status,
+        "labels": labels,
+        "annotations": annotations,
+        "startsAt": document.onset,
+        "endsAt": _NOT_ENDED if status == FIRING else document.ended or now,
+        "generatorURL": "",
+        "fingerprint": document.id,
+    }
+    return {
+        "version": "4",
+        "groupKey": f"railscope/incident/{document.id}",
+        "truncatedAlerts": 0,
+        "status": status,
+        "receiver": "railscope",
+        "groupLabels": {"incident": document.id},
+        "commonLabels": labels,
+        "commonAnnotations": annotations,
+        "externalURL": "",
+        "alerts": [alert],
+    }
+
+
+def _description(document: IncidentDocument) -> str:
+    """Return evidence, victims and cost in one line."""
+    evidence = "; ".join(
+        f"{each.device} {each.signal} {each.value} ({each.comparison} {each.threshold})"
+        for each in document.evidence[:3]
+    )
+    jobs = ", ".join(f"{job.workload} of {job.tenant}" for job in document.jobs[:3])
+    touched = f"; jobs: {jobs}" if jobs else ""
+    return (
+        f"confidence {document.confidence}; {evidence}; {document.victim_count} victims{touched};"
+        f" {document.lost_gpu_seconds} GPU-seconds lost"
+    )

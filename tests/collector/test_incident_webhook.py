@@ -1,0 +1,172 @@
+"""Notifications of incidents to a webhook: what is sent, when, and what happens if it fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from collector.config import DiagnosisSettings
+from collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.diagnosis.ranking import Reach
+from collector.sinks.incident_webhook import IncidentWebhook
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+
+NO_REACH = Reach(("nic", 0, ""), frozenset(), frozenset(), frozenset())
+
+
+def incident(number: str, **changes: Any) -> ReportedIncident:
+    content = {
+        "id": number, "class": "slow_receiver", "text": "A NIC is slow.", "onset": "2026-01-01T00:00:00Z",
+        "cause": {
+            "kind": "nic", "node": "n1", "interface": "eth3", "device": "mlx5_3", "pci_address": "", "rail": 3,
+            "switch": "", "switch_port": "",
+        },
+        "onset_uncertainty_seconds": 30.0, "detected": "2026-01-01T00:00:40Z", "ended": None,
+        "severity": "warning", "confidence": 0.8, "victims": [], "victim_count": 0, "jobs": [], "evidence": [],
+        "symptoms": [], "lost_gpu_seconds": 7, "action": "drain the node", "detail": "", "limits": "",
+        "explained_by": None,
+    }  # fmt: skip
+    document = msgspec.convert(content | changes, IncidentDocument)
+    assert isinstance(document.cause, NicDocument)
+    return ReportedIncident(document, SECOND_NS, NO_REACH)
+
+
+@dataclass
+class Receiver:
+    """An HTTP server that answers with a status, and the notifications that it received."""
+
+    status: int = 200
+    notifications: list[dict[str, Any]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.authorizations.append(request.headers.get("Authorization"))
+        if self.status == 200:
+            self.notifications.append(await request.json())
+        return web.Response(status=self.status, headers={"Location": "/elsewhere"})
+
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """Identity and status of each notification."""
+        return [(each["groupLabels"]["incident"], each["status"]) for each in self.notifications]
+
+
+@dataclass
+class Pair:
+    """A receiver, and a webhook with the table that it sends."""
+
+    receiver: Receiver
+    webhook: IncidentWebhook
+    session: aiohttp.ClientSession
+    table: IncidentTable = field(default_factory=lambda: IncidentTable(SECOND_NS))
+
+    async def send(self, *incidents: ReportedIncident) -> bool:
+        self.table = replace(self.table, incidents=incidents)
+        return await self.webhook.deliver(self.session)
+
+
+@contextlib.asynccontextmanager
+async def connected(**settings: Any) -> AsyncIterator[Pair]:
+    receiver = Receiver()
+    app = web.Application()
+    app.router.add_post("/hook", receiver.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    found = DiagnosisSettings(webhook_url=url, **settings)
+    try:
+        async with aiohttp.ClientSession() as session:
+            webhook = IncidentWebhook(found, lambda: pair.table, {})
+            pair = Pair(receiver, webhook, session)
+            yield pair
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_incident_is_sent_once_and_again_when_it_has_ended() -> None:
+    async with connected() as pair:
+        assert await pair.send(incident("a"))
+        assert await pair.send(incident("a", confidence=0.9))
+        ended = incident("a", ended="2026-01-01T01:00:00Z")
+        assert await pair.send(ended)
+        assert await pair.send(ended)
+    assert pair.receiver.states == [("a", "firing"), ("a", "resolved")]
+    first, last = (each["alerts"][0] for each in pair.receiver.notifications)
+    assert first["labels"] == {
+        "alertname": "RailscopeIncident", "incident": "a", "class": "slow_receiver", "severity": "warning",
+        "kind": "nic", "node": "n1", "device": "eth3", "rail": "3",
+    }  # fmt: skip
+    assert first["startsAt"] == last["startsAt"] == "2026-01-01T00:00:00Z"
+    assert (first["endsAt"], last["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-01-01T01:00:00Z")
+    assert first["annotations"]["action"] == "drain the node"
+
+
+async def test_an_incident_that_another_explains_is_resolved() -> None:
+    async with connected() as pair:
+        await pair.send(incident("a"))
+        await pair.send(incident("a", explained_by="b"), incident("b", severity="critical"))
+    assert pair.receiver.states == [("a", "firing"), ("a", "resolved"), ("b", "firing")]
+    assert pair.receiver.notifications[1]["alerts"][0]["endsAt"] == "1970-01-01T00:00:01Z"
+
+
+async def test_what_was_never_sent_is_not_resolved() -> None:
+    async with connected(webhook_min_severity="critical") as pair:
+        await pair.send(incident("a"), incident("b", ended="2026-01-01T01:00:00Z"))
+        assert pair.receiver.states == []
+        await pair.send(incident("a", severity="critical"))
+    assert pair.receiver.states == [("a", "firing")]
+
+
+@pytest.mark.parametrize("status", [302, 404, 500, 503])
+async def test_a_notification_that_was_not_accepted_is_sent_again(status: int) -> None:
+    async with connected() as pair:
+        pair.receiver.status = status
+        assert not await pair.send(incident("a"), incident("b"))
+        assert pair.webhook.failures == 2
+        pair.receiver.status = 200
+        assert await pair.send(incident("a"), incident("b"))
+    assert pair.receiver.states == [("a", "firing"), ("b", "firing")]
+
+
+async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
+    async with connected() as pair:
+        await pair.session.close()
+        async with aiohttp.ClientSession() as session:
+            absent = DiagnosisSettings(webhook_url="http://127.0.0.1:1/")
+            webhook = IncidentWebhook(absent, lambda: IncidentTable(1, (incident("a"),)), {})
+            assert not await webhook.deliver(session)
+            assert webhook.failures == 1
+
+
+async def test_the_token_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    async with (
+        connected(webhook_token_file=str(tmp_path / "token")) as pair,
+        aiohttp.ClientSession(headers=pair.webhook.headers) as session,
+    ):
+        pair.table = replace(pair.table, incidents=(incident("a"),))
+        await pair.webhook.deliver(session)
+    assert pair.receiver.authorizations == ["Bearer secret"]
+
+
+@pytest.mark.parametrize("url", ["ftp://host/", "//host", "host:80", "http://"])
+def test_an_invalid_url_is_rejected(url: str) -> None:
+    with pytest.raises(SettingsError, match="expected http://HOST/PATH"):
+        IncidentWebhook(DiagnosisSettings(webhook_url=url), IncidentTable, {})
+
+
+def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
+    settings = DiagnosisSettings(webhook_token_file=str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="webhook_token_file"):
+        IncidentWebhook(settings, IncidentTable, {})
