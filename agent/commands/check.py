@@ -25,6 +25,8 @@ from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
 from agent.shipping import collector_client
 from agent.sources.agent_state import latest_frame
+from agent.topology.network import NetworkScanner
+from agent.topology.rails import parse_rail_rules
 from railscope import __version__
 from railscope.capture import Capture
 from railscope.catalog import agent as catalog
@@ -242,6 +244,8 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
     now_ns = agent.host.clock.now().boot_ns
     latest = {name: latest_frame(agent.sampler.statuses.get(name), now_ns) for name in SOURCES}
     absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
+    scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
+    node_facts.add_gpu_paths(scanner.scan(agent.host))
     nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)
     findings = []
     if nics:

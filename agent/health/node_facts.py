@@ -13,13 +13,15 @@ from dataclasses import replace
 from agent.health import rule
 from agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from agent.health.nic_traffic_rules import TRAFFIC_RULES
-from agent.health.setting_rules import GPU_SETTING_RULES, NIC_SETTING_RULES
+from agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
 from agent.health.source_readings import (
     DeviceName,
     SourceReadings,
     merge_source_facts,
     metrics_of_rules,
 )
+from agent.topology.network import NodeNetwork
+from agent.topology.pci import pci_distance
 from railscope.catalog import entities
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent
@@ -78,6 +80,14 @@ class NodeHealthFacts:
         """Return the facts about each GPU; its peers have the same model."""
         devices = {name[1]: [name] for name in self._labels if name[0] == entities.GPU.name}
         return self._with_peers(devices, absent_sources, lambda of: (of.labels.get("model", ""),))
+
+    def add_gpu_paths(self, network: NodeNetwork) -> None:
+        """Add the distance of each NIC from the GPU of its rail."""
+        gpus = {gpu.address: gpu for gpu in network.gpus}
+        for device in network.devices:
+            if device.gpu in gpus:
+                distance = pci_distance(device.device.place, gpus[device.gpu].place)
+                self._labels[entities.PCIE.name, device.address][GPU_PATH] = distance.name
 
     def nics(self, absent_sources: Mapping[str, Absent]) -> dict[str, rule.HealthFacts]:
         """Return the facts about each NIC, by interface, or by RDMA port if it has none."""

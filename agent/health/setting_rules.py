@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from agent.health import rule
 from agent.health.nic_signals import MIN_PEERS, is_up, known_signal
-from railscope.catalog import declare, gpu, host, nic, nic_settings, rdma
+from agent.topology.pci import PciDistance
+from railscope.catalog import declare, gpu, host, nic, nic_settings, pcie, rdma
 from railscope.reading import Absent
 
+GPU_PATH = "gpu_path"
+"""Label of a NIC: its distance from the GPU of its rail."""
 _NOT_COMPARED = {"firmware", "hash"}
 _GPU_MODES = ("persistence", "compute_mode", "ecc", "gsp_firmware")
 _PENDING = {"ecc": "ecc_pending", "mig": "mig_pending"}
@@ -34,6 +37,11 @@ def _nic_settings(facts: rule.HealthFacts) -> dict[str, str]:
 def _firmware(facts: rule.HealthFacts) -> dict[str, str]:
     firmware = facts.labels.get("firmware")
     return {"firmware": firmware} if firmware else {}
+
+
+def _gpu_path(facts: rule.HealthFacts) -> dict[str, str]:
+    path = facts.labels.get(GPU_PATH)
+    return {"path": path} if path else {}
 
 
 def _gpu_modes(facts: rule.HealthFacts) -> dict[str, str]:
@@ -129,8 +137,23 @@ def _peer_rule(  # noqa: PLR0913 - columns of a table
     )
 
 
+_GPU_PATH = PeerSettings(_gpu_path)
+
+
+def _has_longer_path(facts: rule.HealthFacts) -> bool:
+    return any(
+        PciDistance[path] > PciDistance[usual]
+        for path, usual in _GPU_PATH.differences(facts).values()
+    )
+
+
 _APPLY, _UPDATE = "apply the configuration of the peers", "update the firmware"
 NIC_SETTING_RULES = (
+    rule.HealthRule("gpu_path_longer", rule.DEGRADED, _has_longer_path,
+        "the PCIe path between the NIC and the GPU of its rail is longer than that of most peers, in the terms of nvidia-smi topo -m",
+        "Railscope: GPUDirect RDMA needs PIX or PXB, below one switch or several; PHB and longer paths cross the processor",
+        sources=("pcie",), metrics=(pcie.PCIE_INFO,), is_needed=False,
+        describe=_GPU_PATH.describe, remedy="move the NIC to a slot below the switch of its GPU; check the rails in the settings"),
     _peer_rule("settings_differ", PeerSettings(_nic_settings),
         "PFC, trust, priorities, ECN, MTU, rings or another setting differs from that of most NICs of the same role and model",
         _APPLY, "nic_settings", nic_settings.SETTINGS_INFO, nic_settings.RING, host.LINK_UP, rdma.RDMA_UP, alert="RailscopeRailSettingsDiffer"),

@@ -56,6 +56,7 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("transceiver_threshold", (now(cabling.TRANSCEIVER_TEMPERATURE, 85_000),)),
     ("link_flap", (once(n.LINK_DOWNS),)),
     ("rdma_port_inactive", (now(rdma.RDMA_STATE, 2),)),
+    ("gpu_path_longer", (labels(gpu_path="PHB"),)),
     ("settings_differ", (settings(pfc="none"),)),
     ("settings_differ", (now(t.RING, 1024, "receive"),)),
     ("firmware_differs", (labels(firmware="28.35.1000"),)),
@@ -89,6 +90,7 @@ QUIET: dict[str, tuple[Change, ...]] = {
         now(host.LINK_UP, 0), now(n.RDMA_RECEIVED, 0), now(n.RECEIVED, 0), peers(now(host.LINK_UP, 0)),
     ),
     "a driver that was loaded again": (once(n.LINK_DOWNS), peers(once(n.LINK_DOWNS))),
+    "a NIC that is nearer to its GPU": (labels(gpu_path="PIX"), peers(labels(gpu_path="PXB"))),
     "a slow slot by design": (
         now(pcie.PCIE_PATH_LIMIT, 10**9), peers(now(pcie.PCIE_PATH_LIMIT, 10**9)),
     ),
@@ -219,4 +221,4 @@ def test_the_command_reports_a_faulty_nic_with_its_names_and_the_remedy() -> Non
         "BROKEN  NIC ens4f0np0 (mlx5_5, rail 3): degraded: link_speed_low (200 Gb/s on 2 lanes, expected 400 Gb/s), "
     )
     assert "         -> replace the cable; check the switch port" in outcome.stdout
-    assert "health of NICs: 6 NICs by 26 rules: 5 healthy, 1 degraded" in outcome.stdout
+    assert "health of NICs: 6 NICs by 27 rules: 5 healthy, 1 degraded" in outcome.stdout
