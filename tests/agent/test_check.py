@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from support.shipping import link_to
 from support.tree import make_tree
 
 from agent.cli import agent
-from agent.commands.check import check
+from agent.commands.check import check, read_twice
 from agent.config import AgentSettings, BudgetSettings, CollectorLink
 from agent.host import NvmlError
 from agent.service import Agent
@@ -187,6 +189,50 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
     well, lines = await run_check(host)
     assert not well
     assert "1 reading error: railscope_rdma_transmit_packets_total" in line(lines, "BROKEN  rdma")
+
+
+# Counters ------------------------------------------------------------------------------------------
+
+HW_COUNTERS = f"{INFINIBAND}/mlx5_0/ports/1/hw_counters"
+
+
+async def run_check_twice(host: FakeHost, later: dict[str, str]) -> tuple[bool, list[str]]:
+    """Check with two reads, with other contents of files at the second one."""
+    lines: list[str] = []
+    node_agent = Agent(AgentSettings(), host, "node-1")
+    checking = asyncio.ensure_future(
+        check(node_agent, lines.append, partial(read_twice, seconds=10))
+    )
+    await host.clock.asleep(1)
+    host.files |= later
+    host.clock.advance(10)
+    return await checking, lines
+
+
+@pytest.mark.parametrize("trial", range(3))
+async def test_totals_of_a_real_server_after_faults_are_not_faults_of_now(trial: int) -> None:
+    """ConnectX-5 with 12821 acknowledgement timeouts and 16730 adaptive retransmissions since boot."""
+    trials = capture_path("ethtool/rdma-fault/RETRY_EXC_LINK_DOWN.csv").read_text().split("# ")
+    rows = [row.split(",") for row in trials[trial + 1].splitlines() if row.startswith("client,")]
+    host = healthy_host()
+    host.files |= {f"{HW_COUNTERS}/{name}": before for _, name, before, *_ in rows}
+    later = {f"{HW_COUNTERS}/{name}": after for _, name, _, after, _ in rows}
+    assert host.files[f"{HW_COUNTERS}/local_ack_timeout_err"] == "12821"
+    well, lines = await run_check_twice(host, later)
+    assert well, lines
+    assert "1 NIC by 27 rules: 1 healthy" in line(lines, "ok      health of NICs")
+
+
+async def test_counters_that_increase_between_two_reads_are_faults() -> None:
+    host = healthy_host()
+    timeouts = f"{HW_COUNTERS}/local_ack_timeout_err"
+    host.files[timeouts] = "12821"
+    well, lines = await run_check_twice(host, {timeouts: "12921"})
+    assert not well
+    assert line(lines, "BROKEN  NIC mlx5_0/1") == (
+        "BROKEN  NIC mlx5_0/1: degraded: transport_retry (10 acknowledgement timeouts per second); actions: inspect"
+        "          -> check links and drops on the paths of the NIC"
+    )
 
 
 # The budget ---------------------------------------------------------------------------------------
