@@ -102,6 +102,25 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {PLACED_FACTOR:.0f} times as much as those
   of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no such advice: marks may be those of its own
   receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
+
+## Recordings of real hardware
+
+Public recordings, diagnosed by the same command; tests repeat it where the recordings are beside the repository.
+
+| recording | reported | reason |
+|---|---|---|
+| an hour at the 200 Gb/s ports of three servers of a cluster of 2,024 GPUs: two train, one is idle | nothing | Bursts and a gap of four minutes are usual. The switch recorded bytes and packets alone: without pause, marks and losses, congestion at this moment cannot be excluded either. |
+| counters of two servers before and after an RDMA connection was broken, two methods, three trials each | nothing | Each trial loses a handful of packets of one idle connection; the links stay up, and no NIC pauses or retransmits much. |
+| retransmissions of a connection whose peer is unreachable, by the microsecond, five trials | nothing | Six adaptive retransmissions and five or six timeouts in four seconds, then the connection ends. The error of the connection is an event of its program, which host counters do not show as a rate. |
+| kernel log with Xid 48, 63 and 94 | `ecc_uncorrectable` of one GPU | The driver reports uncorrectable errors; the remapped row (63) is their consequence. The GPU is known from the log alone. |
+| kernel log with 629 Xid 13 and 7 Xid 43 | nothing | Programs cause both: illegal accesses, and contexts that end after them. |
+| log with six losses of the carrier of an InfiniBand link | nothing | They are messages of a network manager, not of the kernel. The counter of downs of a running agent reports the flaps. |
+| logs with errors of peer memory, a crash in NCCL, and NVSwitch | nothing | No error of a GPU; NVSwitch errors name no GPU. |
+| Xid 79, 94, 145 and 149, as other projects quote them | `gpu_lost`, `ecc_uncorrectable`, `nvlink_errors` twice | Classes of these errors. Xid 13, 32 (programs) and 154 (announces a recovery) raise nothing. |
+
+Hosts do not see the queue of a switch, errors of what a NIC sends, drops that neither end counts, nor bursts that are shorter
+than a sample. They cannot distinguish a leaf switch from its uplinks, and a rank that never entered a collective from those that
+wait for it, unless it is idle. An incident states such a limit in `limits`.
 """
 
 

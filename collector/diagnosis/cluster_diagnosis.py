@@ -214,6 +214,10 @@ class ClusterDiagnosis:
     def _take_events(self, now_ns: int) -> list[NodeEvent]:
         count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.timestamp_ns)
         taken, self._events = self._events[:count], self._events[count:]
+        for node_event in taken:
+            node = self.devices.nodes.get(node_event.node)
+            if node_event.event.name == "xid" and node:
+                self.devices.add_gpu_of_event(node, node_event.event.entity.key[0])
         return taken
 
     def _take_receipts(self, now_ns: int) -> None:
@@ -266,7 +270,7 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
         )
-    for name in ("utilization", "activity", "nvlink"):
+    for name in ("utilization", "activity", "power", "nvlink"):
         past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
         if past > 0:
             setattr(state, f"{name}_change", mean_known(gpu[name][job.gpus]) / past)

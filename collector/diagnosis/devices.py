@@ -185,11 +185,16 @@ class ClusterDevices:
     def _add_gpu(self, node: ClusterNode, entity: WireEntity) -> None:
         uuid, facts = entity.key[0], entity.facts
         if uuid not in node.gpus:
-            if len(node.gpus) >= MAX_DEVICES_PER_NODE:
+            of_events = node.gpu_by_address.get(facts.get("pci_address", ""), NO_POSITION)
+            if of_events != NO_POSITION and not self.gpus[of_events].uuid:
+                node.gpus[uuid] = of_events
+                self.gpus[of_events].uuid = uuid
+            elif len(node.gpus) >= MAX_DEVICES_PER_NODE:
                 node.has_ignored_devices = True
                 return
-            node.gpus[uuid] = self.sums[DeviceKind.GPU].add_device()
-            self.gpus.append(ClusterGpu(node.name, uuid))
+            else:
+                node.gpus[uuid] = self.sums[DeviceKind.GPU].add_device()
+                self.gpus.append(ClusterGpu(node.name, uuid))
         gpu = self.gpus[node.gpus[uuid]]
         gpu.index = facts.get("index", "") or gpu.index
         gpu.model = facts.get("model", "") or gpu.model
@@ -197,6 +202,16 @@ class ClusterDevices:
         gpu.pci_address = facts.get("pci_address", "") or gpu.pci_address
         if gpu.pci_address:
             node.gpu_by_address[gpu.pci_address] = node.gpus[uuid]
+
+    def add_gpu_of_event(self, node: ClusterNode, pci_address: str) -> None:
+        """Add a GPU that only the kernel log names: its driver answers nothing else about it."""
+        if pci_address and pci_address not in node.gpu_by_address:
+            if len(node.gpu_by_address) >= MAX_DEVICES_PER_NODE:
+                node.has_ignored_devices = True
+                return
+            node.gpu_by_address[pci_address] = self.sums[DeviceKind.GPU].add_device()
+            self.gpus.append(ClusterGpu(node.name, "", pci_address=pci_address))
+            self.version += 1
 
     def position(self, node: ClusterNode, kind: DeviceKind, entity: WireEntity) -> int:
         """Return the position of the device of this kind that an entity is part of, or NO_POSITION."""

@@ -191,6 +191,7 @@ class JobState:
     exchange_change: float = np.nan
     utilization_change: float = np.nan
     activity_change: float = np.nan
+    power_change: float = np.nan
     nvlink_change: float = np.nan
     exchange_now: float = np.nan
     """As `exchange_change`, over the last 20 seconds."""
@@ -271,7 +272,7 @@ class DiagnosisView:
     def gpu_name(self, position: int) -> str:
         """Return node and index of a GPU."""
         gpu = self.devices.gpus[position]
-        return f"{gpu.node} GPU {gpu.index or gpu.uuid}"
+        return f"{gpu.node} GPU {gpu.index or gpu.uuid or gpu.pci_address}"
 
 
 def above(values: Floats, limit: Floats | float) -> Flags:

@@ -85,6 +85,8 @@ def reported_gpu_faults(view: DiagnosisView) -> Iterator[Finding]:
     answering = np.bincount(groups.gpu_node[alive], minlength=nodes)[groups.gpu_node]
     missing = gpu["device_state"] == _MISSING_STATE
     gone = (~alive & (reason == Absent.GONE.value)) | (missing & ~alive)
+    # All GPUs of a node that no job uses: the driver was unloaded.
+    gone &= (answering > 0) | (view.job_of_gpu >= 0)
     hung = ~alive & (reason == Absent.TIMEOUT.value)
     yield from _gpu_findings(view, "gpu_lost", gone, "device_state")
     yield from _unresponsive(view, hung, answering)
@@ -102,12 +104,23 @@ def reported_gpu_faults(view: DiagnosisView) -> Iterator[Finding]:
     often |= above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
     busy = above(gpu["utilization"], 0.1)
-    yield from _gpu_findings(
-        view, "pcie_degraded", above(1.0 - gpu["pcie_width"], 0.01), "pcie_width"
-    )
-    yield from _gpu_findings(
-        view, "pcie_degraded", above(1.0 - gpu["pcie_generation"], 0.01) & busy, "pcie_generation"
-    )
+    narrow = above(1.0 - gpu["pcie_width"], 0.01) & ~_is_usual(view, gpu["pcie_width"])
+    yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width")
+    slow = above(1.0 - gpu["pcie_generation"], 0.01) & busy
+    slow &= ~_is_usual(view, gpu["pcie_generation"])
+    yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation")
+
+
+def _is_usual(view: DiagnosisView, values: Floats) -> Flags:
+    """Return the GPUs with a share that most GPUs of their model have, as on a board with fewer lanes."""
+    models = np.array([each.model for each in view.devices.gpus])
+    usual = np.full(len(values), np.nan)
+    for model in np.unique(models):
+        of_model = values[(models == model) & ~np.isnan(values)]
+        if len(of_model) >= MIN_JOB_GPUS:
+            usual[models == model] = np.median(of_model)
+    found: Flags = values >= usual
+    return found
 
 
 def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
@@ -217,7 +230,9 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _may_have_straggler(state: JobState) -> bool:
-    works = state.utilization_change > 0.9 and state.activity_change < 0.985  # noqa: PLR2004 - fell, and still runs
+    # GPUs without a measure of activity show waits by their power.
+    change = state.power_change if np.isnan(state.activity_change) else state.activity_change
+    works = state.utilization_change > 0.9 and change < 0.985  # noqa: PLR2004 - fell, and still runs
     return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
 
 

@@ -392,7 +392,7 @@ def _memory(candidate: _Candidate) -> int:
     return REOPEN_SLOTS if is_hard and candidate.incident else CLOSE_SLOTS
 
 
-def _rank(candidate: _Candidate) -> tuple[float, float, int]:
-    """Order of candidates: hard evidence first, then strength, then the earlier onset."""
+def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:
+    """Order of candidates: hard evidence first, then strength, then the earlier onset; the name breaks a tie."""
     kind = CLASSES[candidate.finding.incident_class]
-    return (-kind.specificity, -candidate.finding.strength, candidate.onset_ns)
+    return (-kind.specificity, -candidate.finding.strength, candidate.onset_ns, kind.name)

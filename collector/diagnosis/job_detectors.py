@@ -70,7 +70,9 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
             )
             for p in hit[:4]
         )
-        if len(hit) >= MAJORITY * len(clients):
+        # Clients that are slower alike have a slow server, even if some of them are below the limit.
+        usual = float(np.nanmedian(change[clients]))
+        if len(hit) >= MAJORITY * len(clients) or usual > np.sqrt(LATENCY_FACTOR):
             yield Finding(
                 "storage_bound", Cause("storage", name=server), evidence, parts=tuple(hit)
             )
@@ -91,7 +93,7 @@ def _is_busy(view: DiagnosisView, signal: str) -> Flags:
 def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle."""
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
-    base = view.base(DeviceKind.GPU, "utilization")
+    base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)  # the load of a service varies
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
     is_slow = view.states[job.key].speed < 0.9 and change < 0.95  # noqa: PLR2004 - beyond the noise of a minute

@@ -29,6 +29,10 @@ MIN_MARKS = 2.0
 SIBLING_FACTOR, LEAF_BASELINE_FACTOR = 8.0, 8.0
 MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
 MIN_LOSSES = 0.2
+LOSS_FACTOR = 4.0
+MIN_LOAD = 0.5
+MIN_REPORTED = 0.1
+"""Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
 
 
 def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
@@ -37,6 +41,8 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
     base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
     usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
+    loads = _means(view, nic["receive"], use)
+    usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
     losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
@@ -50,7 +56,8 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
         )
         usual = np.fmax(usual, LEAF_BASELINE_FACTOR * np.nan_to_num(base[leaf]))
         no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
-        ended = usual_marks[leaf] > MIN_MARKS or (
+        # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
+        ended = (usual_marks[leaf] > MIN_MARKS and loads[leaf] > MIN_LOAD * usual_loads[leaf]) or (
             len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all()
         )
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
@@ -92,24 +99,45 @@ def _losses(
         FindingEvidence("out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name),
         FindingEvidence("ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name),
     )
-    lossy = mean_known(order) > MIN_OUT_OF_ORDER or mean_known(timeouts) > MIN_TIMEOUTS
+    past = np.fmax(
+        np.nan_to_num(view.base(DeviceKind.NIC, "out_of_order")),
+        np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
+    )
+    limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * np.fmax(usual, past))
+    lossy = mean_known(order) > float(limits[positions].mean())
+    lossy |= mean_known(timeouts) > MIN_TIMEOUTS
     if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
         yield Finding("lossless_broken", cause, evidence)
         return
-    hit = above(losses, max(MIN_LOSSES, 4 * usual)) & clean
+    hit = above(losses, limits) & clean
     affected = positions[hit[positions]]
-    if len(affected) >= MIN_MEMBERS and len(affected) >= 0.3 * len(positions):
+    if (
+        len(affected) >= MIN_MEMBERS
+        and len(affected) >= 0.3 * len(positions)
+        and _is_lost(view, affected)
+    ):
         rates = tuple(
             FindingEvidence(
                 "losses",
                 float(losses[p]),
-                max(MIN_LOSSES, 4 * usual),
-                "other leaves",
+                float(limits[p]),
+                "other leaves and baseline",
                 view.nic_name(p),
             )
             for p in affected[:4].tolist()
         )
         yield Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
+
+
+def _is_lost(view: DiagnosisView, affected: Positions) -> bool:
+    """True unless packets are out of order and hardly any is reported missing, as where switches spray them."""
+    nic, rails = view.signals.nic, view.groups.nic_rail
+    of_rails = np.isin(rails, rails[affected])
+    naks = nic["naks"][of_rails]
+    if np.isnan(naks).all():
+        return True
+    reordered = float(np.nansum(nic["out_of_order"][of_rails]))
+    return float(np.nansum(naks)) >= MIN_REPORTED * reordered
 
 
 MIN_UPLINK_MARKED = 0.01
@@ -134,7 +162,7 @@ def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
         if not len(of_jobs) or paused[local].any():
             continue
         is_marked = is_slow and marked[leaf] > max(MIN_UPLINK_MARKED, UPLINK_FACTOR * usual)
-        is_paused = paused[of_jobs].mean() >= MIN_AFFECTED
+        is_paused = is_slow and paused[of_jobs].mean() >= MIN_AFFECTED
         if is_paused or is_marked:
             hits[int(groups.nic_rail[members[0]])].append((leaf, is_paused))
     for found in hits.values():

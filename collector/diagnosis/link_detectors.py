@@ -17,11 +17,14 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions
 
 MIN_BIT_ERRORS, CRITICAL_BIT_ERRORS, CERTAIN_BIT_ERRORS = 1e-6, 1e-4, 1e-5
-BIT_ERROR_FACTOR = 30.0
+BIT_ERROR_FACTOR, CERTAIN_FACTOR = 30.0, 3.0
 CRITICAL_UNCORRECTED = 0.05
 LOW_SPEED = 0.9
 BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
+
+LEAF_SHARE = 0.7
+"""Share of the NICs below a leaf that are down if the leaf itself is."""
 
 RELOAD_SHARE = 0.7
 """Share of a node's NICs; if as many flap at once, the driver was loaded_nics again or the node restarted."""
@@ -41,6 +44,7 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
     usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "bit_errors")))
     limit = np.fmin(np.fmax(BIT_ERROR_FACTOR * usual, MIN_BIT_ERRORS), CERTAIN_BIT_ERRORS)
+    limit = np.fmax(limit, CERTAIN_FACTOR * usual)  # cables of one kind may all have that many
     hit = above(errors, limit) | above(lost, CRITICAL_UNCORRECTED)
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
@@ -77,7 +81,7 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
-    reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 2)  # noqa: PLR2004 - more than a pair
+    reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 1)
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
@@ -93,7 +97,20 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         others_up = int(above(now["link_up"][members], 0.0).sum())
         peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
     is_role = groups.is_rail & peers_up
-    for position in np.flatnonzero((now["link_up"] == 0) & (was_up | is_role)).tolist():
+    down = (now["link_up"] == 0) & (was_up | is_role)
+    for leaf, members in enumerate(groups.leaves):
+        of_leaf = members[down[members]]
+        several = len(np.unique(groups.nic_node[of_leaf])) > 1
+        count = int((~np.isnan(now["link_up"][members])).sum())
+        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= LEAF_SHARE * count:
+            down[of_leaf] = False
+            of_leaf_evidence = tuple(
+                FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
+                for p in of_leaf[:4].tolist()
+            )
+            cause = Cause("leaf", leaf, groups.leaf_names[leaf])
+            yield Finding("link_down", cause, of_leaf_evidence, parts=tuple(of_leaf.tolist()))
+    for position in np.flatnonzero(down).tolist():
         # A port that was never up may be unused by design.
         compared, severity = ("before", "") if was_up[position] else ("peers", "info")
         evidence = FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
@@ -129,7 +146,8 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
     nic = view.signals.nic
     speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
     before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
-    usual = np.fmax(before, _usual_of_node(view, speed))
+    # The NICs of a node may differ by design, then those of its rail differ in the same way.
+    usual = np.fmax(before, np.fmin(_usual_of_node(view, speed), _usual_of_rail(view, speed)))
     for position in np.flatnonzero(speed < LOW_SPEED * usual).tolist():
         values = float(speed[position]), float(usual[position])
         evidence = FindingEvidence("link_speed", *values, "peers and past", view.nic_name(position))
@@ -137,7 +155,8 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
     for signal in ("pcie_width", "pcie_speed"):
         # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
         # save power by a lower speed, and never by fewer lanes.
-        narrow = (nic[signal] < 1) & (_usual_of_role(view, nic[signal]) >= 1)
+        usual = np.fmin(_usual_of_role(view, nic[signal]), _usual_of_rail(view, nic[signal]))
+        narrow = (nic[signal] < 1) & (usual >= 1)
         if signal == "pcie_speed":
             narrow &= loaded_nics(view)
         for position in np.flatnonzero(narrow).tolist():
@@ -158,6 +177,12 @@ def _usual_of_role(view: DiagnosisView, values: Floats) -> Floats:
     return _medians(values, np.unique(groups, return_inverse=True)[1])
 
 
+def _usual_of_rail(view: DiagnosisView, values: Floats) -> Floats:
+    """Return, for each NIC, the median of its rail in the cluster, if there are at least three."""
+    groups = [f"{nic.role}/{nic.rail}" for nic in view.devices.nics]
+    return _medians(values, np.unique(groups, return_inverse=True)[1])
+
+
 def _medians(values: Floats, groups: Positions) -> Floats:
     medians = np.full(len(values), np.nan)
     order = np.argsort(groups, kind="stable")
@@ -168,20 +193,28 @@ def _medians(values: Floats, groups: Positions) -> Floats:
     return medians
 
 
+MIN_NAKS, NAKS_FACTOR = 0.3, 4.0
+
+
 def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
     nic, use = view.signals.nic, loaded_nics(view)
+    limit = np.fmax(MIN_NAKS, NAKS_FACTOR * np.nan_to_num(view.base(DeviceKind.NIC, "naks")))
     clean = ~above(nic["uncorrected_symbols"], 0.0) & ~above(
         nic["unprotected_share"], MIN_UNPROTECTED
     )
     for members in view.groups.leaves:
         senders = members[use[members]]
-        hit = senders[above(nic["naks"][senders], 0.3) & clean[senders]]
+        hit = senders[above(nic["naks"][senders], limit[senders]) & clean[senders]]
         if len(hit) == 1 and len(senders) >= 3:  # noqa: PLR2004 - peers to compare with
             position = int(hit[0])
             receivers = members[above(nic["out_of_order"][members], 0.1)]
             if len(receivers[receivers != position]):
                 evidence = FindingEvidence(
-                    "naks", float(nic["naks"][position]), 0.3, "peers", view.nic_name(position)
+                    "naks",
+                    float(nic["naks"][position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    view.nic_name(position),
                 )
                 yield Finding("link_transmit_errors", Cause("nic", position), (evidence,))

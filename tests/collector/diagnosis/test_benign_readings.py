@@ -1,0 +1,126 @@
+"""Readings that a healthy cluster has, and that differ from those of its peers or of its past."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from collector.diagnosis.incidents import Incident
+from collector.diagnosis.node_detectors import NodeContact
+from railscope.timestamps import SECOND_NS
+
+SLOTS, ONSET = 84, 50
+NODES = 6
+
+
+def incidents_of(
+    change: Callable[[DrawnCluster, Row, int], None], slots: int = SLOTS
+) -> list[Incident]:
+    """Return the incidents of a cluster whose readings are changed from the onset on."""
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, slots)
+    for slot in range(slots):
+        row = cluster.draw()
+        change(cluster, row, slot - ONSET)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    return [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+
+
+def classes_of(found: list[Incident]) -> set[tuple[str, str]]:
+    return {(each.incident_class.name, each.cause.kind) for each in found}
+
+
+def rails_of_two_speeds(_: DrawnCluster, row: Row, __: int) -> None:
+    row.nic["speed"][:, 5:] /= 2
+    row.nic["width"][:, 7] = 8
+
+
+def a_driver_is_loaded_again(_: DrawnCluster, row: Row, since: int) -> None:
+    if since == 0:
+        row.nic["downs"][NODES - 1] = 1
+
+
+def cables_with_many_corrected_errors(_: DrawnCluster, row: Row, __: int) -> None:
+    row.nic["bit_errors"][:] *= 2e-5 / row.nic["bit_errors"].mean()
+    np.clip(row.nic["bit_errors"], 1.4e-5, 3e-5, out=row.nic["bit_errors"])
+
+
+def switches_that_spray_packets(_: DrawnCluster, row: Row, since: int) -> None:
+    row.nic["order"][:, 2] = 20.0 * (since >= 0) * (row.nic["send"][:, 2] > 0)
+
+
+def ranks_wait_for_a_checkpoint(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """All ranks spin while one of them writes."""
+    if 0 <= since < 20:
+        nodes = cluster.jobs[0].nodes
+        for name, value in (("utilization", 1.0), ("activity", 0.15), ("nvlink", 0.0)):
+            row.gpu[name][nodes] = value
+        row.gpu["power"][nodes] = 150.0
+        row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+        row.mount["operations"][nodes[0]] = 400.0
+        row.mount["latency"][nodes[0]] *= 20
+
+
+def a_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None:
+    nodes = cluster.jobs[0].nodes
+    load = cluster.rng.uniform(0.3, 1.0, (len(nodes), 1)) if since < 0 else 0.5
+    for name in ("utilization", "activity", "nvlink"):
+        row.gpu[name][nodes] *= load
+    for name in ("send", "receive"):
+        row.nic[name][nodes] *= load
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        rails_of_two_speeds,
+        a_driver_is_loaded_again,
+        cables_with_many_corrected_errors,
+        switches_that_spray_packets,
+        ranks_wait_for_a_checkpoint,
+        a_service_has_less_load,
+    ],
+)
+def test_a_healthy_cluster_has_no_incident(
+    change: Callable[[DrawnCluster, Row, int], None],
+) -> None:
+    assert not classes_of(incidents_of(change))
+
+
+def test_a_leaf_with_all_links_down_is_one_incident() -> None:
+    def leaf_is_down(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["up"][:, 2] = 0
+
+    assert classes_of(incidents_of(leaf_is_down)) == {("link_down", "leaf")}
+
+
+def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
+    """The receipts of one node are late, as after a lost packet: its clock appears to be behind."""
+    delayed, behind = NodeContact(), NodeContact()
+    for number in range(8):
+        at_ns = number * 5 * SECOND_NS
+        delay = -0.3 if number > 4 else -0.002
+        delayed.add(at_ns, round(delay * SECOND_NS))
+        behind.add(at_ns, round(-0.3 * SECOND_NS))
+    assert delayed.offset_seconds == pytest.approx(-0.002)
+    assert behind.offset_seconds == pytest.approx(-0.3)
+
+
+def test_a_node_is_not_down_if_its_job_went_on_without_it() -> None:
+    """A node that the collector does not receive from, and later a checkpoint of its job."""
+
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+        if since >= 15:
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+
+    found = incidents_of(cut)
+    assert ("agent_partition", "node") in classes_of(found)
+    assert ("node_down", "node") not in classes_of(found)
