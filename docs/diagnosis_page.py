@@ -91,6 +91,9 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
   of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
   and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
+- `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
+  different priorities, and an MTU beyond the largest frame of the port are reported, one advice for all NICs with the same two
+  values. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
   leaf is reported if {MIN_LATE_SHARE:.0%} of its NICs are paused {PAUSED_PER_MARKED:.0f} times as much as the packets of any receiver of the rail are marked, and {SIBLING_FACTOR:.0f} times

@@ -38,6 +38,9 @@ _CAPABILITY_NAMES = (
     *("docsis_cable_device", "station_only", "c_vlan", "s_vlan", "two_port_mac_relay"),
 )
 _PORT_VLAN, _MAXIMUM_FRAME = bytes.fromhex("0080c201"), bytes.fromhex("00120f04")
+_PFC, _APPLICATIONS = bytes.fromhex("0080c20b"), bytes.fromhex("0080c20c")
+"""DCBX of IEEE 802.1Q; its predecessors (CEE, OUI 00-1B-21) are ignored."""
+_DSCP_SELECTOR, _SELECTOR_BITS, _PRIORITY_SHIFT = 5, 0x7, 5
 _FAMILIES = {(1, 4): socket.AF_INET, (2, 16): socket.AF_INET6}
 """Address family by IANA family number and address length."""
 
@@ -196,6 +199,18 @@ def _optional(kind: int, value: bytes) -> Iterator[tuple[str, Json]]:
             yield "port_vlan", number
         if value.startswith(_MAXIMUM_FRAME):
             yield "maximum_frame_bytes", number
+        if value.startswith(_PFC):
+            yield "pfc_priorities", [bit for bit in range(8) if value[5] >> bit & 1]
+        if value.startswith(_APPLICATIONS):
+            yield "dscp_priorities", list(_dscp_priorities(value[5:]))
+
+
+def _dscp_priorities(table: bytes) -> Iterator[str]:
+    """Priority and DSCP, as in 3:26, of the entries of an application priority table that map a DSCP."""
+    for offset in range(0, len(table) - 2, 3):
+        if table[offset] & _SELECTOR_BITS == _DSCP_SELECTOR:
+            dscp = int.from_bytes(table[offset + 1 : offset + 3])
+            yield f"{table[offset] >> _PRIORITY_SHIFT}:{dscp}"
 
 
 def _identifier(value: bytes, mac: int, network: int) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from agent.host import Host, Json
 from agent.sampling import source as base
-from agent.sources.nic_interfaces import NET, NO_INTERFACE, physical_interfaces
+from agent.sources.nic_interfaces import NET, NO_INTERFACE, join_items, physical_interfaces
+from agent.sources.nic_setting_parsers import dscp_map
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NetworkScanner
 from railscope.catalog import cabling, declare, entities
@@ -30,6 +31,7 @@ _NEIGHBOUR_FACTS: Mapping[str, str] = {
     "management_address": "management_address",
     "port_description": "port_description",
     "vlan": "port_vlan",
+    "largest_frame_bytes": "maximum_frame_bytes",
 }
 FIRST_FRAME_WITHIN_NS = 60_000_000_000
 """Twice the default time between two frames (IEEE 802.1AB, msgTxInterval)."""
@@ -111,10 +113,23 @@ def _column(interface: str) -> Column:
 
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
-    facts = base.nonempty_facts(**texts)
+    facts = base.nonempty_facts(**texts) | _announced_settings(neighbour)
     scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
     if place := _join_facts(facts, "switch", "switch_port", "chassis"):
         scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
+
+
+def _announced_settings(neighbour: Json) -> dict[str, str]:
+    """Return PFC and DSCP map of a switch port, as facts of NICs state them, if it announces them by DCBX."""
+    found = {}
+    if "pfc_priorities" in neighbour:
+        found["pfc"] = join_items(neighbour["pfc_priorities"])
+    if pairs := [entry.split(":") for entry in neighbour.get("dscp_priorities", ())]:
+        numbers = {int(priority) for priority, _ in pairs}
+        found["dscp_map"] = dscp_map(
+            {n: [int(d) for p, d in pairs if int(p) == n] for n in numbers}
+        )
+    return found
 
 
 _MODULE = "module"

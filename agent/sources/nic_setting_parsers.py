@@ -91,8 +91,13 @@ def _applications(
 
 def add_dscp_map(answers: nic_interfaces.SettingAnswers, dscp: Mapping[int, Iterable[int]]) -> None:
     """Add the DSCPs of each priority, as in 3:24-31,6:48."""
+    answers.set("dscp_map", dscp_map(dscp))
+
+
+def dscp_map(dscp: Mapping[int, Iterable[int]]) -> str:
+    """Return the DSCPs of each priority, as in 3:24-31,6:48."""
     entries = (f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp))
-    answers.set("dscp_map", nic_interfaces.join_items(entries))
+    return nic_interfaces.join_items(entries)
 
 
 def _spans(numbers: Iterable[int]) -> str:

@@ -82,6 +82,7 @@ class ReportedIncident:
             lost_gpu_seconds=round(lost),
             evidence=tuple(each for each in whole.evidence if _is_visible(each.device, cause)),
             detail="",
+            gain=whole.gain if isinstance(cause, JobDocument) and cause.tenant == tenant else None,
         )
         own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
         return replace(

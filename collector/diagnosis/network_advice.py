@@ -104,7 +104,7 @@ def _late_marks(
 
 # Loads of jobs over half an hour -----------------------------------------------------------------
 
-BLOCK_MINUTES, BLOCKS = 10, 3
+BLOCK_MINUTES, BLOCKS = 5, 6
 _BLOCK_SLOTS = BLOCK_MINUTES * SLOTS_PER_MINUTE
 MAX_RAIL_RATIO, MIN_RAIL_RATIO = 1.3, 0.7
 MIN_RAIL_LOAD = 0.01
@@ -136,15 +136,20 @@ class JobLoad:
 
 
 class StandingLoads:
-    """Loads of all jobs in blocks of ten minutes, and the advice that follows if all blocks agree."""
+    """Loads of all jobs in blocks of time, and the advice that follows if all blocks agree."""
 
     def __init__(self) -> None:
         self._blocks: deque[dict[JobKey, JobLoad]] = deque(maxlen=BLOCKS)
+        self._last_slot = 0
 
     def findings(self, view: DiagnosisView) -> Iterator[Finding]:
         """Yield unequal rails, and placements that a smaller part of the fabric would serve better."""
-        if view.signals.slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
+        slot = view.signals.slot
+        if slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
+            if slot - self._last_slot > _BLOCK_SLOTS:
+                self._blocks.clear()
             self._blocks.append(_loads(view))
+            self._last_slot = slot
         if len(self._blocks) < BLOCKS:
             return
         for job in view.jobs:

@@ -53,6 +53,7 @@ _MODEL: Mapping[str, tuple[str, ...]] = MappingProxyType({
 _FACTS: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType({
     "nic": ("nic", {name: name for name in ("role", "driver", "firmware")}),
     "nic_settings": ("nic", {name: name for name in _COMPARED["nic"]}),
+    "nic_neighbour": ("nic", {"pfc": "switch_pfc", "dscp_map": "switch_dscp_map", "largest_frame_bytes": "switch_frame"}),
     "rdma_port": ("nic", {"board": "board"}),
     "gpu": ("gpu", {"model": "model", "part_number": "part_number", "driver": "driver", "vbios": "vbios", "gsp_firmware": "firmware_version"}),
     "gpu_settings": ("gpu", {"ecc": "ecc", "persistence": "persistence"}),
@@ -113,16 +114,16 @@ class DeviceSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingDeviation:
-    """A value of a setting that a minority of peers has."""
+    """A value of a setting that a minority of peers has, or that differs from the one of the switch port."""
 
     setting: str
     value: str
     usual: str
     devices: tuple[DeviceKey, ...]
     peers: int
-    """Peers with the usual value."""
+    """Peers with the usual value; 0 if it is that of the switch port."""
     since_ns: int
-    group: tuple[str, ...]
+    group: tuple[str, ...] = ()
     """Kind and model of the devices."""
 
     @property
@@ -130,7 +131,8 @@ class SettingDeviation:
         """Value, and that of the peers."""
         if self.setting == "hash":  # ring sizes, buffers and parameters of congestion control
             return f"other settings differ from those of {self.peers} peers"
-        return f"{self.setting} {self.value}, {self.peers} peers have {self.usual}"
+        has_value = f"{self.peers} peers have" if self.peers else "the switch port announces"
+        return f"{self.setting} {self.value}, {has_value} {self.usual}"
 
 
 class ConfigDrift:
@@ -140,16 +142,42 @@ class ConfigDrift:
         self.settings = DeviceSettings()
         self._compared = (-1, -1)
         self._found: list[list[SettingDeviation]] = []
+        self._mismatched: list[SettingDeviation] = []
 
     def findings(self, view: DiagnosisView) -> Iterator[Finding]:
-        """Yield one finding for each set of devices that deviate in the same settings."""
+        """Yield one finding for each set of devices that deviate in the same settings from peers, or from their switch."""
         self.settings.advance(view.timestamp_ns)
         state = self.settings.version, view.signals.slot // (10 * SLOTS_PER_MINUTE)
         if self._compared != state:
             self._compared = state
             self._found = _merged(self._deviations(view))
+            self._mismatched = list(self._mismatches(view))
         for deviations in self._found:
-            yield _drift(view, deviations)
+            yield _finding(view, "config_drift", deviations)
+        for mismatch in self._mismatched:
+            yield _finding(view, "switch_settings_mismatch", [mismatch])
+
+    def _mismatches(self, view: DiagnosisView) -> Iterator[SettingDeviation]:
+        """Yield settings of NICs that contradict what their switch ports announce, by the two values."""
+        found: dict[tuple[str, str, str], list[DeviceKey]] = defaultdict(list)
+        framed = 0
+        for key, values in self.settings.values.items():
+            if key.kind == "nic" and "switch_frame" in values and "mtu" in values:
+                framed += 1
+            if key.kind == "nic" and _is_comparable(view, key):
+                for contradiction in _contradictions(values):
+                    found[contradiction].append(key)
+        for (setting, value, announced), devices in sorted(found.items()):
+            # A size that most ports announce too small is one that the switches state wrongly.
+            if setting != "mtu" or len(devices) <= framed / 2:
+                since_ns = max(
+                    self.settings.changed_ns.get((key, name), 0)
+                    for key in devices
+                    for name in (setting, f"switch_{setting}")
+                )
+                yield SettingDeviation(
+                    setting, value, announced, tuple(sorted(devices)), 0, since_ns
+                )
 
     def _deviations(self, view: DiagnosisView) -> Iterator[SettingDeviation]:
         groups: dict[tuple[str, ...], list[DeviceKey]] = defaultdict(list)
@@ -253,7 +281,40 @@ def _merged(deviations: Iterable[SettingDeviation]) -> list[list[SettingDeviatio
     return [found for found in by_devices.values() if found]
 
 
-def _drift(view: DiagnosisView, deviations: Sequence[SettingDeviation]) -> Finding:
+_FRAME_BYTES = 18
+"""Ethernet header and checksum."""
+
+
+def _contradictions(values: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield setting, value and announced value for what a NIC and its switch port set differently."""
+    pfc, announced = values.get("pfc", ""), values.get("switch_pfc", "")
+    if pfc and announced and pfc != announced:
+        yield "pfc", pfc, announced
+    own_map, switch_map = (
+        dict(_dscp_priorities(values.get(name, ""))) for name in ("dscp_map", "switch_dscp_map")
+    )
+    for dscp in sorted(own_map.keys() & switch_map.keys()):
+        if own_map[dscp] != switch_map[dscp]:
+            yield "dscp_map", f"{own_map[dscp]}:{dscp}", f"{switch_map[dscp]}:{dscp}"
+    mtu, frame = values.get("mtu", ""), values.get("switch_frame", "")
+    if mtu.isdecimal() and frame.isdecimal() and int(mtu) + _FRAME_BYTES > int(frame):
+        yield "mtu", mtu, f"frames of {frame} bytes"
+
+
+def _dscp_priorities(text: str) -> Iterator[tuple[int, int]]:
+    """Yield DSCP and priority of a map such as 3:24-31+46,6:48."""
+    for entry in text.split(","):
+        priority, _, spans = entry.partition(":")
+        for span in filter(None, spans.split("+")):
+            first, _, last = span.partition("-")
+            if priority.isdecimal() and first.isdecimal() and (last or first).isdecimal():
+                dscps = range(int(first), min(int(last or first), 63) + 1)
+                yield from ((dscp, int(priority)) for dscp in dscps)
+
+
+def _finding(
+    view: DiagnosisView, class_name: str, deviations: Sequence[SettingDeviation]
+) -> Finding:
     """Return the finding of devices that deviate in the same settings."""
     first = deviations[0]
     affected = tuple(_entity_of(view, key) for key in first.devices)
@@ -268,13 +329,13 @@ def _drift(view: DiagnosisView, deviations: Sequence[SettingDeviation]) -> Findi
         for each in deviations[:8]
     )
     return Finding(
-        "config_drift",
+        class_name,
         cause,
         evidence,
         onset_ns=max(each.since_ns for each in deviations),
         parts=tuple(nics.tolist()),
         detail=f"{_count(first.devices)}: " + "; ".join(each.text for each in deviations),
-        subject=" ".join((*first.group, first.setting, first.value)),
+        subject=" ".join((*first.group, first.setting, first.value, first.usual)),
         affected=affected,
         gain=_drift_gain(view, affected),
     )

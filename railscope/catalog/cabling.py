@@ -19,6 +19,6 @@ TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_
 TRANSCEIVER_EVENT = declare.EventClass("nic_transceiver_changed", entities.NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
 
 # Neighbours --------------------------------------------------------------------------------------
-NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into.", about=entities.NIC_NEIGHBOUR)
+NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into, and the settings that the port announces (DCBX).", about=entities.NIC_NEIGHBOUR)
 NEIGHBOUR_KNOWN = _LLDP.gauge("railscope_nic_neighbour_known", "1 if the neighbour of an interface with a carrier is known, 0 otherwise.")
 NEIGHBOUR_EVENT = declare.EventClass("nic_neighbour_changed", entities.NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"))

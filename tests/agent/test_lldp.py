@@ -77,6 +77,15 @@ def test_all_fields_that_a_switch_announces():
     }
 
 
+def test_pfc_and_the_map_of_dscps_that_a_switch_announces() -> None:
+    pfc = part(127, bytes.fromhex("0080c20b 08 48"))
+    applications = part(127, bytes.fromhex("0080c20c 00 65001a c50030 618906"))
+    neighbour = parse(content() + pfc + applications)
+    assert neighbour
+    assert neighbour["pfc_priorities"] == [3, 6]
+    assert neighbour["dscp_priorities"] == ["3:26", "6:48"]
+
+
 def test_fields_that_a_switch_does_not_announce_are_absent():
     neighbour = parse(content() + part(127, bytes.fromhex("0080c2010000")) + part(8, b"\x02\x01"))
     assert neighbour == {"chassis": "a0:88:c2:00:00:01", "port": "Ethernet1/1", "ttl_seconds": 120}

@@ -45,11 +45,20 @@ def neighbour_changes(outcome: Any) -> list[tuple[str, str, str]]:
     return [(e.entity.key[0], e.facts["before"], e.facts["after"]) for e in events(outcome)]
 
 
+def test_settings_that_a_switch_port_announces() -> None:
+    host = rails(1)
+    announced = {"pfc_priorities": [3], "dscp_priorities": ["3:26", "6:48", "3:27"]}
+    host.calls[CALL]["eth0"] |= announced
+    neighbour = facts(read_once(NeighbourSource(), host), KIND)["eth0"]
+    assert (neighbour["pfc"], neighbour["dscp_map"]) == ("3", "3:26-27,6:48")
+
+
 def test_the_neighbour_of_every_nic() -> None:
     outcome = read_once(NeighbourSource(), rails())
     assert facts(outcome, KIND)["eth1"] == {
         "switch": "leaf-1", "switch_port": "Ethernet1/2", "chassis": "aa:bb:cc:00:00:01",
         "management_address": "10.0.0.1", "port_description": "to gpu-1 rail 0", "vlan": "100",
+        "largest_frame_bytes": "9216",
     }  # fmt: skip
     assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 1}
     (finding,) = outcome.findings

@@ -77,6 +77,42 @@ def diagnose(
 
 EVERY_RAIL = range(RAILS)
 MANY = {node: settings_of(node, {"mtu": "1500"}, rails=[2]) for node in range(6)}
+SWITCH_PORT = {
+    "switch": "leaf",
+    "pfc": "3",
+    "dscp_map": "3:24-31,6:48",
+    "largest_frame_bytes": "9216",
+}
+
+
+def announced(changes: Mapping[int, Mapping[str, str]]) -> dict[int, list[WireEntity]]:
+    """Return settings of six nodes, and what the switch ports of their NICs announce; `changes` by rail are on node 1."""
+    found = {}
+    for node in range(6):
+        found[node] = settings_of(node, {"dscp_map": "3:26,6:48"}, rails=EVERY_RAIL)
+        for rail in range(RAILS):
+            port = {**SWITCH_PORT, **(changes.get(rail, {}) if node == 1 else {})}
+            found[node].append(WireEntity("nic_neighbour", (f"eth{rail}",), port))
+    return found
+
+
+MISMATCHES: dict[str, tuple[dict[int, dict[str, str]], list[str]]] = {
+    "equal": ({}, []),
+    "another map of unused DSCPs": ({2: {"dscp_map": "3:24-31,5:46,6:48"}}, []),
+    "no PFC": ({2: {"pfc": "none"}, 3: {"pfc": "none"}}, ["2 NICs of 1 node: pfc 3, the switch port announces none"]),
+    "another priority": ({2: {"dscp_map": "4:24-31"}}, ["1 NIC of 1 node: dscp_map 3:26, the switch port announces 4:26"]),
+    "small frames": ({2: {"largest_frame_bytes": "1518"}}, ["1 NIC of 1 node: mtu 4200, the switch port announces frames of 1518 bytes"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_nics_that_disagree_with_their_switch_ports(name: str) -> None:
+    changes, expected = MISMATCHES[name]
+    advice = diagnose(announced(changes))
+    assert [each.detail for each in advice] == expected
+    assert {each.incident_class for each in advice} <= {"switch_settings_mismatch"}
+
+
 DRIFT = {
     "one NIC": ({1: settings_of(1, {"pfc": "none", "trust": "pcp"}, rails=[3])}, "nic", 0, ["pfc", "trust"]),
     "a node": ({1: settings_of(1, {"mtu": "1500"}, rails=EVERY_RAIL)}, "node", 8, ["mtu"]),
