@@ -31,7 +31,7 @@ claims of the nodes.
 
 ```console
 $ railscope diagnose --captures captures
-warning: slow_receiver: gpu-node-2 ens4f0np0 mlx5_5 0000:5e:00.0 3 leaf-4 Ethernet1/2
+warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 3, leaf-4 Ethernet1/2)
   A NIC accepts data more slowly than it arrives, and pauses its switch port.
 ```
 
@@ -43,7 +43,9 @@ warning: slow_receiver: gpu-node-2 ens4f0np0 mlx5_5 0000:5e:00.0 3 leaf-4 Ethern
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
    it: a finding of a class in the table about the same device, node, rail or job.
-4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident.
+4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
+   that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
+   GPU no longer waits for the remapping of a row.
 
 The speed of a job is the data that it exchanges per second, relative to its past: each step exchanges the same amount.
 

@@ -123,6 +123,8 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     id: str
     incident_class: str = msgspec.field(name="class")
     text: str
+    title: str
+    """Class and cause in words."""
     cause: EntityDocument
     onset: str
     onset_uncertainty_seconds: float
@@ -149,16 +151,18 @@ def incident_document(
 ) -> IncidentDocument:
     """Return the document of an incident."""
     kind, cause = incident.incident_class, incident.cause
+    entity = _entity(incident, devices, groups)
     jobs = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
-    if cause.job and cause.job not in incident.job_speeds:
-        jobs.append(_job(cause.job))
+    other_jobs = incident.holders | ({cause.job} if cause.job else set())
+    jobs += [_job(key) for key in sorted(other_jobs - incident.job_speeds.keys())]
     nics = [_nic(position, devices) for position in sorted(incident.victim_nics)]
     concerned = [_device(each, devices, groups) for each in incident.affected if each != cause]
     return IncidentDocument(
         id=incident.incident_id,
         incident_class=kind.name,
         text=kind.text,
-        cause=_entity(incident, devices, groups),
+        title=title_of(kind.name, entity),
+        cause=entity,
         onset=format_timestamp(incident.onset_ns),
         onset_uncertainty_seconds=window_seconds,
         detected=format_timestamp(incident.detected_ns),
@@ -269,12 +273,40 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
+def title_of(class_name: str, cause: EntityDocument) -> str:
+    """Return class and cause in words."""
+    return f"{class_name}: {entity_text(cause)}"
+
+
+def entity_text(entity: EntityDocument) -> str:
+    """Return the names of an entity in words."""
+    match entity:
+        case NicDocument():
+            rail = "" if entity.rail is None else f"rail {entity.rail}"
+            port = f"{entity.switch} {entity.switch_port}".strip()
+            names = ", ".join(filter(None, (entity.device, entity.pci_address, rail, port)))
+            return f"NIC {entity.interface} of {entity.node} ({names})"
+        case GpuDocument():
+            index = "" if entity.index is None else f" {entity.index}"
+            names = ", ".join(filter(None, (entity.uuid, entity.pci_address)))
+            return f"GPU{index} of {entity.node} ({names})"
+        case NodeDocument():
+            interfaces = f" ({', '.join(entity.interfaces)})" if entity.interfaces else ""
+            return f"node {entity.node}{interfaces}"
+        case LeafDocument():
+            rail = "" if entity.rail is None else f" of rail {entity.rail}"
+            alternatives = (each.switch or "another leaf" for each in entity.alternatives)
+            return " or ".join((f"leaf {entity.switch}{rail}", *alternatives))
+        case StorageDocument():
+            return f"storage {entity.server}"
+        case JobDocument():
+            return f"job {entity.workload} of {entity.tenant or 'no tenant'}"
+
+
 def describe(incident: IncidentDocument) -> Iterator[str]:
     """Yield the lines of an incident for a terminal."""
-    cause = msgspec.to_builtins(incident.cause)
-    names = " ".join(str(value) for value in cause.values() if value not in ("", None, ()))
     ended = f" to {incident.ended}" if incident.ended else ""
-    yield f"{incident.severity}: {incident.incident_class}: {names}"
+    yield f"{incident.severity}: {incident.title}"
     yield f"  {incident.text}"
     yield f"  since {incident.onset}{ended}, detected {incident.detected}, confidence {incident.confidence}"
     for each in incident.evidence:

@@ -20,6 +20,7 @@ from collector.diagnosis.incident_report import (
     NicDocument,
     NodeDocument,
     StorageDocument,
+    title_of,
 )
 from collector.diagnosis.ranking import Reach
 from collector.fleet.view_cells import ViewCell
@@ -30,7 +31,7 @@ MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own; all are counted."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
-OTHER_TENANT = JobDocument("", "", "another tenant's job")
+OTHER_TENANT = JobDocument("another tenant", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class ReportedIncident:
         document = msgspec.structs.replace(
             whole,
             cause=cause,
+            title=title_of(whole.incident_class, cause),
             jobs=jobs,
             victims=victims,
             victim_count=len(victims),

@@ -68,6 +68,8 @@ class Incident:
     job_speeds: dict[JobKey, float] = field(default_factory=dict)
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
     """Estimate of the lost GPU-seconds by tenant; a job's loss counts for one incident."""
+    holders: set[JobKey] = field(default_factory=set)
+    """Jobs that have held the device that is the cause."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
     """Nodes of the jobs that the incident touches, by tenant."""
     last_slot: int = 0
@@ -240,7 +242,15 @@ class IncidentTracker:
         """True if an incident explains a candidate, or another candidate still may."""
         explainer = self._explainer(candidate, slot)
         if explainer is not None and explainer.incident is not None:
-            explainer.incident.symptoms.add(kind.name)
+            incident = explainer.incident
+            incident.symptoms.add(kind.name)
+            is_hard = incident.incident_class.specificity >= 1
+            if is_hard and explainer.reach.device == candidate.reach.device:
+                incident.last_slot = slot  # the fault lasts while the device shows it
+                explainer.slots.append(slot)
+                if incident.ended_ns:
+                    incident.ended_ns = 0
+                    self._note(ChangeKind.REOPENED, incident)
             return True
         waits = slot - candidate.first_slot < kind.min_evaluations + WAIT_SLOTS
         return waits and (explainer is not None or kind.is_symptom)
@@ -255,8 +265,9 @@ class IncidentTracker:
             effect, cause = (name, candidate.reach), (other.finding.incident_class, other.reach)
             if other.onset_ns > limit_ns or not may_explain(*cause, *effect):
                 continue
-            if not (may_explain(*effect, *cause) and _rank(candidate) <= _rank(other)):
-                return other
+            is_mutual = may_explain(*effect, *cause)
+            if other.incident or not is_mutual or _rank(candidate) > _rank(other):
+                return other  # of two that explain each other, the one that opened, or the stronger one
         return None
 
     def _open(
@@ -372,11 +383,16 @@ def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
     cause, nics = incident.cause, view.devices.nics
     touched = {*incident.job_speeds, cause.job}
     nodes = {nics[position].node for position in incident.victim_nics}
-    if cause.kind in {"nic", "node"}:
-        nodes |= incident.reach.nodes
     for number, job in enumerate(view.jobs):
-        is_on_gpu = cause.kind == "gpu" and view.job_of_gpu[cause.position] == number
-        if is_on_gpu or job.key in touched or not nodes.isdisjoint(job.nodes):
+        if cause.kind == "gpu":
+            is_holder = view.job_of_gpu[cause.position] == number
+        else:
+            is_holder = cause.kind in {"nic", "node"} and not incident.reach.nodes.isdisjoint(
+                job.nodes
+            )
+        if is_holder:
+            incident.holders.add(job.key)
+        if is_holder or job.key in touched or not nodes.isdisjoint(job.nodes):
             incident.tenant_nodes.setdefault(job.key.tenant, set()).update(job.nodes)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
 from collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
@@ -82,6 +83,8 @@ class DeviceSettings:
     version: int = 0
     _later: list[tuple[int, int, str, tuple[WireEntity, ...]]] = field(default_factory=list)
     _added: int = 0
+    _devices_of: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Devices of each node and kind, which are bounded."""
 
     def add(self, timestamp_ns: int, node: str, entities: Iterable[WireEntity]) -> None:
         """Add the facts of a node's schema from a time on."""
@@ -102,6 +105,10 @@ class DeviceSettings:
         kind, names = _FACTS[entity.kind]
         own_name = entity.facts.get("interface", "") if entity.kind == "rdma_port" else ""
         key = DeviceKey(kind, node, own_name or "".join(entity.key[:1]))
+        if key not in self.values:
+            if self._devices_of[node, kind] >= MAX_DEVICES_PER_NODE:
+                return
+            self._devices_of[node, kind] += 1
         values = self.values.setdefault(key, {})
         for fact, name in names.items():
             text = entity.facts.get(fact, "")
@@ -184,7 +191,9 @@ class ConfigDrift:
         self._add_power_limits(view)
         for key, values in self.settings.values.items():
             if _is_comparable(view, key):
-                groups[key.kind, *(values.get(name, "") for name in _MODEL[key.kind])].append(key)
+                models = (values.get(name, "") for name in _MODEL[key.kind])
+                of_node = _gpu_models(view, key.node) if key.kind == "node" else ()
+                groups[key.kind, *models, *of_node].append(key)
         for model, group in groups.items():
             for setting in _COMPARED[model[0]]:
                 yield from self._compare(view, setting, model, group)
@@ -228,6 +237,12 @@ class ConfigDrift:
             yield SettingDeviation(
                 setting, value, usual, tuple(sorted(devices)), count, since_ns, model
             )
+
+
+def _gpu_models(view: DiagnosisView, name: str) -> list[str]:
+    """Return the models of a node's GPUs: only nodes with equal ones are compared."""
+    node, gpus = view.devices.nodes[name], view.devices.gpus
+    return sorted({gpus[position].model for position in node.gpus.values()})
 
 
 def _is_comparable(view: DiagnosisView, key: DeviceKey) -> bool:

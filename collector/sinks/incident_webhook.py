@@ -121,7 +121,7 @@ def notification(incident: ReportedIncident, status: str, now: str) -> dict[str,
         **{name: value for name, value in cause.items() if value},
     }
     annotations = {
-        "summary": document.text,
+        "summary": document.title,
         "description": _description(document),
         "action": document.action,
     }
@@ -157,6 +157,6 @@ def _description(document: IncidentDocument) -> str:
     jobs = ", ".join(f"{job.workload} of {job.tenant}" for job in document.jobs[:3])
     touched = f"; jobs: {jobs}" if jobs else ""
     return (
-        f"confidence {document.confidence}; {evidence}; {document.victim_count} victims{touched};"
+        f"{document.text} Confidence {document.confidence}; {evidence}; {document.victim_count} victims{touched};"
         f" {document.lost_gpu_seconds} GPU-seconds lost"
     )

@@ -210,7 +210,7 @@ class DemoCluster:
 
     async def views(self) -> dict[str, Any]:
         """Return all views of the collector."""
-        names = ("cluster", "rails", "tenants", "nodes", "account")
+        names = ("cluster", "rails", "tenants", "nodes", "account", "incidents")
         return {name: await self._get(f"/api/v1/{name}") for name in names}
 
     async def stable_views(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class DemoCluster:
         )
         return (
             f"Open in a browser\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
-            f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events\n"
+            f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
             f"{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
         )
 

@@ -10,10 +10,12 @@ import datetime as dt
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+
+from railscope.timestamps import SECOND_NS, parse_timestamp
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
@@ -171,6 +173,8 @@ class DemoScreen:
 
     def draw(self, views: dict[str, Any], footer: str) -> None:
         """Show the views: all of them in a terminal, else only changes of the nodes."""
+        for text in self._incident_changes(views["incidents"]["rows"]):
+            self.announce(text)
         if self._is_terminal:
             news = "\n".join(self._news)
             self.print(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
@@ -181,6 +185,30 @@ class DemoScreen:
             if self._states.get(row["node"]) != now:
                 self._states[row["node"]] = now
                 self.announce(now)
+
+    def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+        """Yield a text for each incident that has begun, ended or been explained since the last call."""
+        for row in rows:
+            state = "ended" if row["ended"] else "explained" if row["explained_by"] else "open"
+            if self._states.get(row["id"], "ended") == state:
+                continue
+            self._states[row["id"]] = state
+            yield incident_text(row, state)
+
+
+def incident_text(row: Mapping[str, Any], state: str) -> str:
+    """Return an incident with its cause, its victims and what to do."""
+    if state == "ended":
+        return f"INCIDENT ENDS {row['title']}"
+    if state == "explained":
+        return f"EXPLAINED     {row['title']}: an effect of incident {row['explained_by']}"
+    delay = (parse_timestamp(row["detected"]) - parse_timestamp(row["onset"])) // SECOND_NS
+    jobs = ", ".join(f"job {job['workload']} of {job['tenant']}" for job in row["jobs"])
+    victims = jobs or f"{row['victim_count']} devices" if row["victim_count"] else "none"
+    return (
+        f"INCIDENT      {row['severity']}: {row['title']}; found {delay} s after its onset; victims: {victims};"
+        f" {row['action']}"
+    )
 
 
 def verdict(

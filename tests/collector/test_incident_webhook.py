@@ -26,7 +26,7 @@ NO_REACH = Reach(("nic", 0, ""), frozenset(), frozenset(), frozenset())
 
 def incident(number: str, **changes: Any) -> ReportedIncident:
     content = {
-        "id": number, "class": "slow_receiver", "text": "A NIC is slow.", "onset": "2026-01-01T00:00:00Z",
+        "id": number, "class": "slow_receiver", "text": "A NIC is slow.", "title": "slow receiver: NIC", "onset": "2026-01-01T00:00:00Z",
         "cause": {
             "kind": "nic", "node": "n1", "interface": "eth3", "device": "mlx5_3", "pci_address": "", "rail": 3,
             "switch": "", "switch_port": "",

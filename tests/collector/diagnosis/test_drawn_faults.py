@@ -50,6 +50,26 @@ def test_two_faults_are_two_incidents() -> None:
     assert roots == {"gpu_lost", "transceiver_degraded"}
 
 
+def test_a_failure_lasts_while_its_device_shows_it() -> None:
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed, ended = DrawnFeed(cluster, 170), []
+    for slot in range(170):
+        row = cluster.draw()
+        if slot == 50:
+            entity = WireEntity("xid", ("0000:02:00.0", "95"))
+            row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {})))
+        if 54 <= slot < 150:
+            row.gpu["remap"][1, 2] = 1
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+        ended.append([incident.ended_ns for incident in feed.diagnosis.tracker.incidents])
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert (incident.class_name, incident.symptoms) == ("ecc_uncorrectable", {"row_remap"})
+    assert ended[148] == [0]
+    assert incident.ended_ns > 0
+
+
 def test_pause_without_a_cause_is_reported_as_such() -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 90)
