@@ -57,7 +57,7 @@ def is_cause(diagnosis: ClusterDiagnosis, incident: Incident, fault: DrawnFault)
         return (gpu.node, gpu.index) == (node_name(fault.node), str(fault.index))
     if cause.kind == "leaf":
         return cause.name.endswith(f"-{fault.index}")
-    return cause.kind in {"storage", "job"} or cause.name == node_name(fault.node)
+    return cause.kind in {"storage", "job", "rack"} or cause.name == node_name(fault.node)
 
 
 def outcome_of(

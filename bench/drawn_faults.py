@@ -211,6 +211,19 @@ def thermal(cluster: DrawnCluster) -> DrawnFault:
     return DrawnFault("thermal_straggler", "gpu", node, index, effect)
 
 
+def power_brake(cluster: DrawnCluster) -> DrawnFault:
+    """A power supply that limits the GPUs of two nodes."""
+    nodes = cluster.jobs[0].nodes[:2]
+    factor = float(cluster.rng.uniform(0.4, 0.7))
+
+    def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
+        drawn.slow_job(row, drawn.jobs[0], factor)
+        row.gpu["clock"][nodes] *= factor
+        row.gpu["brake"][nodes] = 0.9
+
+    return DrawnFault("hw_slowdown", "rack", nodes[0], 0, effect)
+
+
 def gpu_failure(cluster: DrawnCluster, name: str) -> DrawnFault:
     """A GPU that is lost, does not answer, or has a broken memory row."""
     node, index = _place(cluster)
@@ -347,6 +360,7 @@ FAULTS: dict[str, Callable[[DrawnCluster], DrawnFault]] = {
     "link_down": link_down,
     "nvlink_errors": nvlink,
     "thermal_straggler": thermal,
+    "hw_slowdown": power_brake,
     "gpu_lost": lambda cluster: gpu_failure(cluster, "gpu_lost"),
     "gpu_unresponsive": lambda cluster: gpu_failure(cluster, "gpu_unresponsive"),
     "row_remap": lambda cluster: gpu_failure(cluster, "row_remap"),

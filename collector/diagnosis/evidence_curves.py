@@ -85,8 +85,8 @@ def _members(view: DiagnosisView, incident: Incident) -> dict[DeviceKind, Sequen
     cause, devices = incident.cause, view.devices
     if cause.kind == "nic":
         return {DeviceKind.NIC: [cause.position]}
-    if cause.kind == "gpu":
-        return {DeviceKind.GPU: [cause.position]}
+    if cause.kind in {"gpu", "rack"}:
+        return {DeviceKind.GPU: incident.parts or [cause.position]}
     if cause.kind == "node":
         node = devices.nodes[cause.name]
         nics = incident.parts or tuple(node.nics.values())

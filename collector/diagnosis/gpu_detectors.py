@@ -7,7 +7,7 @@ multiprocessors. So the slow GPU is the *busier* one: its activity stays, while 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -153,7 +153,7 @@ def _unresponsive(
         )
         if len(positions) > 1 and not answering[positions[0]]:
             cause = Cause("node", name=view.devices.node_names[node])
-            yield Finding("gpu_unresponsive", cause, evidence[:4], parts=tuple(positions))
+            yield Finding("gpu_unresponsive", cause, evidence[:4])
         else:
             for position, each in zip(positions, evidence, strict=True):
                 yield Finding("gpu_unresponsive", Cause("gpu", position), (each,))
@@ -171,27 +171,35 @@ def slow_clocks(view: DiagnosisView) -> Iterator[Finding]:
     yield from _gpu_findings(view, "thermal_straggler", hot, "thermal_share")
     brake = above(gpu["power_brake_share"], MIN_LIMITED_SHARE)
     braked = (brake | (above(gpu["slowdown_share"], MIN_LIMITED_SHARE) & slower)) & ~hot
-    by_node: dict[int, list[int]] = defaultdict(list)
-    for position in np.flatnonzero(braked).tolist():
-        by_node[int(view.groups.gpu_node[position])].append(position)
-    chassis: dict[str, list[int]] = defaultdict(list)
-    for node, positions in by_node.items():
+    yield from _slowdowns(view, np.flatnonzero(braked).tolist())
+
+
+def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Finding]:
+    """Yield the smallest unit with all GPUs that hardware forces to a low clock: a GPU, a node, a rack.
+
+    Nodes that are limited together have a common power supply; GPUs of rack-scale systems report their chassis.
+    """
+    gpu = view.signals.gpu
+    shares = np.fmax(gpu["power_brake_share"], gpu["slowdown_share"])
+    racks: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for position in positions:
+        device = view.devices.gpus[position]
+        racks[device.chassis][device.node].append(position)
+    for chassis, nodes in racks.items():
+        members = [position for of_node in nodes.values() for position in of_node]
         evidence = tuple(
             FindingEvidence(
-                "power_brake_share",
-                float(np.fmax(gpu["power_brake_share"], gpu["slowdown_share"])[p]),
-                MIN_LIMITED_SHARE,
-                "limit",
-                view.gpu_name(p),
+                "power_brake_share", float(shares[p]), MIN_LIMITED_SHARE, "limit", view.gpu_name(p)
             )
-            for p in positions
+            for p in members[:4]
         )
-        if len(positions) > 1:
-            cause = Cause("node", name=view.devices.node_names[node])
-            yield Finding("hw_slowdown", cause, evidence[:4], parts=tuple(positions))
-            chassis[view.devices.gpus[positions[0]].chassis].append(node)
+        if len(nodes) > 1:
+            cause = Cause("rack", name=chassis)
+            yield Finding("hw_slowdown", cause, evidence, parts=tuple(members))
+        elif len(members) > 1:
+            yield Finding("hw_slowdown", Cause("node", name=next(iter(nodes))), evidence)
         else:
-            yield Finding("hw_slowdown", Cause("gpu", positions[0]), evidence)
+            yield Finding("hw_slowdown", Cause("gpu", members[0]), evidence)
 
 
 def _peer_clocks(view: DiagnosisView) -> Floats:

@@ -73,6 +73,13 @@ class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
     alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
 
 
+class RackDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="rack"):
+    """Nodes with a common power supply; the name is empty if their GPUs do not report a chassis."""
+
+    rack: str
+    nodes: tuple[str, ...]
+
+
 class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
     """A file server."""
 
@@ -89,7 +96,13 @@ class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
 
 
 EntityDocument: TypeAlias = (
-    NicDocument | GpuDocument | NodeDocument | LeafDocument | StorageDocument | JobDocument
+    NicDocument
+    | GpuDocument
+    | NodeDocument
+    | LeafDocument
+    | RackDocument
+    | StorageDocument
+    | JobDocument
 )
 
 
@@ -195,6 +208,9 @@ def incident_schema() -> dict[str, object]:
 def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
     """Return the entity of a cause with all of its names."""
     cause, parts = incident.cause, incident.parts
+    if cause.kind == "rack":
+        nodes = {devices.gpus[part].node for part in parts}
+        return RackDocument(cause.name, tuple(sorted(nodes)))
     entity = _device(cause, devices, groups)
     if isinstance(entity, LeafDocument):
         alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
@@ -285,22 +301,25 @@ def entity_text(entity: EntityDocument) -> str:
             rail = "" if entity.rail is None else f"rail {entity.rail}"
             port = f"{entity.switch} {entity.switch_port}".strip()
             names = ", ".join(filter(None, (entity.device, entity.pci_address, rail, port)))
-            return f"NIC {entity.interface} of {entity.node} ({names})"
+            text = f"NIC {entity.interface} of {entity.node} ({names})"
         case GpuDocument():
             index = "" if entity.index is None else f" {entity.index}"
             names = ", ".join(filter(None, (entity.uuid, entity.pci_address)))
-            return f"GPU{index} of {entity.node} ({names})"
+            text = f"GPU{index} of {entity.node} ({names})"
         case NodeDocument():
             interfaces = f" ({', '.join(entity.interfaces)})" if entity.interfaces else ""
-            return f"node {entity.node}{interfaces}"
+            text = f"node {entity.node}{interfaces}"
         case LeafDocument():
             rail = "" if entity.rail is None else f" of rail {entity.rail}"
             alternatives = (each.switch or "another leaf" for each in entity.alternatives)
-            return " or ".join((f"leaf {entity.switch}{rail}", *alternatives))
+            text = " or ".join((f"leaf {entity.switch}{rail}", *alternatives))
+        case RackDocument():
+            text = f"rack {entity.rack}".rstrip() + f" of {', '.join(entity.nodes)}"
         case StorageDocument():
-            return f"storage {entity.server}"
+            text = f"storage {entity.server}"
         case JobDocument():
-            return f"job {entity.workload} of {entity.tenant or 'no tenant'}"
+            text = f"job {entity.workload} of {entity.tenant or 'no tenant'}"
+    return text
 
 
 def describe(incident: IncidentDocument) -> Iterator[str]:

@@ -19,6 +19,7 @@ from collector.diagnosis.incident_report import (
     LeafDocument,
     NicDocument,
     NodeDocument,
+    RackDocument,
     StorageDocument,
     title_of,
 )
@@ -100,7 +101,7 @@ def _is_visible(device: str, cause: EntityDocument) -> bool:
     """True if evidence is of the cause itself: evidence of other devices may be another tenant's."""
     if isinstance(cause, NicDocument | GpuDocument | NodeDocument):
         return device.partition(" ")[0] == cause.node
-    return isinstance(cause, LeafDocument | StorageDocument)
+    return isinstance(cause, LeafDocument | RackDocument | StorageDocument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +168,20 @@ def cause_labels(cause: EntityDocument) -> tuple[str, str, str, str]:
     """Return kind, node, device and rail of a cause; what it does not have is empty."""
     match cause:
         case NicDocument():
-            return "nic", cause.node, cause.interface, _text(cause.rail)
+            labels = "nic", cause.node, cause.interface, _text(cause.rail)
         case GpuDocument():
-            return "gpu", cause.node, _text(cause.index) or cause.uuid, ""
+            labels = "gpu", cause.node, _text(cause.index) or cause.uuid, ""
         case NodeDocument():
-            return "node", cause.node, "", ""
+            labels = "node", cause.node, "", ""
         case LeafDocument():
-            return "leaf", "", cause.switch, _text(cause.rail)
+            labels = "leaf", "", cause.switch, _text(cause.rail)
+        case RackDocument():
+            labels = "rack", "", cause.rack, ""
         case StorageDocument():
-            return "storage", "", cause.server, ""
-    return "job", "", cause.workload, ""
+            labels = "storage", "", cause.server, ""
+        case JobDocument():
+            labels = "job", "", cause.workload, ""
+    return labels
 
 
 def _text(number: int | None) -> str:

@@ -387,9 +387,8 @@ def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
         if cause.kind == "gpu":
             is_holder = view.job_of_gpu[cause.position] == number
         else:
-            is_holder = cause.kind in {"nic", "node"} and not incident.reach.nodes.isdisjoint(
-                job.nodes
-            )
+            is_host = cause.kind in {"nic", "node", "rack"}
+            is_holder = is_host and not incident.reach.nodes.isdisjoint(job.nodes)
         if is_holder:
             incident.holders.add(job.key)
         if is_holder or job.key in touched or not nodes.isdisjoint(job.nodes):

@@ -93,6 +93,8 @@ def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
     elif cause.kind == "leaf":
         rails = {devices.nics[p].rail for p in view.groups.leaves[cause.position].tolist()}
         nodes = {devices.nics[p].node for p in view.groups.leaves[cause.position].tolist()}
+    elif cause.kind == "rack":
+        nodes = {devices.gpus[position].node for position in parts}
     elif cause.kind == "storage":
         nodes = {mount.node for mount in devices.mounts if mount.server == cause.name}
     elif cause.job:
