@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from agent.config import AgentSettings
 from agent.health import health_findings
-from agent.health.node_facts import NIC_RULES, SOURCES, NodeHealthFacts
+from agent.health.node_facts import NIC_RULES, SOURCES, AbsentSources, NodeHealthFacts
 from agent.health.setting_rules import GPU_SETTING_RULES
 from agent.host import recorded_host
 from agent.sampling.governor import Governor, create_governor, format_percent
@@ -157,6 +157,10 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     return findings
 
 
+_ABSENT_BY_VERDICT = {
+    ProbeVerdict.DENIED: Absent.DENIED,
+    ProbeVerdict.BROKEN: Absent.ERROR,
+}
 _MARKS = {
     ProbeVerdict.SUPPORTED: "ok     ",
     ProbeVerdict.ABSENT: "absent ",
@@ -243,7 +247,15 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
     """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
     now_ns = agent.host.clock.now().boot_ns
     latest = {name: latest_frame(agent.sampler.statuses.get(name), now_ns) for name in SOURCES}
-    absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
+    absent = AbsentSources(
+        {name: frame for name, frame in latest.items() if isinstance(frame, Absent)},
+        {
+            status.source.name: reason
+            for status in agent.sampler.statuses.values()
+            for finding in status.findings
+            if (reason := _ABSENT_BY_VERDICT.get(finding.verdict))
+        },
+    )
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
     node_facts.add_gpu_paths(scanner.scan(agent.host))
     nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)

@@ -114,7 +114,11 @@ def _has_bit_errors(facts: rule.HealthFacts) -> bool:
 def _has_uncorrected(facts: rule.HealthFacts) -> bool:
     """True if data was lost; a link that goes down or comes up loses some as well."""
     metric = next(
-        (each for each in (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS) if facts.parts(each)),
+        (
+            each
+            for each in (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, s.PORT_SYMBOL_ERRORS)
+            if facts.parts(each)
+        ),
         n.UNCORRECTED_SYMBOLS,
     )
     if s.count(facts, metric) <= 1 or s.known_signal(facts, s.link_downs):
@@ -140,7 +144,10 @@ def _crossings(facts: rule.HealthFacts) -> list[str]:
     """Return a text for each reading beyond a threshold of the module; lanes without any power are unused."""
     if not s.is_up(facts):
         raise rule.AbsentFact(Absent.UNSUPPORTED)
-    texts, has_result = [], False
+    too_hot = s.known_signal(facts, s.count_of(n.TRANSCEIVER_TOO_HOT))
+    texts, has_result = [], too_hot is not None
+    if too_hot:
+        texts.append(f"{too_hot:.0f} events of high temperature")
     for name, unit, factor, metric, thresholds in _MODULE:
         limits = {part[-1]: s.value(facts, thresholds, *part) for part in facts.parts(thresholds)}
         for part in facts.parts(metric):
@@ -254,12 +261,12 @@ LINK_RULES = (
     rule.HealthRule("transceiver_degraded", rule.DEGRADED, _has_bit_errors,
         "a bit error ratio above 1e-6 and 30 times the median of the peers, or above 1e-5; or more than 0.05 errors per second beyond correction",
         "IEEE 802.3 clause 91: RS(544,514) corrects 2.4e-4; received data only, the switch counts the other direction",
-        sources=("nic",), metrics=(n.CORRECTED, n.LINE_RECEIVED, n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS), compares_readings=True,
+        sources=("nic",), metrics=(n.CORRECTED, n.LINE_RECEIVED, n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, s.PORT_SYMBOL_ERRORS), compares_readings=True,
         describe=_describe_bit_errors, remedy="clean or replace the transceiver", alert="RailscopeFecErrors"),
     rule.HealthRule("transceiver_threshold", rule.DEGRADED, lambda facts: bool(_crossings(facts)),
-        "temperature or optical power beyond a warning or alarm threshold of the transceiver itself, while the link is up",
+        "temperature or optical power beyond a warning or alarm threshold of the transceiver itself, while the link is up; or the NIC reported a high temperature of it within ten minutes",
         "SFF-8636, CMIS: thresholds of the vendor in the module",
-        sources=("optics",), metrics=(host.LINK_UP, *(metric for row in _MODULE for metric in row[3:])), is_needed=False,
+        sources=("optics",), metrics=(host.LINK_UP, n.TRANSCEIVER_TOO_HOT, *(metric for row in _MODULE for metric in row[3:])), compares_readings=True, is_needed=False,
         describe=lambda facts: "; ".join(_crossings(facts)), remedy="clean or replace the transceiver; check its cooling", alert="RailscopeTransceiver"),
     rule.HealthRule("link_flap", rule.DEGRADED, _has_flapped,
         f"the link went down within ten minutes, and did not on {RELOAD_SHARE:.0%} of the peers",

@@ -36,6 +36,7 @@ RETRIES_EXCEEDED, ADAPTIVE = rdma("transport_retries_exceeded"), rdma("adaptive_
 OUT_OF_BUFFER = rdma("out_of_buffer_drops")
 PORT_RECEIVED, PORT_SENT = rdma("receive_bytes"), rdma("transmit_bytes")
 PORT_RECEIVED_PACKETS = rdma("receive_packets")
+PORT_SYMBOL_ERRORS = rdma("symbol_errors")
 PORT_LINK_DOWNS = rdma("link_downs")
 PORT_UP = METRICS["railscope_rdma_port_up"]
 PORT_RATE = METRICS["railscope_rdma_port_rate_bytes_per_second"]
@@ -200,6 +201,7 @@ def uncorrected(facts: rule.HealthFacts) -> float:
         facts,
         rate_of(n.UNCORRECTED_SYMBOLS),
         rate_of(n.FEC_UNCORRECTABLE_BLOCKS),
+        rate_of(PORT_SYMBOL_ERRORS),
     )
 
 

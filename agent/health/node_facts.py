@@ -7,8 +7,8 @@ the names that it had. NICs for management, bridges and virtual functions are no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from agent.health import rule
 from agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
@@ -36,6 +36,8 @@ SOURCES = (
     "nic_settings",
     "optics",
     "pcie",
+    "mig",
+    rule.HEALTH,
     rule.LOAD,
     rule.SETTINGS,
 )
@@ -44,6 +46,14 @@ _METRICS = metrics_of_rules((*NIC_RULES, *GPU_SETTING_RULES))
 _NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})
 _JUDGED_WITHOUT_RDMA = frozenset({"compute", "storage"})
 _SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentSources:
+    """Reasons of sources without current readings: of any device, or of the devices that they do not contain."""
+
+    whole: Mapping[str, Absent] = field(default_factory=dict)
+    partial: Mapping[str, Absent] = field(default_factory=dict)
 
 
 class NodeHealthFacts:
@@ -76,7 +86,7 @@ class NodeHealthFacts:
                 if entity.facts:
                     self.devices[device] = entity
 
-    def gpus(self, absent_sources: Mapping[str, Absent]) -> dict[str, rule.HealthFacts]:
+    def gpus(self, absent_sources: AbsentSources) -> dict[str, rule.HealthFacts]:
         """Return the facts about each GPU; its peers have the same model."""
         devices = {name[1]: [name] for name in self._labels if name[0] == entities.GPU.name}
         return self._with_peers(devices, absent_sources, lambda of: (of.labels.get("model", ""),))
@@ -89,7 +99,7 @@ class NodeHealthFacts:
                 distance = pci_distance(device.device.place, gpus[device.gpu].place)
                 self._labels[entities.PCIE.name, device.address][GPU_PATH] = distance.name
 
-    def nics(self, absent_sources: Mapping[str, Absent]) -> dict[str, rule.HealthFacts]:
+    def nics(self, absent_sources: AbsentSources) -> dict[str, rule.HealthFacts]:
         """Return the facts about each NIC, by interface, or by RDMA port if it has none."""
         return self._with_peers(self._nic_devices(), absent_sources, _nic_group)
 
@@ -119,7 +129,7 @@ class NodeHealthFacts:
     def _with_peers(
         self,
         devices: Mapping[str, list[DeviceName]],
-        absent_sources: Mapping[str, Absent],
+        absent_sources: AbsentSources,
         group: Callable[[rule.HealthFacts], tuple[str, ...]],
     ) -> dict[str, rule.HealthFacts]:
         alone = {name: self._facts(parts, absent_sources) for name, parts in devices.items()}
@@ -137,18 +147,27 @@ class NodeHealthFacts:
         }
 
     def _facts(
-        self, parts: Iterable[DeviceName], absent_sources: Mapping[str, Absent]
+        self, parts: Sequence[DeviceName], absent_sources: AbsentSources
     ) -> rule.HealthFacts:
         labels: dict[str, str] = {}
         settings: dict[str, str] = {}
-        for name in reversed(tuple(parts)):  # the role of the PCI device is its kind
+        for name in reversed(parts):  # the role of the PCI device is its kind
             labels |= self._labels[name]
             settings |= self._settings.get(name, {})
         readings, changes = merge_source_facts(
             source.facts_of_device(name) for name in parts for source in self._sources.values()
         )
+        absent = {
+            name: reason
+            for name, reason in absent_sources.partial.items()
+            if name not in self._sources or self._sources[name].columns.keys().isdisjoint(parts)
+        }
         return rule.HealthFacts(
-            readings, changes, absent_sources=absent_sources, labels=labels, settings=settings
+            readings,
+            changes,
+            absent_sources={**absent, **absent_sources.whole},
+            labels=labels,
+            settings=settings,
         )
 
 

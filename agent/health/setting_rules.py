@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agent.health import rule
 from agent.health.nic_signals import MIN_PEERS, is_up, known_signal
 from agent.topology.pci import PciDistance
-from railscope.catalog import declare, gpu, host, nic, nic_settings, pcie, rdma
+from railscope.catalog import declare, gpu, gpu_sharing, host, nic, nic_settings, pcie, rdma
 from railscope.reading import Absent
 
 GPU_PATH = "gpu_path"
@@ -114,6 +114,15 @@ def _pending(facts: rule.HealthFacts) -> list[str]:
     ]
 
 
+def _has_unused_mig(facts: rule.HealthFacts) -> bool:
+    if facts.number(gpu_sharing.GPU_MIG_MODE) == 0 or facts.number(gpu_sharing.GPU_MIG_DEVICES) > 0:
+        return False
+    modes = [peer.reading(gpu_sharing.GPU_MIG_MODE) for peer in facts.peers]
+    if len(modes) < MIN_PEERS:
+        raise rule.AbsentFact(Absent.UNSUPPORTED)
+    return modes.count(0) > 2 * modes.count(1)
+
+
 def _peer_rule(  # noqa: PLR0913 - columns of a table
     reason: str,
     settings: PeerSettings,
@@ -168,6 +177,10 @@ GPU_SETTING_RULES = (
         _APPLY, rule.SETTINGS, gpu.GPU_SETTINGS_INFO),
     _peer_rule("software_differs", PeerSettings(_gpu_software),
         "VBIOS, InfoROM or driver differs from that of most GPUs of the same model", _UPDATE, rule.LOAD, gpu.GPU_INFO),
+    rule.HealthRule("mig_unused", rule.DEGRADED, _has_unused_mig,
+        "the GPU is in MIG mode without a MIG device, and most GPUs of the same model are not in MIG mode",
+        "Railscope: no job can use such a GPU", sources=("mig",), metrics=(gpu_sharing.GPU_MIG_MODE, gpu_sharing.GPU_MIG_DEVICES),
+        is_needed=False, remedy="create MIG devices, or leave the MIG mode"),
     rule.HealthRule("mode_pending", rule.DEGRADED, lambda facts: bool(_pending(facts)),
         "ECC or MIG mode was changed, and takes effect at a reset of the GPU",
         "nvml.h, nvmlDeviceGetEccMode, nvmlDeviceGetMigMode: current and pending mode",

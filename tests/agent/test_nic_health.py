@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from captures.make import simulated
 from click.testing import CliRunner
@@ -23,12 +25,14 @@ from support.nic_health import (
     reasons_of_nics,
     settings,
 )
+from support.reading import ORIGIN
 
 from agent.cli import agent
 from agent.health import format_verdict, judge, nic_signals as s
-from agent.health.node_facts import NIC_RULES
+from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
-from railscope.catalog import cabling, host, nic as n, nic_settings as t, pcie, rdma
+from railscope.catalog import cabling, entities, host, nic as n, nic_settings as t, pcie, rdma
+from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
 
 HALF = MEGABITS // 2
@@ -54,6 +58,7 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("transceiver_degraded", (rate(n.UNCORRECTED_SYMBOLS, 1),)),
     ("transceiver_threshold", (now(cabling.TRANSCEIVER_RECEIVE_POWER, 300_000, "0"),)),
     ("transceiver_threshold", (now(cabling.TRANSCEIVER_TEMPERATURE, 85_000),)),
+    ("transceiver_threshold", (once(n.TRANSCEIVER_TOO_HOT),)),
     ("link_flap", (once(n.LINK_DOWNS),)),
     ("rdma_port_inactive", (now(rdma.RDMA_STATE, 2),)),
     ("gpu_path_longer", (labels(gpu_path="PHB"),)),
@@ -160,6 +165,25 @@ def test_counters_that_were_read_once_have_no_result_and_delay_nothing() -> None
     verdict = judge(first, NIC_RULES)
     assert verdict.state == HEALTHY
     assert verdict.results["link_flap"] is Absent.NOT_DUE
+
+
+def test_a_source_that_was_denied_for_a_nic_is_unknown_for_it_alone() -> None:
+    nics = [
+        Entity(entities.NIC, (name,), {"role": "compute", "rdma_device": name})
+        for name in ("a", "b")
+    ]
+    facts = NodeHealthFacts()
+    for stream, metric, shown in (("link", host.LINK_UP, nics), ("nic", n.RECEIVED, nics[:1])):
+        columns = tuple((metric, nic) for nic in shown)
+        values = array("q", [1] * len(columns))
+        facts.add(Frame(ORIGIN, Schema(stream, columns), 1, NodeTimestamp(0, 1), values))
+
+    def states(absent: AbsentSources) -> list[int]:
+        return [judge(of, NIC_RULES).state for of in facts.nics(absent).values()]
+
+    assert states(AbsentSources()) == [HEALTHY, HEALTHY]
+    assert states(AbsentSources(partial={"nic": Absent.DENIED})) == [HEALTHY, UNKNOWN]
+    assert states(AbsentSources(whole={"link": Absent.TIMEOUT})) == [UNKNOWN, UNKNOWN]
 
 
 # Captures -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from agent.health import format_verdict, judge
 from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
 from agent.health.setting_rules import GPU_SETTING_RULES
-from railscope.catalog import gpu
+from railscope.catalog import gpu, gpu_sharing
 
 MODES = {
     "persistence": "on", "compute_mode": "default", "ecc": "on", "ecc_pending": "on", "mig": "off", "mig_pending": "off",
@@ -45,6 +45,21 @@ def test_a_gpu_that_differs_from_most_of_its_peers_is_degraded(
     verdict = judge(facts, GPU_SETTING_RULES)
     assert expected in format_verdict(facts, verdict, GPU_SETTING_RULES)
     assert (verdict.state == HEALTHY) is (not expected)
+
+
+def with_mig(facts: HealthFacts, devices: int) -> HealthFacts:
+    """Return a GPU in MIG mode, with this number of devices."""
+    mig = {gpu_sharing.GPU_MIG_MODE: {(): 1}, gpu_sharing.GPU_MIG_DEVICES: {(): devices}}
+    return replace(facts, readings={**facts.readings, **mig})
+
+
+def test_a_gpu_in_mig_mode_is_degraded_only_without_devices_among_whole_gpus() -> None:
+    whole = replace(gpu_facts(), readings={gpu_sharing.GPU_MIG_MODE: {(): 0}})
+    among_whole = replace(gpu_facts(), peers=(whole,) * 3)
+    assert judge(with_mig(among_whole, 0), GPU_SETTING_RULES).reasons == ("mig_unused",)
+    assert not judge(with_mig(among_whole, 2), GPU_SETTING_RULES).reasons
+    among_partitioned = replace(gpu_facts(), peers=(with_mig(whole, 2),) * 3)
+    assert not judge(with_mig(among_partitioned, 0), GPU_SETTING_RULES).reasons
 
 
 def test_settings_that_half_of_the_gpus_have_are_a_choice() -> None:

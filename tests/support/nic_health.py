@@ -12,7 +12,7 @@ from support.health import HealthFault, with_faults
 from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
 from agent.health import judge, nic_signals as s
-from agent.health.node_facts import NIC_RULES, NodeHealthFacts
+from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
 from agent.service import Agent
 from railscope.capture import Capture
@@ -129,7 +129,7 @@ def alone() -> HealthFacts:
         *((metric, ()) for metric in (
             n.STORM_ERRORS, n.STORM_WARNINGS, n.UNCORRECTED_SYMBOLS, n.LINK_DOWNS, host.LINK_CHANGES,
             n.DISCARDS_RECEIVED, n.PCIE_WRITE_STALLED, s.ACK_TIMEOUTS, s.SEQUENCE_ERRORS, s.OUT_OF_SEQUENCE,
-            s.ADAPTIVE, s.RETRIES_EXCEEDED, s.IGNORED, s.OUT_OF_BUFFER,
+            s.ADAPTIVE, s.RETRIES_EXCEEDED, s.IGNORED, s.OUT_OF_BUFFER, n.TRANSCEIVER_TOO_HOT,
         )),
     ]  # fmt: skip
     increases = {place: per_second(amount) for place, amount in rates.items()}
@@ -144,5 +144,7 @@ def reasons_of_nics(capture: Capture) -> Mapping[str, list[str]]:
     walk, facts = CaptureWalk(capture), NodeHealthFacts()
     agent = Agent(AgentSettings(), walk.host, walk.host.node, on_frame=facts.add)
     asyncio.run(walk.read(agent))
-    verdicts = {nic: judge(of_nic, NIC_RULES) for nic, of_nic in facts.nics({}).items()}
+    verdicts = {
+        nic: judge(of_nic, NIC_RULES) for nic, of_nic in facts.nics(AbsentSources()).items()
+    }
     return {nic: sorted(each.reasons) for nic, each in verdicts.items() if each.reasons}
