@@ -87,7 +87,7 @@ An advice is an incident of severity `info` about a state that lasts and costs. 
 the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. An advice explains no fault, and no baseline leaves its devices out.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
-  and versions. A value is drift if at least {MIN_MAJORITY} peers and {MAJORITY_SHARE:.0%} of them agree on another one. Settings that
+  and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {MAJORITY_SHARE:.0%} of them agree on another one. Settings that
   differ by rail on most nodes are a design; a setting that changed on several nodes within {ROLLOUT_SECONDS / 60:.0f} minutes is a
   rollout; NICs without a link are left out, as drivers report other settings then. One advice names all devices that deviate in the
   same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part

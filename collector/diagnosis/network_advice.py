@@ -30,7 +30,7 @@ from collector.workloads.job_roster import JobKey
 
 # Late marks --------------------------------------------------------------------------------------
 
-MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.002, 0.01
+MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.001, 0.01
 """Share of time in which senders are paused; the second one counts without other rails to compare with."""
 MIN_LATE_SHARE = 0.65
 """Share of a leaf's NICs that must be paused: pause of fewer may be due to a receiver without an agent."""

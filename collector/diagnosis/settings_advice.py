@@ -192,7 +192,7 @@ class ConfigDrift:
         for key, values in self.settings.values.items():
             if _is_comparable(view, key):
                 models = (values.get(name, "") for name in _MODEL[key.kind])
-                of_node = _gpu_models(view, key.node) if key.kind == "node" else ()
+                of_node = _gpu_models(view, key.node) if key.kind != "gpu" else ()
                 groups[key.kind, *models, *of_node].append(key)
         for model, group in groups.items():
             for setting in _COMPARED[model[0]]:
@@ -240,7 +240,7 @@ class ConfigDrift:
 
 
 def _gpu_models(view: DiagnosisView, name: str) -> list[str]:
-    """Return the models of a node's GPUs: only nodes with equal ones are compared."""
+    """Return the models of a node's GPUs: only nodes with equal ones, and their NICs, are compared."""
     node, gpus = view.devices.nodes[name], view.devices.gpus
     return sorted({gpus[position].model for position in node.gpus.values()})
 

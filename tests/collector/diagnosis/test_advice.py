@@ -60,11 +60,12 @@ def diagnose(
     """Diagnose a healthy cluster with these settings by node; `changes` are slots and nodes at which others adopt them."""
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, SLOTS)
-    drift = feed.diagnosis.drift.settings
+    drift, devices = feed.diagnosis.drift.settings, feed.diagnosis.devices
     later = {node: slot for slot, node in changes}
     for node in range(cluster.nodes):
         first = settings_of(node) if node in later else settings.get(node, settings_of(node))
         drift.add(START_NS, node_name(node), first)
+        devices.add_entities(devices.node(node_name(node)), first)
         if node in later:
             time_ns = START_NS + later[node] * SLOT_SECONDS * SECOND_NS
             drift.add(time_ns, node_name(node), settings[node])
@@ -124,6 +125,7 @@ DRIFT = {
 NO_DRIFT: dict[str, tuple[dict[int, list[WireEntity]], list[tuple[int, int]]]] = {
     "equal settings": ({}, []),
     "a rail by design": (MANY, []),
+    "nodes with other GPUs": ({5: settings_of(5, {"mtu": "1500"}, {"model": "B200", "driver": "595.1"}, EVERY_RAIL)}, []),
     "no majority": ({node: settings_of(node, {"mtu": "1500"}, rails=EVERY_RAIL) for node in range(3)}, []),
     "a rollout": ({node: settings_of(node, {"mtu": "1500"}, rails=[node]) for node in range(2)}, [(10, 0), (12, 1)]),
 }  # fmt: skip
