@@ -39,7 +39,7 @@ from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpoi
 from collector.work_limits import limit_memory_arenas, tune_interpreter
 from collector.workloads import job_readings, job_roster
 from railscope import __version__, server_connections, service, timestamps
-from railscope.audit.record import RecordActor, RecordData
+from railscope.audit.record import RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.catalog.incidents import WEBHOOK_FAILURES
 
@@ -172,13 +172,9 @@ class Collector:
         if self.clock.is_replaced:
             decided = state.corrections[-1]
             data["since_ns"], data["delta_ns"] = str(decided.since_ns), str(decided.delta_ns)
-        actor = RecordActor("collector", self.trail.log.source.id)
         outcome = "failed" if state.problem else "done"
-        self._clock_records.append(
-            audit_outbox.RecordDraft(
-                "evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data
-            )
-        )
+        draft = self.trail.draft("evidence.clock_step", data, outcome=outcome)
+        self._clock_records.append(draft)
 
     async def _record_clock(self) -> None:
         """Check the clock every second, and record changes, until cancelled."""
@@ -337,7 +333,9 @@ class Collector:
             "frames": ingest.handle,
             **api.handlers(),
             **read_api.JobsApi(
-                lambda: self.refresher.views.jobs, self.core.names_of_gpu
+                lambda: self.refresher.views.jobs,
+                self.core.names_of_gpu,
+                lambda: self.diagnosis.table.steps,
             ).handlers(),
             **audit_api.AuditApi(self.entries, self.reading).handlers(),
             **IncidentsApi(lambda: self.diagnosis.table).handlers(),
@@ -402,10 +400,7 @@ class Collector:
         """Return the record of files that were lost."""
         names = sorted(lost)
         data: RecordData = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
-        actor = RecordActor("collector", self.trail.log.source.id)
-        return audit_outbox.RecordDraft(
-            "evidence.gap", actor, self.trail.wall_ns(), "failed", data=data
-        )
+        return self.trail.draft("evidence.gap", data, outcome="failed")
 
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""

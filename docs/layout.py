@@ -16,7 +16,8 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 490
+MAX_MODULES = 500
+"""450, and those of the diagnosis and its alerts, dashboards and benches."""
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
 """Share of the lines that imports must stay below."""

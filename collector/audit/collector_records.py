@@ -247,12 +247,12 @@ class AuditTrail:
         if self.log.size == 0:
             signer = self.log.signer
             genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
-            self.log.append_before_running(self._draft("log.genesis", genesis))
+            self.log.append_before_running(self.draft("log.genesis", genesis))
         if self.log.lost_records:
             self._report_loss()
         for problem in self.log.damage:
             self._report_damage(problem)
-        self.log.append_before_running(self._draft("admin.config", self._lifecycle_data("started")))
+        self.log.append_before_running(self.draft("admin.config", self._lifecycle_data("started")))
 
     def _report_loss(self) -> None:
         """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
@@ -264,7 +264,7 @@ class AuditTrail:
             advice="they had been acknowledged; check the disk, and if an old copy was restored",
         )
         data: record.RecordData = {"missing": lost, "from": size}
-        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+        self.log.append_before_running(self.draft("log.recovered", data, outcome="failed"))
 
     def _report_damage(self, problem: str) -> None:
         """Record that a housekeeping file was missing or wrong, and was written again."""
@@ -274,7 +274,7 @@ class AuditTrail:
             advice="the file was written again; check access to the audit directory",
         )
         data: record.RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
-        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+        self.log.append_before_running(self.draft("log.recovered", data, outcome="failed"))
 
     def _lifecycle_data(self, transition: str) -> record.RecordData:
         settings: record.RecordData = {"settings": self.settings} if self.settings else {}
@@ -297,7 +297,7 @@ class AuditTrail:
             finally:
                 await self._write_repeated()
                 self._is_ended = True
-                await self._record(self._draft("admin.config", self._lifecycle_data("stopped")))
+                await self._record(self.draft("admin.config", self._lifecycle_data("stopped")))
                 writer.cancel()
 
     def record_denial(self, denial: DeniedRequest) -> None:
@@ -332,7 +332,7 @@ class AuditTrail:
             "credential" if name else "unknown", name, denial.credential_kind, denial.address
         )
         data: record.RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
-        await self._record(self._draft("access.denied", data, actor, "denied"))
+        await self._record(self.draft("access.denied", data, actor, "denied"))
 
     async def _record(self, draft: audit_outbox.RecordDraft) -> None:
         # A pending append is recorded or counted as lost, even if the minute ends.
@@ -351,12 +351,13 @@ class AuditTrail:
         self.lost_records += 1
         log.error("audit_record_lost", type=kind, data=data, problem=problem)
 
-    def _draft(
+    def draft(
         self,
         kind: str,
         data: record.RecordData,
         actor: record.RecordActor | None = None,
         outcome: str = "done",
     ) -> audit_outbox.RecordDraft:
+        """Return a record of the collector as of now; without an actor it is the collector itself."""
         record_actor = actor or record.RecordActor("collector", self.log.source.id)
         return audit_outbox.RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)

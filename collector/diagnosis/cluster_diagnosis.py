@@ -28,6 +28,7 @@ from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, Read
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
+from collector.diagnosis.step_period import WINDOW_SECONDS, StepTiming, find_step
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
@@ -78,6 +79,8 @@ class ClusterDiagnosis:
         self.baselines = findings.Baselines()
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
+        self.steps: dict[JobKey, StepTiming] = {}
+        """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
         self._events: list[NodeEvent] = []
@@ -161,9 +164,17 @@ class ClusterDiagnosis:
         with np.errstate(invalid="ignore", divide="ignore"):
             changed = self.tracker.update(view, list(self._findings(view)))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
+            self.steps = self._find_steps(jobs, slot)
             gaps = {"job_gap": job_detectors.node_gaps(view)}
             self.baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
         return changed
+
+    def _find_steps(
+        self, jobs: Iterable[job_groups.ActiveJob], slot: int
+    ) -> dict[JobKey, StepTiming]:
+        end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
+        found = {job.key: find_step(traces.mean(job.nics, end, WINDOW_SECONDS)) for job in jobs}
+        return {key: step for key, step in found.items() if step is not None}
 
     def exceeded_limits(self) -> Iterator[str]:
         """Yield a line for each bound that the input exceeded: the evaluation lacks the rest."""

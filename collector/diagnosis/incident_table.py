@@ -9,22 +9,13 @@ from itertools import islice
 
 import msgspec
 
+from collector.diagnosis import incident_report as report
 from collector.diagnosis.evidence_curves import EvidenceCurve
 from collector.diagnosis.incident_classes import AREAS, Severity
-from collector.diagnosis.incident_report import (
-    EntityDocument,
-    GpuDocument,
-    IncidentDocument,
-    JobDocument,
-    LeafDocument,
-    NicDocument,
-    NodeDocument,
-    RackDocument,
-    StorageDocument,
-    title_of,
-)
 from collector.diagnosis.ranking import Reach
+from collector.diagnosis.step_period import StepTiming
 from collector.fleet.view_cells import ViewCell
+from collector.workloads.job_roster import JobKey
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 
@@ -32,7 +23,7 @@ MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own; all are counted."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
-OTHER_TENANT = JobDocument("another tenant", "", "-")
+OTHER_TENANT = report.JobDocument("another tenant", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class ReportedIncident:
     `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it touches.
     """
 
-    document: IncidentDocument
+    document: report.IncidentDocument
     onset_ns: int
     reach: Reach
     curves: Sequence[EvidenceCurve] = ()
@@ -69,23 +60,25 @@ class ReportedIncident:
             return None
         whole = self.document
         jobs = tuple(job for job in whole.jobs if job.tenant == tenant)
-        nics = [each for each in whole.victims if isinstance(each, NicDocument)]
+        nics = [each for each in whole.victims if isinstance(each, report.NicDocument)]
         victims = (*(nic for nic in nics if nic.node in nodes), *jobs)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
         cause, curves = whole.cause, self.curves
-        if isinstance(cause, JobDocument) and cause.tenant != tenant:
+        if isinstance(cause, report.JobDocument) and cause.tenant != tenant:
             cause, curves = OTHER_TENANT, ()
         document = msgspec.structs.replace(
             whole,
             cause=cause,
-            title=title_of(whole.incident_class, cause),
+            title=report.title_of(whole.incident_class, cause),
             jobs=jobs,
             victims=victims,
             victim_count=len(victims),
             lost_gpu_seconds=round(lost),
             evidence=tuple(each for each in whole.evidence if _is_visible(each.device, cause)),
             detail="",
-            gain=whole.gain if isinstance(cause, JobDocument) and cause.tenant == tenant else None,
+            gain=whole.gain
+            if isinstance(cause, report.JobDocument) and cause.tenant == tenant
+            else None,
         )
         own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
         return replace(
@@ -97,11 +90,11 @@ class ReportedIncident:
         )
 
 
-def _is_visible(device: str, cause: EntityDocument) -> bool:
+def _is_visible(device: str, cause: report.EntityDocument) -> bool:
     """True if evidence is of the cause itself: evidence of other devices may be another tenant's."""
-    if isinstance(cause, NicDocument | GpuDocument | NodeDocument):
+    if isinstance(cause, report.NicDocument | report.GpuDocument | report.NodeDocument):
         return device.partition(" ")[0] == cause.node
-    return isinstance(cause, LeafDocument | RackDocument | StorageDocument)
+    return isinstance(cause, report.LeafDocument | report.RackDocument | report.StorageDocument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +107,8 @@ class IncidentTable:
     """Incidents opened since the first start of the collector, by class."""
     lost_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """GPU-seconds lost, by class and tenant."""
+    steps: Mapping[JobKey, StepTiming] = field(default_factory=dict)
+    """Steps of the running jobs whose traffic shows them."""
 
     def find(self, number: str) -> ReportedIncident | None:
         """Return an incident by its identity."""
@@ -143,6 +138,14 @@ class IncidentTable:
         if tenant is None:
             yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
         yield from islice(_job_cells(touching, tenant), MAX_REACH_CELLS)
+        yield from islice(self._step_cells(tenant), MAX_REACH_CELLS)
+
+    def _step_cells(self, tenant: str | None) -> Iterator[ViewCell]:
+        for key, step in sorted(self.steps.items()):
+            if tenant in {None, key.tenant}:
+                yield ViewCell(catalog.JOB_STEP, key, step.period_seconds)
+                yield ViewCell(catalog.JOB_STEP_JITTER, key, step.jitter_seconds)
+                yield ViewCell(catalog.JOB_EXCHANGE, key, step.exchange_share)
 
 
 def _loss_cells(lost: Mapping[tuple[str, str], float]) -> Iterator[ViewCell]:
@@ -164,22 +167,22 @@ def _incident_cell(incident: ReportedIncident) -> ViewCell:
     return ViewCell(catalog.ONSET, (*labels, *cause), incident.onset_ns / SECOND_NS)
 
 
-def cause_labels(cause: EntityDocument) -> tuple[str, str, str, str]:
+def cause_labels(cause: report.EntityDocument) -> tuple[str, str, str, str]:
     """Return kind, node, device and rail of a cause; what it does not have is empty."""
     match cause:
-        case NicDocument():
+        case report.NicDocument():
             labels = "nic", cause.node, cause.interface, _text(cause.rail)
-        case GpuDocument():
+        case report.GpuDocument():
             labels = "gpu", cause.node, _text(cause.index) or cause.uuid, ""
-        case NodeDocument():
+        case report.NodeDocument():
             labels = "node", cause.node, "", ""
-        case LeafDocument():
+        case report.LeafDocument():
             labels = "leaf", "", cause.switch, _text(cause.rail)
-        case RackDocument():
+        case report.RackDocument():
             labels = "rack", "", cause.rack, ""
-        case StorageDocument():
+        case report.StorageDocument():
             labels = "storage", "", cause.server, ""
-        case JobDocument():
+        case report.JobDocument():
             labels = "job", "", cause.workload, ""
     return labels
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
 from collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
 from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.step_period import TrafficTraces
 from collector.fleet.sheets import Integers, rows_at
 from railscope.catalog import KINDS
 from railscope.reading import PRESENT
@@ -82,6 +84,9 @@ class ReadingsCollector:
         self.devices = devices
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._streams: dict[tuple[str, str], _Stream] = {}
+        sums = devices.sums[DeviceKind.NIC]
+        self.traces = TrafficTraces(sums.slots * slot_ns // SECOND_NS)
+        self._traced = sums.index["rdma_sent_bytes"]
         self.sample_slots: dict[str, set[int]] = defaultdict(set)
 
     def slot_of(self, timestamp_ns: int) -> int:
@@ -106,11 +111,14 @@ class ReadingsCollector:
         times_ns = [clock(wall_ns) for wall_ns in batch.wall_ns]
         slots = np.array([self.slot_of(each) for each in times_ns], np.intp)
         self.sample_slots[node_name].update(slots.tolist())
-        self._add_rows(stream, run, batch, slots)
+        times = np.array([(each - self._first_ns) // SECOND_NS for each in times_ns], np.intp)
+        self._add_rows(stream, run, batch, slots, times)
         for event in batch.events:
             yield NodeEvent(clock(event.wall_ns), node_name, event)
 
-    def _add_rows(self, stream: _Stream, run: str, batch: Batch, slots: Positions) -> None:
+    def _add_rows(
+        self, stream: _Stream, run: str, batch: Batch, slots: Positions, times: Positions
+    ) -> None:
         if not stream.segments:
             return
         columns = np.concatenate([each.columns for each in stream.segments])
@@ -131,7 +139,12 @@ class ReadingsCollector:
             span = slice(offset, offset + len(part.columns))
             offset += len(part.columns)
             if part.kind is QuantityKind.COUNTER:
-                self._add_part(part, slots, steps[:, span], both[:, span], seconds)
+                sums, has = self._add_part(part, slots, steps[:, span], both[:, span], seconds)
+                if part.device is DeviceKind.NIC:
+                    traced = part.quantities == self._traced
+                    if traced.any():
+                        devices = part.devices[traced]
+                        self.traces.add(times, seconds, devices, sums[:, traced], has[:, traced])
             elif part.kind is QuantityKind.ABSENCE:
                 absent = reasons[:, span].astype(np.int64)
                 self._add_part(part, slots, absent, absent != PRESENT, ones)
@@ -147,12 +160,14 @@ class ReadingsCollector:
         values: Integers,
         valid: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
         weights: Floats,
-    ) -> None:
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Add the columns of one kind to the sums; return the sums by row, and which are known."""
         scaled = np.where(valid, values * part.scales, 0.0)
         sums = np.add.reduceat(scaled, part.starts, axis=1)
         has = np.logical_or.reduceat(valid, part.starts, axis=1)
         sink = self.devices.sums[part.device]
         sink.add(part.quantities, slots, part.devices, sums, has * weights[:, None])
+        return sums, has
 
 
 def _reasons(

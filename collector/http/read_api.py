@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -22,6 +22,7 @@ from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.audit.collector_records import AuditTrail
 from collector.diagnosis.incident_table import IncidentTable
+from collector.diagnosis.step_period import StepTiming
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
@@ -45,6 +46,8 @@ class JobsApi:
 
     jobs: Callable[[], RunningJobs]
     names_of: NamesOfGpu
+    steps: Callable[[], Mapping[JobKey, StepTiming]] = dict
+    """Returns the steps of the jobs whose traffic shows them."""
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -58,9 +61,7 @@ class JobsApi:
             else set(request.query.getall("tenant", []))
         )
         jobs = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await service.run_in_thread(
-            lambda: [view.to_json(job, self.names_of) for job in jobs]
-        )
+        rows = await service.run_in_thread(lambda: [self._row(view, job) for job in jobs])
         content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["suppressed"] = view.suppressed
@@ -75,8 +76,12 @@ class JobsApi:
             return json_error(HTTPStatus.NOT_FOUND, text)
         return json_response(await service.run_in_thread(self._job_document, view, job))
 
+    def _row(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+        step = self.steps().get(job.key)
+        return view.to_json(job, self.names_of) | {"step": step and asdict(step)}
+
     def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        document = {"timestamp_ns": view.timestamp_ns, **view.to_json(job, self.names_of)}
+        document = {"timestamp_ns": view.timestamp_ns, **self._row(view, job)}
         return document | {"places": view.gpu_rows(job, self.names_of)}
 
 

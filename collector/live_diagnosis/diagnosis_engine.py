@@ -312,7 +312,9 @@ class DiagnosisEngine:
             for tenant, seconds in incident.lost_gpu_seconds.items():
                 lost[incident.class_name, tenant] += seconds
         end_ns = diagnosis.end_of(self._next_slot - 1)
-        self.table = IncidentTable(end_ns, tuple(reported), dict(self._opened), dict(lost))
+        self.table = IncidentTable(
+            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps
+        )
 
     def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:
         groups = diagnosis.groups or PeerGroups(diagnosis.devices)

@@ -238,6 +238,14 @@ async def test_the_api_lists_incidents_and_the_curves_of_one(
         assert 'railscope_incidents{class="slow_receiver",severity="warning"} 1' in metrics
 
 
+async def test_the_steps_of_jobs_are_unknown_with_rare_samples(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    async with diagnosed(frames, tmp_path) as one:
+        assert one.collector.diagnosis.table.steps == {}
+        assert "railscope_job_step_seconds" not in (await one.get("/metrics"))[1]
+
+
 async def test_a_tenant_reads_the_incidents_that_touch_its_jobs(
     frames: ArrivingFrames, tmp_path: Path
 ) -> None:
