@@ -25,6 +25,7 @@ REORDERED = s.PeerLimit(
     s.rate_of(s.OUT_OF_SEQUENCE), "{} packets out of order per second", ".3g", 0.2, 6.0
 )
 ADAPTIVE = s.PeerLimit(s.rate_of(s.ADAPTIVE), "{} retransmissions per second", ".3g", 5.0, 8.0)
+MIN_SOCKET_SHARE = 0.7
 MIN_INCAST_RECEIVING, INCAST_PEERS = 0.2, 1.25
 MAX_ACK_TIMEOUTS, MAX_SEQUENCE_ERRORS = 0.1, 10.0
 MIN_IGNORED, MIN_IGNORED_SHARE = 10.0, 0.05
@@ -65,12 +66,43 @@ def _pauses(facts: rule.HealthFacts) -> bool:
     return not s.known_signal(facts, _is_storm)
 
 
+def _of_socket(facts: rule.HealthFacts) -> tuple[int, int]:
+    """Return the number of NICs of the same NUMA node that pause about as much, and of all of them."""
+    node = facts.labels.get("numa_node")
+    pausing = s.pausing(facts)
+    shares = [
+        share
+        for peer in facts.peers
+        if node
+        and peer.labels.get("numa_node") == node
+        and (share := s.known_signal(peer, s.pausing)) is not None
+    ]
+    return 1 + sum(share > pausing / 2 for share in shares), 1 + len(shares)
+
+
+def _is_host_bound(facts: rule.HealthFacts) -> bool:
+    """True if the NICs of a socket pause together, without a degraded link of this one."""
+    if not _pauses(facts) or facts.reading(pcie.PCIE_PATH_STATE) == _degraded_path():
+        return False
+    alike, members = _of_socket(facts)
+    return alike >= s.MIN_PEERS and alike >= MIN_SOCKET_SHARE * members
+
+
+def _describe_host_bound(facts: rule.HealthFacts) -> str:
+    alike, members = _of_socket(facts)
+    return f"{PAUSING.describe(facts)}; {alike} of {members} NICs of NUMA node {facts.labels['numa_node']} do"
+
+
 def _is_pcie_bound(facts: rule.HealthFacts) -> bool:
     stalls = (s.known_signal(facts, s.write_stall) or 0.0) > WRITE_STALL.floor
-    return stalls or facts.reading(pcie.PCIE_PATH_STATE) == pcie_degraded()
+    return stalls or facts.reading(pcie.PCIE_PATH_STATE) == _degraded_path()
 
 
-def pcie_degraded() -> int:
+def _is_slow(facts: rule.HealthFacts) -> bool:
+    return _pauses(facts) and not _is_host_bound(facts)
+
+
+def _degraded_path() -> int:
     """Return the state of a path with a degraded link."""
     (code,) = (code for code, name in pcie.PCIE_PATH_STATE.states.items() if name == "degraded")
     return code
@@ -208,12 +240,17 @@ TRAFFIC_RULES = (
         sources=_NIC, metrics=(n.STORM_ERRORS, n.STORM_WARNINGS, *s.PAUSING, *s.TRAFFIC), compares_readings=True,
         describe=_describe_storm, actions=rule.RequiredActions(("inspect", "drain")),
         remedy="reset the NIC; enable the pause watchdog of the switch", alert="RailscopePfcStorm"),
-    rule.HealthRule("pcie_bound_receiver", rule.DEGRADED, lambda facts: _pauses(facts) and _is_pcie_bound(facts),
+    rule.HealthRule("host_bound_receiver", rule.DEGRADED, _is_host_bound,
+        f"the NIC pauses its switch port more than its peers, as do {MIN_SOCKET_SHARE:.0%} of the NICs of its NUMA node, at least {s.MIN_PEERS}",
+        "Railscope: the memory or the IOMMU of a socket limits all of its NICs", sources=(*_NIC, "pcie"),
+        metrics=(*s.PAUSING, *s.PAUSED, pcie.PCIE_PATH_STATE), compares_readings=True, describe=_describe_host_bound,
+        remedy="check memory bandwidth, IOMMU and other processes of the node", alert="RailscopePfcPauseShare"),
+    rule.HealthRule("pcie_bound_receiver", rule.DEGRADED, lambda facts: _is_slow(facts) and _is_pcie_bound(facts),
         "the NIC pauses its switch port more than its peers, and PCIe writes stall or a PCIe link is degraded",
         "mlx5 counters.rst, outbound_pci_stalled_wr_events", sources=_NIC,
         metrics=(*s.PAUSING, *s.PAUSED, n.PCIE_WRITE_STALLED, n.PCIE_WRITE_STALL, pcie.PCIE_PATH_STATE), compares_readings=True,
         describe=_describe_pcie_bound, remedy="check width and speed of the PCIe link, ATS and ACS; reseat the NIC", alert="RailscopePfcPauseShare"),
-    rule.HealthRule("slow_receiver", rule.DEGRADED, lambda facts: _pauses(facts) and not _is_pcie_bound(facts),
+    rule.HealthRule("slow_receiver", rule.DEGRADED, lambda facts: _is_slow(facts) and not _is_pcie_bound(facts),
         "the NIC pauses its switch port more than 0.3 % of the time and six times as much as the median of the peers, or more than 5 %",
         "IEEE 802.1Qbb: the node accepts data more slowly than it arrives", sources=_NIC,
         metrics=(*s.PAUSING, *s.PAUSED, n.PCIE_WRITE_STALLED, n.PCIE_WRITE_STALL, pcie.PCIE_PATH_STATE), compares_readings=True,

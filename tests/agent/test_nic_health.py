@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from captures.make import simulated
@@ -39,6 +40,17 @@ HALF = MEGABITS // 2
 PAUSING, PAUSED, STALLED = n.PFC_SENT_TIME, n.PFC_RECEIVED_TIME, n.PCIE_WRITE_STALLED
 MICROSECONDS = 10**6
 
+
+def _pausing(facts: HealthFacts) -> HealthFacts:
+    return rate(PAUSING, 0.02 * MICROSECONDS, "3")(facts)
+
+
+def _with_idle_socket(facts: HealthFacts) -> HealthFacts:
+    """Return facts with four more peers, of another NUMA node."""
+    others = tuple(labels(numa_node="1")(alone()) for _ in range(4))
+    return replace(facts, peers=(*facts.peers, *others))
+
+
 FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("nic_lost", (now(pcie.PCIE_GONE, 1),)),
     ("nic_lost", (now(pcie.PCIE_PATH_STATE, 3),)),
@@ -69,6 +81,7 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("pfc_storm", (rate(PAUSING, 0.9 * MICROSECONDS, "3"), rate(n.RDMA_RECEIVED, 0))),
     ("slow_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"),)),
     ("slow_receiver", (rate(PAUSING, 0.1 * MICROSECONDS, "3"), peers(number=0))),
+    ("host_bound_receiver", (_pausing, peers(_pausing, number=3), _with_idle_socket)),
     ("pcie_bound_receiver", (rate(PAUSING, 0.02 * MICROSECONDS, "3"), rate(STALLED, 0.5))),
     ("paused_by_switch", (rate(PAUSED, 0.03 * MICROSECONDS, "3"),)),
     ("incast_receiver", (rate(s.MARKED, RECEIVED / 42_000), rate(n.RDMA_RECEIVED, 2 * RECEIVED))),
@@ -245,4 +258,4 @@ def test_the_command_reports_a_faulty_nic_with_its_names_and_the_remedy() -> Non
         "BROKEN  NIC ens4f0np0 (mlx5_5, rail 3): degraded: link_speed_low (200 Gb/s on 2 lanes, expected 400 Gb/s), "
     )
     assert "         -> replace the cable; check the switch port" in outcome.stdout
-    assert "health of NICs: 6 NICs by 27 rules: 5 healthy, 1 degraded" in outcome.stdout
+    assert "health of NICs: 6 NICs by 28 rules: 5 healthy, 1 degraded" in outcome.stdout

@@ -26,7 +26,7 @@ LINE_BYTES = MEGABITS * 125_000
 RECEIVED = LINE_BYTES * 3 // 10
 LABELS = {
     "role": "compute", "driver": "mlx5_core", "firmware": "28.39.1002", "pci_address": "0000:5e:00.0",
-    "vendor": "0x15b3", "device": "0x1021", "gpu_path": "PXB",
+    "vendor": "0x15b3", "device": "0x1021", "gpu_path": "PXB", "numa_node": "0",
 }  # fmt: skip
 SETTINGS = {"mtu": "4200", "pfc": "3", "trust": "dscp", "ecn_reaction": "3", "hash": "1"}
 
