@@ -84,7 +84,7 @@ clocks are not corrected, and a node is unknown from the end of its capture on.
 
 _ADVICE = f"""\
 An advice is an incident of severity `info` about a state that lasts and costs. `gain` states what following it should gain, as a share of the time of
-the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. An advice explains no fault, and no baseline leaves its devices out.
+the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice explains symptoms at most, and no baseline leaves its devices out.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
   and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {MAJORITY_SHARE:.0%} of them agree on another one. Settings that
@@ -95,7 +95,7 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
 - `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
   different priorities, and an MTU beyond the largest frame of the port are reported, one advice for all NICs with the same two
-  values. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
+  values. A largest frame that contradicts most NICs is taken for a wrong announcement. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
   leaf is reported if {MIN_LATE_SHARE:.0%} of its NICs are paused {PAUSED_PER_MARKED:.0f} times as much as the packets of any receiver of the rail are marked, and {SIBLING_FACTOR:.0f} times
