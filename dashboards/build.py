@@ -15,6 +15,7 @@ from dashboards import (
     cluster_overview,
     efficiency,
     health,
+    incidents,
     jobs,
     links,
     node,
@@ -27,6 +28,7 @@ from dashboards import (
 GENERATED = Path(__file__).parent / "generated"
 DASHBOARDS = {
     "cluster-overview": cluster_overview,
+    "incidents": incidents,
     "rails": rails,
     "node": node,
     "pair": pair,

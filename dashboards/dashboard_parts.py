@@ -115,6 +115,15 @@ def claim_marks(selector: str = "") -> DashboardAnnotation:
     )
 
 
+def incident_marks() -> DashboardAnnotation:
+    """Annotations from the opening of an incident to its end, without advice."""
+    shown = 'max by (class, severity, kind, node, device) (railscope_incident_onset_timestamp_seconds{severity!="info"})'
+    text = "{{severity}}: {{kind}} {{device}} {{node}}"
+    return DashboardAnnotation(
+        "Incidents", shown, f"{{{{class}}}}, {text}", "purple", ("class", "node")
+    )
+
+
 def settings_marks(selector: str = "") -> DashboardAnnotation:
     """Annotations at changes of NIC settings: old and new settings coexist for a while."""
     settings = f"last_over_time(railscope_nic_settings_info{selector}[$__rate_interval])"
@@ -139,7 +148,7 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
     """Build a dashboard: one row for each section, titled with a question.
 
     The first section is titled with the question of the dashboard. A `shared` dashboard has no links to
-    dashboards that are not shared.
+    dashboards that are not shared, and no annotations of incidents.
     """
     dashboard = (
         build.Dashboard(title)
@@ -151,7 +160,7 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
         .refresh("30s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .editable()
-        .annotations(list(marks))
+        .annotations([*marks] if shared else [*marks, incident_marks()])
         .with_variable(
             build.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )

@@ -260,6 +260,8 @@ NIC_AT_ADDRESS = DeviceNameJoin(
 
 def joins_for(keys: Mapping[str, str]) -> tuple[DeviceNameJoin, ...]:
     """Return the joins for the names of the devices of a table with these key labels; none if complete."""
+    if "incident" in keys:
+        return ()
     if "gpu" in keys:
         return () if "index" in keys else (GPU,)
     if "interface" in keys:

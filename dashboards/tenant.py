@@ -86,6 +86,25 @@ def _jobs() -> Iterator[panels.Panel]:
     )
 
 
+def _incidents() -> Iterator[panels.Panel]:
+    touched = f"count by (source, workload, class) (railscope_job_incident{OF_TENANT})"
+    lost = f"rate(railscope_tenant_incident_lost_gpu_seconds_total{OF_TENANT}[$__rate_interval])"
+    yield panels.rows(
+        601,
+        "Incidents",
+        "Open faults of the cluster that touch a job.",
+        {"source": "Source", "workload": "Job", "class": "Class"},
+        panels.Column("Incidents", query.build_query(touched, query.COUNT), worst="highest"),
+    )
+    yield panels.layers(
+        602,
+        "GPUs lost by class",
+        "GPU-seconds lost per second, estimated.",
+        query.build_query(f"sum by (class) ({lost})", query.COUNT, "{{class}}"),
+        span=12,
+    )
+
+
 def _work() -> Iterator[panels.Panel]:
     faults = f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OF_TENANT}) > 0"
     yield from (
@@ -142,6 +161,7 @@ def _account() -> Iterator[panels.Panel]:
 SECTIONS = (
     ("", _summary),
     ("Which jobs run, and how busy are they?", _jobs),
+    ("Which incidents touch its jobs?", _incidents),
     ("Do its GPUs work as expected?", _work),
     ("Is its traffic congested?", _traffic),
     ("What will be accounted for?", _account),

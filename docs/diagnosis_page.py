@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from collector.diagnosis.incident_classes import CLASSES
+import yaml
+
+from collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.network_advice import (
     AGREEING,
@@ -22,6 +26,17 @@ from collector.diagnosis.network_advice import (
 from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MAJORITY_SHARE, MIN_MAJORITY, ROLLOUT_SECONDS
 from collector.diagnosis.signals import SIGNALS
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RUNBOOK = "alerts/runbooks/RailscopeIncident.md"
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
+_SCOPES = {
+    "cause": "the cause",
+    "port": "the ports that a network incident touches: of its nodes on its rails",
+    "rail": "the rails that a network incident touches",
+    "client": "the clients of the storage",
+    "job": "the jobs that an incident of a GPU, a node, storage or the job itself touches",
+}
 
 _INTRODUCTION = """\
 A collector finds the cause, the victims and the evidence of each fault in the frames of its nodes. `railscope diagnose --captures
@@ -62,6 +77,7 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
 - A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
   `webhook_min_severity` opens, one when it ends or another one explains it. What the receiver does not accept is sent again. Use it
   where no Prometheus evaluates the [alerts](alerts.md).
+- The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.
 - Events and [audit records](audit.md): each change of an incident.
 
 Open incidents, baselines and the last 1,000 closed incidents are in `diagnosis` of the state directory. After a restart they continue, with
@@ -80,6 +96,16 @@ that was recorded later does not change it. The onset is the end of the first sl
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
 collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,
 clocks are not corrected, and a node is unknown from the end of its capture on.
+"""
+
+_SYMPTOMS = """\
+While the diagnosis runs, [alertmanager.yml](../deploy/alertmanager.yml) inhibits these alerts by the incident that explains them, and until
+15 minutes after its end. If the last evaluation is older than 2 minutes, nothing is inhibited. Alerts on the
+audit log, billing and the collector are never inhibited by an incident.
+
+- An alert on a failed or lost device is explained only by an incident with the same device as its cause.
+- On other nodes, an incident explains effects only: received pause, retransmission, unequal rails, slow jobs.
+- The severity of the incident decides. An incident that is a warning becomes critical when its GPU has failed.
 """
 
 _ADVICE = f"""\
@@ -162,6 +188,11 @@ def page() -> str:
             ("class", "meaning", "severity", "persistence", "may be explained by", "action"),
             classes,
         ),
+        "## Symptoms",
+        "",
+        *_SYMPTOMS.splitlines(),
+        "",
+        *_table(("class", "alerts", "same labels", "of"), _symptoms()),
         "## Advice",
         "",
         *_ADVICE.splitlines(),
@@ -171,6 +202,66 @@ def page() -> str:
         *_table(("signal", "device", "unit", "meaning"), signals),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _inhibitions() -> Iterator[tuple[dict[str, str], dict[str, str], list[str]]]:
+    """Yield the rules by which incidents inhibit alerts: matchers of both, and the labels that are equal."""
+    text = (_ROOT / "deploy/alertmanager.yml").read_text()
+    for rule in yaml.load(text, yaml.CSafeLoader)["inhibit_rules"]:
+        source, target = (
+            {
+                label: value
+                for label, how, value in map(_parsed, rule[name])
+                if not how.startswith("!")
+            }
+            for name in ("source_matchers", "target_matchers")
+        )
+        if source.get("alertname") == "RailscopeIncidentReach":
+            yield source, target, rule["equal"]
+
+
+def _parsed(matcher: str) -> tuple[str, str, str]:
+    found = _MATCHER.fullmatch(matcher)
+    if found is None:
+        message = f'invalid matcher {matcher}: expected LABEL="VALUE"'
+        raise ValueError(message)
+    return found[1], found[2], found[3]
+
+
+def _symptoms() -> Iterator[tuple[str, ...]]:
+    for source, target, equal in _inhibitions():
+        shown = dict(target)
+        alerts = ", ".join(f"`{name}`" for name in shown.pop("alertname").split("|"))
+        limits = "".join(f", {label} `{value}`" for label, value in shown.items())
+        whole = ", the whole node" if source.get("kind") == "node" else ""
+        yield (
+            ", ".join(f"`{name}`" for name in source.get("class", "").split("|") if name),
+            (alerts + limits).replace("|", "\\|"),
+            ", ".join(equal),
+            _SCOPES[source["scope"]] + whole,
+        )
+
+
+def runbook() -> str:
+    """Return the runbook of incidents, with a section for each class."""
+    head = (_ROOT / _RUNBOOK).read_text().partition("\n### ")[0].rstrip("\n")
+    lines = [head, ""]
+    for kind in CLASSES.values():
+        lines += [f"### {kind.name}", "", kind.text, "", *_action(kind), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _action(kind: IncidentClass) -> Iterator[str]:
+    yield f"Action: {kind.action}."
+    explained = {
+        name
+        for source, target, _ in _inhibitions()
+        if re.fullmatch(source.get("class", ""), kind.name)
+        for name in target["alertname"].split("|")
+    }
+    if explained:
+        yield ""
+        yield f"Its symptoms: {', '.join(f'`{name}`' for name in sorted(explained))}."
 
 
 def _explained_by(name: str) -> str:

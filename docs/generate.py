@@ -189,6 +189,8 @@ def alerts() -> str:
             labels = {key: text for key, text in rule["labels"].items() if key != "severity"}
             other_labels = "".join(f", {key} `{text}`" for key, text in labels.items())
             delay = "immediately" if rule["for"].startswith("0") else f"after {rule['for']}"
+            if "keep_firing_for" in rule:
+                delay += f", for {rule['keep_firing_for']} after the condition"
             lines += [
                 f"{rule['labels']['severity'].capitalize()}{other_labels}, {delay}, evaluated every {rule['interval']}:",
                 "",
@@ -330,6 +332,7 @@ def xid_rules() -> str:
 
 FILES: Mapping[str, Callable[[], str]] = {
     "alerts/rules/gpu.yml": xid_rules,
+    "alerts/runbooks/RailscopeIncident.md": diagnosis_page.runbook,
     "docs/configuration.md": configuration,
     "docs/cli.md": command_line,
     "docs/alerts.md": alerts,

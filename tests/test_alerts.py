@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from collector.diagnosis.incident_classes import CLASSES
 from dashboards.build import dashboards
 from dashboards.promql import (
     detail_of,
@@ -120,6 +121,10 @@ def test_alertmanager_accepts_its_example():
         ({"alertname": "RailscopeGpuLost", "severity": "critical"}, ["pager"]),
         ({"alertname": "RailscopeLinkSpeed", "severity": "warning"}, ["tickets"]),
         ({"alertname": "RailscopeNodeRebooted", "severity": "info"}, ["nobody"]),
+        ({"alertname": "RailscopeIncident", "severity": "critical"}, ["pager"]),
+        ({"alertname": "RailscopeIncident", "severity": "warning"}, ["tickets"]),
+        ({"alertname": "RailscopeIncident", "severity": "info"}, ["nobody"]),
+        ({"alertname": "RailscopeIncidentReach", "severity": "info"}, ["nobody"]),
         ({"alertname": "RailscopeTenantOverQuota", "severity": "warning"}, ["billing"]),
         (
             {"alertname": "RailscopeAuditCheckpointConflict", "severity": "critical"},
@@ -156,6 +161,7 @@ NAMES_OF_DEVICES = {
     "interface": {"rdma_device", "rail"},
     "device": {"interface", "rail"},
 }
+OF_INCIDENTS = re.compile(r"railscope_incident_onset_timestamp_seconds")
 OF_GPUS_ALONE = re.compile(r"railscope_gpu_(xid_errors_total|last_xid|events_total|device_state)")
 
 
@@ -164,6 +170,8 @@ def names_missing(rule: dict[str, Any]) -> set[str]:
     text = " ".join(rule["annotations"][name] for name in ("summary", "description"))
     used = set(re.findall(r"\$labels\.(\w+)", re.sub(r'printf "[^|]*\|', "", text)))
     looked_up = set(re.findall(r"[^$]labels\.(\w+)", text, re.IGNORECASE))
+    if OF_INCIDENTS.search(rule["expr"]):  # `device` is the interface or the index
+        return {"device", "rail", "pci_address"} - used - looked_up
     wanted = set().union(*(NAMES_OF_DEVICES[label] for label in used & NAMES_OF_DEVICES.keys()))
     if "pci_address" in used:
         wanted |= {"index", "gpu"}
@@ -280,7 +288,9 @@ def test_xids_alert_by_the_class_that_the_catalog_gives_them():
 
 @EACH_ALERT
 def test_an_alert_links_to_its_runbook(rule: dict[str, Any]):
-    assert rule["annotations"]["runbook_url"] == f"{SITE}/runbooks/{rule['alert']}"
+    page, _, section = rule["annotations"]["runbook_url"].partition("#")
+    assert page == f"{SITE}/runbooks/{rule['alert']}"
+    assert section in {"", "{{ $labels.class }}"}
 
 
 @EACH_ALERT
@@ -343,11 +353,18 @@ def test_the_notation_of_promtool_is_understood(values: str, reported: list[floa
 def test_a_runbook_has_its_four_parts(name: str):
     page = (RUNBOOKS / f"{name}.md").read_text()
     headings = re.findall(
-        r"^(#+ .*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE
+        r"^(##? .*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE
     )
     parts = ["## Meaning", "## Impact", "## Diagnosis", "## Action"]
     assert headings == [f"# {name}", *parts]
     assert "```" in page, "diagnosis has commands"
+
+
+def test_the_runbook_of_incidents_has_a_section_for_each_class():
+    page = (RUNBOOKS / "RailscopeIncident.md").read_text()
+    assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)
+    for kind in CLASSES.values():
+        assert f"\n### {kind.name}\n\n{kind.text}\n\nAction: {kind.action}.\n" in page
 
 
 def test_there_is_no_runbook_without_an_alert():

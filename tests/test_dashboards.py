@@ -54,6 +54,7 @@ def test_uids_are_unique_and_stable():
         name.removesuffix(".json"): dashboard["uid"] for name, dashboard in DASHBOARDS.items()
     } == {
         "cluster-overview": "railscope-cluster",
+        "incidents": "railscope-incidents",
         "rails": "railscope-rails",
         "node": "railscope-node",
         "pair": "railscope-pair",

@@ -20,7 +20,7 @@ from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 
 MAX_INCIDENT_CELLS = 500
-"""Open incidents with metrics of their own; all are counted."""
+"""Open incidents with metrics of their own, and causes; all are counted."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
 OTHER_TENANT = report.JobDocument("another tenant", "", "-")
@@ -136,6 +136,7 @@ class IncidentTable:
             yield _incident_cell(each)
         touching = [each for each in worst_first if each.document.severity != Severity.INFO]
         if tenant is None:
+            yield from islice(_cause_cells(touching), MAX_INCIDENT_CELLS)
             yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
         yield from islice(_job_cells(touching, tenant), MAX_REACH_CELLS)
         yield from islice(self._step_cells(tenant), MAX_REACH_CELLS)
@@ -189,6 +190,25 @@ def cause_labels(cause: report.EntityDocument) -> tuple[str, str, str, str]:
 
 def _text(number: int | None) -> str:
     return "" if number is None else str(number)
+
+
+def _cause_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
+    """Yield the causes with the labels of their metrics: alerts on the same device are inhibited."""
+    for incident in incidents:
+        document = incident.document
+        names = (document.id, document.incident_class)
+        match document.cause:
+            case report.NicDocument(node, interface, device, pci_address):
+                yield ViewCell(
+                    catalog.CAUSE, (*names, "nic", node, "", interface, device, pci_address), 1
+                )
+            case report.GpuDocument(node, _, uuid, pci_address):
+                yield ViewCell(catalog.CAUSE, (*names, "gpu", node, uuid, "", "", pci_address), 1)
+            case report.NodeDocument(node):
+                yield ViewCell(catalog.CAUSE, (*names, "node", node, "", "", "", ""), 1)
+            case report.RackDocument(_, nodes):
+                for node in nodes:
+                    yield ViewCell(catalog.CAUSE, (*names, "node", node, "", "", "", ""), 1)
 
 
 def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:

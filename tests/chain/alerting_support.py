@@ -126,6 +126,7 @@ class AlertingServers:
 
     hook: AlertWebhook
     prometheus: int
+    alertmanager: int
 
     async def wait_for_alerts(self, wanted: Iterable[Mapping[str, str]]) -> None:
         """Wait until the webhook has received all of these; fail with the missing ones."""
@@ -151,6 +152,17 @@ class AlertingServers:
             return all(any(w.items() <= a["labels"].items() for a in alerts) for w in wanted)
 
         await wait_until(fire, f"Prometheus fires {wanted}")
+
+    async def alertmanager_has(self, state: str, wanted: Sequence[Mapping[str, str]]) -> None:
+        """Wait until Alertmanager has these alerts in a state: active, or suppressed if they are inhibited."""
+        url = f"http://127.0.0.1:{self.alertmanager}/api/v2/alerts"
+
+        async def present() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                alerts = [a for a in await response.json() if a["status"]["state"] == state]
+            return all(any(w.items() <= a["labels"].items() for a in alerts) for w in wanted)
+
+        await wait_until(present, f"Alertmanager has {wanted} as {state}")
 
 
 @asynccontextmanager
@@ -181,7 +193,7 @@ async def run_alerting(
                 directory=site.directory,
             ),
         ):
-            yield AlertingServers(hook, port)
+            yield AlertingServers(hook, port, alertmanager)
 
 
 async def metrics_addresses(agents: Mapping[str, Program]) -> dict[str, str]:

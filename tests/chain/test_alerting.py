@@ -94,7 +94,9 @@ async def test_a_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)
     (site.directory / "inventory.csv").write_text(INVENTORY)
     await site.collector(
-        RAILSCOPE_COLLECTOR_STALE_SECONDS="4", RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv"
+        RAILSCOPE_COLLECTOR_DIAGNOSIS__ENABLED="false",  # its incidents would inhibit symptoms
+        RAILSCOPE_COLLECTOR_STALE_SECONDS="4",
+        RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv",
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",

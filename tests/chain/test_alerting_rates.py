@@ -77,7 +77,7 @@ def prepare(site: ProgramDirectory) -> None:
 
 async def test_a_slow_fault_reaches_its_receiver(site: ProgramDirectory) -> None:
     prepare(site)
-    await site.collector()
+    await site.collector(RAILSCOPE_COLLECTOR_DIAGNOSIS__ENABLED="false")
     nodes = (INCAST.node, STUCK.node)
     settings = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
     started = await asyncio.gather(*(site.agent(node, **settings) for node in nodes))

@@ -69,6 +69,7 @@ never-installed,8,8,2020-01-01T00:00:00Z,
 RETIRED = f"gpu,from,to,reason\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 TOO_COOL = "No GPU gets hot before its capture starts again."
+NO_LOSS = "No job is slower than before: captures are too short for its past."
 QUIET: Mapping[tuple[str, str], str] = {
     ("Audit", "Agents with a checkpoint conflict"): "No one has changed the audit log.",
     ("Faults and health matrix", "NVLink errors"): "No link has errors.",
@@ -81,6 +82,10 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Tenant", "Energy so far"): TOO_SHORT,
     ("Tenant", "Time computing so far"): TOO_SHORT,
     ("Tenant", "Network traffic so far"): TOO_SHORT,
+    ("Incidents", "GPUs lost by class"): NO_LOSS,
+    ("Incidents", "GPUs lost by tenant"): NO_LOSS,
+    ("Incidents", "GPU time lost so far"): NO_LOSS,
+    ("Tenant", "GPUs lost by class"): NO_LOSS,
     ("Self-monitoring", "Sources read less often"): "Budgets are off: replays are dear.",
 }
 """Panels without data here, by dashboard and title, with the reason."""

@@ -9,36 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 from aiohttp import web
+from support.incidents import incident
 
 from collector.config import DiagnosisSettings
-from collector.diagnosis.incident_report import IncidentDocument, NicDocument
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.diagnosis.ranking import Reach
 from collector.sinks.incident_webhook import IncidentWebhook
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
-
-NO_REACH = Reach(("nic", 0, ""), frozenset(), frozenset(), frozenset())
-
-
-def incident(number: str, **changes: Any) -> ReportedIncident:
-    content = {
-        "id": number, "class": "slow_receiver", "text": "A NIC is slow.", "title": "slow receiver: NIC", "onset": "2026-01-01T00:00:00Z",
-        "cause": {
-            "kind": "nic", "node": "n1", "interface": "eth3", "device": "mlx5_3", "pci_address": "", "rail": 3,
-            "switch": "", "switch_port": "",
-        },
-        "onset_uncertainty_seconds": 30.0, "detected": "2026-01-01T00:00:40Z", "ended": None,
-        "severity": "warning", "confidence": 0.8, "victims": [], "victim_count": 0, "jobs": [], "evidence": [],
-        "symptoms": [], "lost_gpu_seconds": 7, "action": "drain the node", "detail": "", "limits": "",
-        "explained_by": None,
-    }  # fmt: skip
-    document = msgspec.convert(content | changes, IncidentDocument)
-    assert isinstance(document.cause, NicDocument)
-    return ReportedIncident(document, SECOND_NS, NO_REACH)
 
 
 @dataclass

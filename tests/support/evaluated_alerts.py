@@ -30,7 +30,7 @@ COLLECTOR = {'up{job="railscope-collector",instance="head:9470"}': "1"}
 _GOT = re.compile(r"time: (?P<time>[\dhms]+),\s+exp: .*\s+got: (?P<alerts>.*)")
 _ALERT = re.compile(r"\{(?P<labels>[^{}]*)\} 1E\+00")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_MATCHER = re.compile(r'(?P<label>\w+)(?P<how>=~?)"(?P<value>.*)"')
+_MATCHER = re.compile(r'(?P<label>\w+)(?P<how>=~|!~|!=|=)"(?P<value>.*)"')
 
 
 def metrics_of_rules() -> frozenset[str]:
@@ -124,8 +124,9 @@ def _matches(matchers: tuple[str, ...], alert: Labels) -> bool:
     for text in matchers:
         matcher = _MATCHER.fullmatch(text)
         assert matcher, text
-        value, wanted = alert.get(matcher["label"], ""), matcher["value"]
-        if not (re.fullmatch(wanted, value) if matcher["how"] == "=~" else wanted == value):
+        value, wanted, how = alert.get(matcher["label"], ""), matcher["value"], matcher["how"]
+        matches = bool(re.fullmatch(wanted, value)) if "~" in how else wanted == value
+        if matches == how.startswith("!"):
             return False
     return True
 
