@@ -94,12 +94,18 @@ def _late_marks(
         Cause("leaf", leaf, name),
         (
             FindingEvidence("paused_share", paused, usual, "other rails", name),
-            FindingEvidence("marked_share", marked, paused, "highest of the rail; at least the share of pause if ECN acts first", name),
+            FindingEvidence(
+                "marked_share",
+                marked,
+                paused,
+                "highest of the rail; at least the share of pause if ECN acts first",
+                name,
+            ),
         ),
         alternatives=tuple(alternatives),
         detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
         gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
-    )  # fmt: skip
+    )
 
 
 # Loads of jobs over half an hour -----------------------------------------------------------------
@@ -224,9 +230,11 @@ def _unequal_rails(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) ->
             FindingEvidence("send", last[rail], 1.0, "median of the job's rails", f"rail {rail}")
             for rail in rails[:8]
         ),
-        detail=", ".join(f"rail {rail} carries {last[rail]:.0%} of the median rail" for rail in rails),
+        detail=", ".join(
+            f"rail {rail} carries {last[rail]:.0%} of the median rail" for rail in rails
+        ),
         gain=gain_of(share, len(job.gpus), f"up to {share:.1%} of the time of the job", derivation),
-    )  # fmt: skip
+    )
 
 
 def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -> Iterator[Finding]:
@@ -255,10 +263,16 @@ def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -
         "placement_oversubscribed",
         Cause("job", job=job.key),
         (
-            FindingEvidence("paused_share", load.paused, load.local_paused, "jobs in one pod", job.key.workload),
-            FindingEvidence("marked_share", load.marked, load.local_marked, "jobs in one pod", job.key.workload),
+            FindingEvidence(
+                "paused_share", load.paused, load.local_paused, "jobs in one pod", job.key.workload
+            ),
+            FindingEvidence(
+                "marked_share", load.marked, load.local_marked, "jobs in one pod", job.key.workload
+            ),
         ),
         detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "
         + ("and enough of them are free now" if is_free else "fewer of them are free now"),
-        gain=gain_of(share, len(job.gpus), f"at least {share:.1%} of the time of the job", derivation),
-    )  # fmt: skip
+        gain=gain_of(
+            share, len(job.gpus), f"at least {share:.1%} of the time of the job", derivation
+        ),
+    )

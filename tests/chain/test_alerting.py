@@ -30,7 +30,9 @@ SPECS = {
 }
 GPUS = {node: build_node_hardware(spec).gpus[spec.affected_index] for node, spec in SPECS.items()}
 PORT = next(
-    port for port in build_node_hardware(SPECS["n7"]).ports if port.rail == SPECS["n7"].affected
+    port
+    for port in build_node_hardware(SPECS["n7"]).ports
+    if port.rail == SPECS["n7"].affected_index
 )
 """Location of the faults: a GPU of each node, and the NIC of the same rail, with one name on all nodes."""
 WANTED: list[dict[str, str]] = [

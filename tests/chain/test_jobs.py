@@ -63,7 +63,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: ProgramDire
         ("n2", "1"),
     ]
     (hot,) = [place for place in whole["places"] if place["gpu"] == behind["gpu"]]
-    assert hot["index"] == str(SPECS[0].affected)
+    assert hot["index"] == str(SPECS[0].affected_index)
 
     async def is_reported() -> bool:
         text = await page(site)
