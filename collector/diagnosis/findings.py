@@ -60,6 +60,10 @@ class ExpectedGain:
     gpu_seconds_per_hour: float = np.nan
 
 
+CHANGE = "change of peers"
+"""Comparison of a value relative to the past, not of the signal itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Conclusion of a detector at one evaluation."""

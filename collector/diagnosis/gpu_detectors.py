@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collector.diagnosis.findings import (
+    CHANGE,
     Cause,
     DiagnosisView,
     Finding,
@@ -20,6 +21,7 @@ from collector.diagnosis.findings import (
     JobState,
     above,
 )
+from collector.diagnosis.job_detectors import is_steady
 from collector.diagnosis.jobs import MAD_SCALE
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions
@@ -233,7 +235,8 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
             changes = gpu[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
             if np.isnan(changes).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
-            yield from _outliers(view, job.gpus, changes, signal)
+            if is_steady(view, job, signal):
+                yield from _outliers(view, job.gpus, changes, signal)
             break
 
 
@@ -262,7 +265,7 @@ def _outliers(
                 signal,
                 float(changes[index]),
                 float(limit),
-                "change of peers",
+                CHANGE,
                 view.gpu_name(position),
             )
             yield Finding(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.diagnosis.findings import (
+    CHANGE,
     Cause,
     DiagnosisView,
     ExpectedGain,
@@ -212,7 +213,8 @@ class IncidentTracker:
         slot, evidence = view.signals.slot, finding.evidence[0]
         kind = {"nic": DeviceKind.NIC, "gpu": DeviceKind.GPU}.get(finding.cause.kind)
         first = slot
-        if kind and evidence.signal in SIGNALS[kind] and evidence.value > evidence.threshold:
+        is_signal = kind and evidence.signal in SIGNALS[kind] and evidence.comparison != CHANGE
+        if kind and is_signal and evidence.value > evidence.threshold:
             for back in range(1, ONSET_SLOTS):
                 value = view.signals.table(kind, 1, back)[evidence.signal][finding.cause.position]
                 if not value > evidence.threshold:

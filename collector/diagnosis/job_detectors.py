@@ -23,7 +23,14 @@ from collector.diagnosis.findings import (
 )
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known
+from collector.diagnosis.slot_sums import (
+    Floats,
+    Positions,
+    divide,
+    mean_known,
+    means_known,
+    median_known,
+)
 
 LATENCY_FACTOR = 4.0
 MIN_LATENCY_SECONDS = 0.005
@@ -91,13 +98,27 @@ def _is_busy(view: DiagnosisView, signal: str) -> Flags:
 
 
 def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
-    """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle."""
+    """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle.
+
+    The load of a service varies, and alternating phases differ: their work shows no wait.
+    """
+    if not is_steady(view, job, "utilization"):
+        return False
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
-    base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)  # the load of a service varies
+    base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
     is_slow = view.states[job.key].speed < 0.9 and change < 0.95  # noqa: PLR2004 - beyond the noise of a minute
     return MIN_INPUT < change < MAX_INPUT or is_slow
+
+
+STEADY_SHARE = 0.8
+
+
+def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
+    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
+    low, high = (view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in (LOW_QUANTILE, 0.7))
+    return bool(median_known(low / high) >= STEADY_SHARE)
 
 
 MIN_INPUT, MAX_INPUT = 0.15, 0.85
@@ -134,7 +155,7 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         if not MIN_INPUT < usual < MAX_INPUT or not alike:
             continue
         progress = _progress(view, job)
-        if not progress < MIN_PROGRESS:
+        if not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual):
             evidence = FindingEvidence(
                 "utilization", usual, MAX_INPUT, "relative to its past", job.key.workload
             )
@@ -143,7 +164,9 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
             yield Finding("dataloader_stall", Cause("job", job=job.key), (evidence,), 1.0, severity)
 
 
-MIN_PROGRESS = 0.12
+MIN_PROGRESS, PROGRESS_SHARE = 0.12, 0.25
+"""Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing."""
+
 MIN_READINGS = 4.0
 
 
@@ -162,8 +185,9 @@ def _progress(view: DiagnosisView, job: ActiveJob) -> float:
 
 MIN_GAP = 0.035
 GAP_SPREADS = 1.5
-STEADY_USE = 0.9
+STEADY_USE = 0.8
 LATE_SLOTS, LATE_SHARE = 6, 0.8
+MIN_DEVIATIONS, MIN_LATE_SPEED = 4.0, 0.3
 
 
 def node_gaps(view: DiagnosisView) -> Floats:
@@ -189,7 +213,9 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
     past = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
     slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
     for job in view.jobs:
-        if len(job.nodes) < 2:  # noqa: PLR2004 - other nodes to compare with
+        # Without steps, as between phases of training, nodes may do different work.
+        has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
+        if len(job.nodes) < 2 or not has_steps or not is_steady(view, job, "utilization"):  # noqa: PLR2004 - other nodes to compare with
             continue
         nodes, before = _node_means(view, job, past)
         used = np.stack([_node_means(view, job, values)[1] for values in slots])
@@ -199,6 +225,11 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
         hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= LATE_SHARE * count)
         hit &= above(_medians_of_others(before), STEADY_USE)
+        # Readings of moments vary: the mean of few of them must differ by more.
+        with np.errstate(invalid="ignore"):
+            deviation = float(np.nanstd(used - means_known(used)))
+            gap = means_known(used - usual)
+        hit &= gap < -np.fmax(MIN_GAP, MIN_DEVIATIONS * deviation / np.sqrt(np.fmax(count, 1)))
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
             pressure = view.signals.node["cpu_pressure"][nodes[index]]

@@ -143,3 +143,9 @@ def median_known(values: Floats) -> float:
     """Return the median of the known values; NaN without any."""
     present = values[~np.isnan(values)]
     return float(np.median(present)) if len(present) else np.nan
+
+
+def means_known(rows: Floats) -> Floats:
+    """Return the mean of the known values of each column; NaN without any."""
+    present = ~np.isnan(rows)
+    return divide(np.where(present, rows, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
