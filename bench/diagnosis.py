@@ -1,9 +1,10 @@
 """Score of the diagnosis on drawn clusters: precision, recall, delay, cause, false positives of healthy hours; speed.
 
 The scenarios are those of `bench/drawn_faults.py`, which share nothing with the cluster's simulator; the table is that of
-`railscope simulate score`.
+`railscope simulate score`. With `--shapes`, size, jobs, adapters and sample times of the clusters are drawn as well.
 
     python -m bench.diagnosis --seeds 100-109
+    python -m bench.diagnosis --shapes --healthy-hours 500
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, node_name
 from bench.drawn_faults import FAULTS, DrawnFault
 from bench.harness import ProcessStopwatch
+from bench.sampled_cluster import SampledFeed
+from bench.shaped_cluster import ShapedCluster
 from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incidents import Incident
@@ -44,6 +47,29 @@ def run_case(
     return feed.diagnosis, fault
 
 
+SHAPED_ONSET_SECONDS, SHAPED_FAULT_SECONDS = 900, 480
+
+
+def run_shaped_case(name: str, seed: int) -> tuple[ClusterDiagnosis, DrawnFault | None, float]:
+    """Run a case in a cluster of drawn shape, second by second; return its node-hours as well."""
+    cluster = ShapedCluster(seed, fault=bool(name))
+    fault = FAULTS[name](cluster) if name else None
+    seconds = SHAPED_ONSET_SECONDS + SHAPED_FAULT_SECONDS if name else HEALTHY_SLOTS * SLOT_SECONDS
+    feed = SampledFeed(cluster, seconds)
+    for second in range(seconds):
+        row, since = cluster.draw(), second - SHAPED_ONSET_SECONDS
+        if fault and since >= 0:
+            fault.effect(cluster, row, since // SLOT_SECONDS)
+            if since % SLOT_SECONDS:  # events and interruptions are those of a slot
+                row.events.clear()
+                row.nic["downs"][:] = 0
+        feed.put(second, row)
+        if second % SLOT_SECONDS == SLOT_SECONDS - 1:
+            feed.diagnosis.arrange()
+            feed.diagnosis.evaluate(second // SLOT_SECONDS)
+    return feed.diagnosis, fault, cluster.nodes * seconds / 3600
+
+
 def is_cause(diagnosis: ClusterDiagnosis, incident: Incident, fault: DrawnFault) -> bool:
     """True if an incident has the cause of a fault."""
     cause, devices = incident.cause, diagnosis.devices
@@ -61,7 +87,11 @@ def is_cause(diagnosis: ClusterDiagnosis, incident: Incident, fault: DrawnFault)
 
 
 def outcome_of(
-    name: str, diagnosis: ClusterDiagnosis, fault: DrawnFault | None, hours: float
+    name: str,
+    diagnosis: ClusterDiagnosis,
+    fault: DrawnFault | None,
+    hours: float,
+    onset_seconds: int = ONSET_SLOT * SLOT_SECONDS,
 ) -> RunOutcome:
     """Return the result of a run."""
     outcome = RunOutcome(name, hours)
@@ -79,7 +109,7 @@ def outcome_of(
             and is_cause(diagnosis, incident, fault)
         ]
         found = FaultOutcome(fault.incident_class, 1.0)
-        onset_ns = START_NS + ONSET_SLOT * SLOT_SECONDS * SECOND_NS
+        onset_ns = START_NS + onset_seconds * SECOND_NS
         limit_seconds = goal_of(fault.incident_class).deadline_seconds + 2 * SLOT_SECONDS
         delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= onset_ns]
         found.delay_seconds = next((each for each in delays if each <= limit_seconds), None)
@@ -105,6 +135,22 @@ def outcomes(
         yield outcome_of(f"healthy/{number}", diagnosis, None, hours * HEALTHY_SLOTS)
 
 
+def shaped_outcomes(
+    classes: Sequence[str], seeds: range, healthy_hours: float
+) -> Iterator[RunOutcome]:
+    """Yield the results of clusters of drawn shapes."""
+    for name in classes:
+        for seed in seeds:
+            diagnosis, fault, hours = run_shaped_case(name, seed)
+            yield outcome_of(f"{name}/{seed}", diagnosis, fault, hours, SHAPED_ONSET_SECONDS)
+    done, seed = 0.0, 100 * seeds.start
+    while done < healthy_hours:
+        diagnosis, _, hours = run_shaped_case("", seed)
+        done += hours
+        yield outcome_of(f"healthy/{seed}", diagnosis, None, hours)
+        seed += 1
+
+
 @click.command()
 @click.option("--seeds", default="100-104", show_default=True, help="Range of seeds.")
 @click.option(
@@ -126,6 +172,8 @@ def outcomes(
     show_default=True,
     help="Nodes of the cluster whose evaluation is measured.",
 )
+@click.option("--shapes", is_flag=True, help="Draw sizes, jobs, adapters and sample times, too.")
+@click.option("--healthy-only", is_flag=True, help="Leave out the faults.")
 @click.option("--verbose", is_flag=True, help="Print every result.")
 def main(  # noqa: PLR0913, PLR0917 - options
     seeds: str,
@@ -133,13 +181,21 @@ def main(  # noqa: PLR0913, PLR0917 - options
     size: tuple[int, int],
     healthy_hours: float,
     speed_nodes: int,
+    shapes: bool,  # noqa: FBT001 - an option
+    healthy_only: bool,  # noqa: FBT001 - an option
     verbose: bool,  # noqa: FBT001 - an option
 ) -> None:
     """Print the score of the diagnosis on drawn clusters."""
     first, _, last = seeds.partition("-")
     chosen = range(int(first), int(last or first) + 1)
     done = []
-    for outcome in outcomes(classes or sorted(FAULTS), chosen, size, healthy_hours):
+    names = () if healthy_only else classes or sorted(FAULTS)
+    results = (
+        shaped_outcomes(names, chosen, healthy_hours)
+        if shapes
+        else outcomes(names, chosen, size, healthy_hours)
+    )
+    for outcome in results:
         done.append(outcome)
         if verbose:
             click.echo(outcome.line())
