@@ -397,7 +397,7 @@ class DrawnFeed:
         sums.add(
             quantities,
             np.array([slot]),
-            np.arange(count),
+            np.arange(count)[None],
             values[None].astype(np.float64),
             np.asarray(weights, np.float64)[None],
         )
@@ -406,7 +406,7 @@ class DrawnFeed:
         sums = self.diagnosis.devices.sums[kind]
         unit = np.ones((1, 1))
         sums.add(
-            np.array([sums.index[name]]), np.array([slot]), np.array([device]), value * unit, unit
+            np.array([sums.index[name]]), np.array([slot]), np.array([[device]]), value * unit, unit
         )
 
 

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 import structlog
@@ -110,6 +111,8 @@ class CollectorClock:
     _polled_ns: int = 0
     _stored_ns: int = 0
     _is_open: bool = False
+    _lock: Lock = field(default_factory=Lock)
+    """Held while the file is written: a step is stored at once, the reference periodically in a thread."""
 
     def open(self, newest_ns: int = 0) -> None:
         """Read the stored reference, or initialize it from the wall clock. Blocking; raises OSError.
@@ -204,8 +207,16 @@ class CollectorClock:
             return
         bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
         state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
-        if boot_ns - self._stored_ns >= STORE_EVERY_NS:
-            self._store(boot_ns)
+
+    @property
+    def is_store_due(self) -> bool:
+        """True if the reference was last stored long ago, and is not in doubt."""
+        is_old = self.boot_ns() - self._stored_ns >= STORE_EVERY_NS
+        return is_old and self._state is not None and not self._state.problem
+
+    def store(self) -> None:
+        """Store the reference. Blocking."""
+        self._store(self.boot_ns())
 
     def _accept(self, state: ClockState, drift_ns: int, boot_ns: int) -> None:
         """Accept the current wall clock, and store the correction for the frames received since."""
@@ -231,15 +242,16 @@ class CollectorClock:
         self.on_change(state)
 
     def _store(self, boot_ns: int) -> None:
-        self._stored_ns = boot_ns
-        if self._state is not None:
-            self._state.kept_ns = self._state.reference_ns + boot_ns
-        if not self._is_open or self._state is None or self.defect:
-            return  # this collector may not write the file
-        try:
-            durable_files.write_durably(self.directory / FILE, encode_state(self._state))
-        except OSError as error:
-            log.warning("clock_write_failed", problem=str(error))
+        with self._lock:
+            self._stored_ns = boot_ns
+            if self._state is not None:
+                self._state.kept_ns = self._state.reference_ns + boot_ns
+            if not self._is_open or self._state is None or self.defect:
+                return  # this collector may not write the file
+            try:
+                durable_files.write_durably(self.directory / FILE, encode_state(self._state))
+            except OSError as error:
+                log.warning("clock_write_failed", problem=str(error))
 
 
 def _find_contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:

@@ -177,11 +177,13 @@ class Collector:
         self._clock_records.append(draft)
 
     async def _record_clock(self) -> None:
-        """Check the clock every second, and record changes, until cancelled."""
+        """Check the clock every second, store its reference, and record changes, until cancelled."""
         reload_at = 0.0
         while True:
             await asyncio.sleep(1)
             self.clock.now_ns()
+            if self.clock.is_store_due:
+                await service.run_in_thread(self.clock.store)
             while self._clock_records:
                 await self.trail.log.append(self._clock_records[0])
                 self._clock_records.pop(0)

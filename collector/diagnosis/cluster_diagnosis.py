@@ -117,7 +117,8 @@ class ClusterDiagnosis:
         self._receipts.append(receipt)
 
     def arrange(self) -> None:
-        """Order events and receipts by time, after additions."""
+        """Complete additions: add the batches that wait, and order events and receipts by time."""
+        self.readings.flush()
         self._events.sort(key=lambda node_event: node_event.timestamp_ns)
         self._receipts.sort(key=lambda receipt: receipt.received_ns)
 

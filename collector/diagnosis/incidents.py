@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +23,7 @@ from collector.diagnosis.findings import (
 from collector.diagnosis.incident_classes import CLASSES, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.ranking import Reach, may_explain, reach_of
+from collector.diagnosis.ranking import CauseIndex, Reach, may_explain, reach_of
 from collector.diagnosis.signals import SIGNALS
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -121,6 +121,10 @@ class IncidentTracker:
         self._candidates: dict[tuple[str, Cause | str], _Candidate] = {}
         self._resumed_slot = -CLOSE_SLOTS
         self._changes: list[IncidentChange] = []
+        self._causes: CauseIndex[_Candidate] = CauseIndex(())
+        """Candidates of the present update by what they may explain, the strongest first."""
+        self._of_nodes: Counter[frozenset[str]] = Counter()
+        """Number of candidates by the nodes that they reach."""
         self.ignored_findings = 0
 
     def resume(self, incidents: Iterable[Incident], slot: int) -> None:
@@ -157,8 +161,10 @@ class IncidentTracker:
         """Take the findings of an evaluation; return the changes of incidents, in their order."""
         slot = view.signals.slot
         self._changes = []
+        self._of_nodes = Counter(each.reach.nodes for each in self._candidates.values())
         for finding in findings:
             self._add(view, finding, slot)
+        self._causes = _index(sorted(self._candidates.values(), key=_rank))
         present = [each for each in self._candidates.values() if each.slots[-1] == slot]
         for candidate in sorted(present, key=_rank):
             self._conclude(view, candidate, slot)
@@ -193,6 +199,7 @@ class IncidentTracker:
             onset_ns = finding.onset_ns or self._onset(view, finding)
             found = _Candidate(finding, reach, slot, onset_ns, deque(maxlen=REOPEN_SLOTS))
             self._candidates[key] = found
+            self._of_nodes[reach.nodes] += 1
         elif found.incident is None and slot - found.slots[-1] > _max_gap(finding):
             found.first_slot, found.onset_ns = slot, finding.onset_ns or self._onset(view, finding)
             found.slots.clear()
@@ -203,10 +210,8 @@ class IncidentTracker:
             found.finding = finding
 
     def _is_full(self, reach: Reach) -> bool:
-        if len(reach.nodes) != 1:
-            return False
-        same = sum(candidate.reach.nodes == reach.nodes for candidate in self._candidates.values())
-        return same >= MAX_OPEN_PER_CAUSE_NODE
+        is_of_one = len(reach.nodes) == 1
+        return is_of_one and self._of_nodes[reach.nodes] >= MAX_OPEN_PER_CAUSE_NODE
 
     def _onset(self, view: DiagnosisView, finding: Finding) -> int:
         """Return the end of the first slot in which the evidence alone exceeds its threshold."""
@@ -260,12 +265,12 @@ class IncidentTracker:
     def _explainer(self, candidate: _Candidate, slot: int) -> _Candidate | None:
         """Return the strongest candidate that may explain another one, and began not much later."""
         name = candidate.finding.incident_class
-        for other in sorted(self._candidates.values(), key=_rank):
+        limit_ns = candidate.onset_ns + WAIT_SLOTS * self._slot_ns
+        for other in self._causes.causes_of(name, candidate.reach):
             if other is candidate or slot - other.slots[-1] > _memory(other):
                 continue
-            limit_ns = candidate.onset_ns + WAIT_SLOTS * self._slot_ns
             effect, cause = (name, candidate.reach), (other.finding.incident_class, other.reach)
-            if other.onset_ns > limit_ns or not may_explain(*cause, *effect):
+            if other.onset_ns > limit_ns:
                 continue
             is_mutual = may_explain(*effect, *cause)
             if other.incident or not is_mutual or _rank(candidate) > _rank(other):
@@ -352,32 +357,30 @@ class IncidentTracker:
 
     def _explain_late(self) -> None:
         """Link an incident to one that opened after it and explains it."""
-        for incident in self.incidents[-MAX_OPEN_PER_CAUSE_NODE:]:
-            if incident.explained_by or incident.ended_ns:
-                continue
-            for other in self.open:
-                limit_ns = incident.onset_ns + WAIT_SLOTS * self._slot_ns
+        newest = self.incidents[-MAX_OPEN_PER_CAUSE_NODE:]
+        lasting = [each for each in newest if not (each.explained_by or each.ended_ns)]
+        if not lasting:
+            return
+        causes = _index(each for each in self._candidates.values() if each.incident)
+        for incident in lasting:
+            name, limit_ns = incident.class_name, incident.onset_ns + WAIT_SLOTS * self._slot_ns
+            for candidate in causes.causes_of(name, incident.reach):
+                other = candidate.incident
                 if (
-                    other is not incident
-                    and not other.explained_by
+                    other is not None
+                    and other is not incident
+                    and not (other.ended_ns or other.explained_by)
                     and other.onset_ns <= limit_ns
-                    and may_explain(
-                        other.incident_class.name,
-                        other.reach,
-                        incident.incident_class.name,
-                        incident.reach,
-                    )
-                    and not may_explain(
-                        incident.incident_class.name,
-                        incident.reach,
-                        other.incident_class.name,
-                        other.reach,
-                    )
+                    and not may_explain(name, incident.reach, other.class_name, other.reach)
                 ):
                     incident.explained_by = other.incident_id
                     self._note(ChangeKind.EXPLAINED, incident)
-                    other.symptoms.add(incident.incident_class.name)
+                    other.symptoms.add(name)
                     break
+
+
+def _index(candidates: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
+    return CauseIndex((each.finding.incident_class, each.reach, each) for each in candidates)
 
 
 def _add_tenants(view: DiagnosisView, incident: Incident) -> None:

@@ -10,26 +10,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
 from collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from collector.diagnosis.step_period import TrafficTraces
-from collector.fleet.sheets import Integers, rows_at
+from collector.fleet.sheets import Codes, Integers, first_rows
 from railscope.catalog import KINDS
 from railscope.reading import PRESENT
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, part_of_key
 
 MAX_STEP_SECONDS = 60.0
+MAX_WAITING = 32
+"""Batches that are added together; more need more memory, and save no time."""
 
 _BY_METRIC: dict[str, list[Quantity]] = defaultdict(list)
 for _quantity in QUANTITIES.values():
     _BY_METRIC[_quantity.metric].append(_quantity)
+
+_Flags: TypeAlias = NDArray[np.bool_]
 
 Clock = Callable[[int], int]
 """Converts a time of a node's wall clock to the collector's clock."""
@@ -50,8 +56,294 @@ class NodeEvent(NamedTuple):
 class _Segments:
     """Columns of quantities of one kind of device, in order; each segment is one quantity of one device.
 
-    `columns` and `scales` have the shape (columns,), the rest the shape (segments,).
+    `span` are their positions among the columns of the pattern; `starts` and `quantities` have one item for each segment.
     """
+
+    device: DeviceKind
+    kind: QuantityKind
+    span: slice
+    starts: Positions
+    quantities: Positions
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Pattern:
+    """The columns that quantities use, counters first; shared by schemas that differ in the names of devices only."""
+
+    width: int
+    """Columns of the schema."""
+    columns: Positions
+    scales: Floats
+    counters: int
+    parts: tuple[_Segments, ...]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A stream of a node: its pattern, the devices of its segments, and the counters of its last row."""
+
+    schema: bytes
+    names: int
+    """Names of the node's devices when the segments were determined; with more, more columns may be of use."""
+    pattern: _Pattern
+    devices: tuple[Positions, ...]
+    run: str = ""
+    boot_ns: int = 0
+    values: Integers | None = None
+    present: _Flags | None = None
+    is_waiting: bool = False
+
+
+class _NewBatch(NamedTuple):
+    """A batch with the times of its rows since the first slot, in nanoseconds."""
+
+    node: str
+    stream: _Stream
+    run: str
+    batch: Batch
+    times_ns: Sequence[int]
+
+
+class ReadingsCollector:
+    """Adds the frames of all nodes to the sums of their devices.
+
+    Batches of one pattern and equal length wait for each other: the same few vector operations add several.
+    """
+
+    def __init__(self, devices: ClusterDevices, first_ns: int, slot_ns: int) -> None:
+        self.devices = devices
+        self.on_fault: Callable[[str, Exception], None] | None = None
+        """Receives the defect of a batch, by its node, so that the others are added; without it, it is raised."""
+        self.sample_slots: dict[str, set[int]] = defaultdict(set)
+        sums = devices.sums[DeviceKind.NIC]
+        self.traces = TrafficTraces(sums.slots * slot_ns // SECOND_NS)
+        self._traced = sums.index["rdma_sent_bytes"]
+        self._first_ns, self._slot_ns = first_ns, slot_ns
+        self._schemas: dict[tuple[str, str], bytes] = {}
+        """Schemas with known devices, by node and stream."""
+        self._streams: dict[tuple[str, str], _Stream] = {}
+        self._patterns: WeakValueDictionary[tuple[object, ...], _Pattern] = WeakValueDictionary()
+        self._waiting: dict[tuple[int, int, int], list[_NewBatch]] = defaultdict(list)
+
+    def slot_of(self, timestamp_ns: int) -> int:
+        """Return the slot that contains a time of the collector's clock."""
+        return (timestamp_ns - self._first_ns) // self._slot_ns
+
+    def add(
+        self, node_name: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
+    ) -> Iterator[NodeEvent]:
+        """Add a batch, at the latest with the next `flush`; yield its events."""
+        node = self.devices.node(node_name)
+        key = (node_name, batch.stream)
+        stream = self._streams.get(key)
+        if stream is not None and stream.is_waiting:
+            self.flush()
+        self.add_devices(node_name, (batch,), find_schema)
+        if stream is None or stream.schema != batch.schema or stream.names != node.names:
+            schema = find_schema(batch.schema)
+            stream = self._streams[key] = self._stream(node, batch.schema, schema)
+        first_ns, slot_ns = self._first_ns, self._slot_ns
+        times_ns = [clock(wall_ns) - first_ns for wall_ns in batch.wall_ns]
+        self.sample_slots[node_name].update([time_ns // slot_ns for time_ns in times_ns])
+        pattern = stream.pattern
+        if pattern.parts:
+            group = self._waiting[id(pattern), len(times_ns), len(batch.reasons) // pattern.width]
+            group.append(_NewBatch(node_name, stream, run, batch, times_ns))
+            stream.is_waiting = True
+            if len(group) >= MAX_WAITING:
+                taken = group.copy()
+                group.clear()
+                self._add_batches(taken)
+        for event in batch.events:
+            yield NodeEvent(clock(event.wall_ns), node_name, event)
+
+    def add_devices(
+        self, node_name: str, batches: Iterable[Batch], find_schema: FindSchema
+    ) -> None:
+        """Add the devices that schemas of a node state; before all of its batches, as a source may refer to another's."""
+        node = self.devices.node(node_name)
+        for batch in batches:
+            key = (node_name, batch.stream)
+            if self._schemas.get(key) != batch.schema:
+                self.devices.add_entities(node, find_schema(batch.schema).entities)
+                self._schemas[key] = batch.schema
+
+    def flush(self) -> None:
+        """Add the batches that wait for others."""
+        waiting, self._waiting = self._waiting, defaultdict(list)
+        for group in waiting.values():
+            if group:
+                self._add_batches(group)
+
+    def _stream(self, node: ClusterNode, digest: bytes, schema: WireSchema) -> _Stream:
+        width = sum(len(group.entities) for group in schema.groups)
+        found = sorted(_segments(self.devices, node, schema), key=_is_gauge)
+        key = (schema.stream, width, *chain.from_iterable(map(_identity, found)))
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            pattern = self._patterns[key] = _make_pattern(width, found)
+        devices = tuple(each.devices for each in found)
+        return _Stream(digest, node.names, pattern, devices)
+
+    def _add_batches(self, group: Sequence[_NewBatch]) -> None:
+        """Add batches of one pattern, equal length and equal length of reasons."""
+        for new in group:
+            new.stream.is_waiting = False
+        try:
+            readings = _GroupReadings.of(group)
+        except Exception as fault:
+            if self.on_fault is None:
+                raise
+            if len(group) == 1:
+                self.on_fault(f"frames of {group[0].node}", fault)
+                return
+            for new in group:
+                self._add_batches([new])
+            return
+        for number, part in enumerate(group[0].stream.pattern.parts):
+            devices = np.stack([new.stream.devices[number] for new in group])
+            sink = self.devices.sums[part.device]
+            values, valid, weights = readings.rows_of(part)
+            slots = readings.times_ns // self._slot_ns
+            for slot, sums, of_slot in _by_slot(part.kind, slots, values, valid, weights):
+                sink.add(part.quantities, slot, devices, sums, of_slot)
+            if part.kind is QuantityKind.COUNTER and part.device is DeviceKind.NIC:
+                traced = part.quantities == self._traced
+                if traced.any():
+                    self.traces.add(
+                        readings.times_ns // SECOND_NS,
+                        readings.seconds,
+                        devices[:, traced],
+                        values[:, traced],
+                        valid[:, traced],
+                    )
+        readings.store_last(group)
+
+
+@dataclass(slots=True)
+class _GroupReadings:
+    """The readings of batches: all arrays begin with the axis of batches, and end with that of rows.
+
+    `steps` are the increases of the counters, `values` the values of the other columns; `codes` are the absence
+    reasons, with one row if they are those of all rows, or None if no value is absent.
+    """
+
+    pattern: _Pattern
+    times_ns: Integers
+    seconds: Floats
+    steps: Integers
+    valid_steps: _Flags
+    values: Integers
+    codes: Codes | None
+    last: Integers
+    """The counters of the last rows."""
+
+    @classmethod
+    def of(cls, group: Sequence[_NewBatch]) -> _GroupReadings:
+        """Decode batches."""
+        pattern, batches = group[0].stream.pattern, [new.batch for new in group]
+        columns, counters, rows = pattern.columns, pattern.counters, batches[0].rows
+        first = first_rows(batches, pattern.width).take(columns, axis=1)
+        steps = np.zeros((len(group), len(columns), rows), np.int64)
+        if rows > 1:
+            bits = np.frombuffer(b"".join([each.changed for each in batches]), np.uint8)
+            bits = np.unpackbits(
+                bits.reshape(len(group), -1), axis=1, count=pattern.width, bitorder="little"
+            )
+            numbers = np.cumsum(bits, dtype=np.intp).reshape(bits.shape).take(columns, axis=1)
+            has_steps = bits.take(columns, axis=1) > 0
+            of_columns = np.frombuffer(b"".join([each.steps for each in batches]), "<i8")
+            steps[has_steps, 1:] = of_columns.reshape(-1, rows - 1)[numbers[has_steps] - 1]
+        values = first[:, counters:, None] + np.cumsum(steps[:, counters:], axis=2)
+        steps = steps[:, :counters]
+        last = first[:, :counters] + steps.sum(axis=2)
+        codes = _codes(batches, pattern)
+        boot_ns = np.array([each.boot_ns for each in batches], np.int64)
+        valid = np.ones(steps.shape, np.bool_)
+        before_ns = boot_ns[:, 0].copy()
+        for number, new in enumerate(group):
+            stream = new.stream
+            if stream.run == new.run and stream.values is not None:
+                steps[number, :, 0] = first[number, :counters] - stream.values
+                before_ns[number] = stream.boot_ns
+                if stream.present is not None:
+                    valid[number, :, 0] = stream.present
+            else:
+                valid[number, :, 0] = False
+        if codes is not None:
+            present = codes[:, :counters] == PRESENT
+            valid &= present
+            valid[:, :, 1:] &= present[:, :, : rows - 1]
+        seconds = np.diff(boot_ns, axis=1, prepend=before_ns[:, None]) / SECOND_NS
+        valid &= ((seconds > 0) & (seconds <= MAX_STEP_SECONDS))[:, None]
+        valid &= steps >= 0
+        times_ns = np.array([new.times_ns for new in group], np.int64)
+        return cls(pattern, times_ns, seconds, steps, valid, values, codes, last)
+
+    def rows_of(self, part: _Segments) -> tuple[Floats, _Flags, Floats]:
+        """Return the values of segments by row, which of them are valid, and the weights of rows."""
+        span, counters = part.span, self.pattern.counters
+        weights = np.ones(self.times_ns.shape)
+        codes = None if self.codes is None else self.codes[:, span]
+        valid = np.ones((1, 1, 1), np.bool_) if codes is None else codes == PRESENT
+        values: Integers | Codes
+        if part.kind is QuantityKind.COUNTER:
+            values, valid, weights = self.steps[:, span], self.valid_steps[:, span], self.seconds
+        else:
+            values = self.values[:, span.start - counters : span.stop - counters]
+            if part.kind is QuantityKind.ABSENCE:
+                valid = ~valid
+                values = np.zeros_like(values) if codes is None else values * 0 + codes
+        scaled = np.where(valid, values * self.pattern.scales[span, None], 0.0)
+        valid = np.broadcast_to(valid, scaled.shape)
+        if len(part.starts) < span.stop - span.start:
+            scaled = np.add.reduceat(scaled, part.starts, axis=1)
+            valid = np.logical_or.reduceat(valid, part.starts, axis=1)
+        return scaled, valid, weights
+
+    def store_last(self, group: Sequence[_NewBatch]) -> None:
+        """Keep the last rows, from which the counters of the next batches continue."""
+        counters = self.pattern.counters
+        for number, (new, last) in enumerate(zip(group, self.last, strict=True)):
+            stream = new.stream
+            stream.run, stream.boot_ns, stream.values = new.run, new.batch.boot_ns[-1], last.copy()
+            codes = None if self.codes is None else self.codes[number, :counters, -1]
+            stream.present = None if codes is None else codes == PRESENT
+
+
+def _by_slot(
+    kind: QuantityKind, slots: Integers, values: Floats, valid: _Flags, weights: Floats
+) -> Iterator[tuple[Positions, Floats, Floats]]:
+    """Yield the slot of each batch, and its sums and weights in it, shape (batches, segments)."""
+    first = slots.min(axis=1)
+    distances = slots - first[:, None]
+    ranks = np.arange(1, slots.shape[1] + 1)
+    for distance in np.unique(distances).tolist():
+        in_slot = distances == distance
+        if kind in REPLACED_KINDS:
+            # The last row of the slot that is valid.
+            newest = np.where(valid & in_slot[:, None], ranks, 0).max(axis=2)
+            sums = np.take_along_axis(values, np.maximum(newest - 1, 0)[:, :, None], axis=2)
+            yield first + distance, sums[:, :, 0], (newest > 0).astype(np.float64)
+        else:
+            yield (
+                first + distance,
+                np.einsum("bsr,br->bs", values, in_slot.astype(np.float64)),
+                np.einsum("bsr,br->bs", valid, weights * in_slot),
+            )
+
+
+def _codes(batches: Sequence[Batch], pattern: _Pattern) -> Codes | None:
+    """Return the absence reasons of batches with equally many, shape (batches, columns, rows or 1)."""
+    if not batches[0].reasons:
+        return None
+    codes = np.frombuffer(b"".join([each.reasons for each in batches]), np.uint8)
+    codes = codes.reshape(len(batches), -1, pattern.width).take(pattern.columns, axis=2)
+    return codes.transpose(0, 2, 1)
+
+
+class _DeviceColumns(NamedTuple):
+    """Columns of a schema that quantities of one kind use, and the devices of their segments."""
 
     device: DeviceKind
     kind: QuantityKind
@@ -62,127 +354,33 @@ class _Segments:
     devices: Positions
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A stream of a node: the columns of its schema, and its last row."""
-
-    schema: bytes
-    segments: tuple[_Segments, ...]
-    width: int
-    names: int
-    """Names of the node's devices when the segments were determined; with more, more columns may be of use."""
-    run: str = ""
-    boot_ns: int = 0
-    values: Integers | None = None
-    present: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+def _is_gauge(found: _DeviceColumns) -> bool:
+    return found.kind is not QuantityKind.COUNTER
 
 
-class ReadingsCollector:
-    """Adds the frames of all nodes to the sums of their devices."""
-
-    def __init__(self, devices: ClusterDevices, first_ns: int, slot_ns: int) -> None:
-        self.devices = devices
-        self._first_ns, self._slot_ns = first_ns, slot_ns
-        self._streams: dict[tuple[str, str], _Stream] = {}
-        sums = devices.sums[DeviceKind.NIC]
-        self.traces = TrafficTraces(sums.slots * slot_ns // SECOND_NS)
-        self._traced = sums.index["rdma_sent_bytes"]
-        self.sample_slots: dict[str, set[int]] = defaultdict(set)
-
-    def slot_of(self, timestamp_ns: int) -> int:
-        """Return the slot that contains a time of the collector's clock."""
-        return (timestamp_ns - self._first_ns) // self._slot_ns
-
-    def add(
-        self, node_name: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
-    ) -> Iterator[NodeEvent]:
-        """Add a batch; yield its events."""
-        node = self.devices.node(node_name)
-        key = (node_name, batch.stream)
-        stream = self._streams.get(key)
-        is_changed = stream is None or stream.schema != batch.schema
-        if stream is None or is_changed or stream.names != node.names:
-            schema = find_schema(batch.schema)
-            if is_changed:
-                self.devices.add_entities(node, schema.entities)
-            segments = tuple(_segments(self.devices, node, schema))
-            width = sum(len(group.entities) for group in schema.groups)
-            stream = self._streams[key] = _Stream(batch.schema, segments, width, node.names)
-        times_ns = [clock(wall_ns) for wall_ns in batch.wall_ns]
-        slots = np.array([self.slot_of(each) for each in times_ns], np.intp)
-        self.sample_slots[node_name].update(slots.tolist())
-        times = np.array([(each - self._first_ns) // SECOND_NS for each in times_ns], np.intp)
-        self._add_rows(stream, run, batch, slots, times)
-        for event in batch.events:
-            yield NodeEvent(clock(event.wall_ns), node_name, event)
-
-    def _add_rows(
-        self, stream: _Stream, run: str, batch: Batch, slots: Positions, times: Positions
-    ) -> None:
-        if not stream.segments:
-            return
-        columns = np.concatenate([each.columns for each in stream.segments])
-        values = rows_at(batch, range(batch.rows), columns, stream.width)
-        reasons = _reasons(batch, stream.width, columns)
-        present = reasons == PRESENT
-        boot_ns = np.array(batch.boot_ns, np.int64)
-        if stream.run == run and stream.values is not None and stream.present is not None:
-            before = stream.values[None], stream.present[None], stream.boot_ns
-        else:
-            before = values[:1], np.zeros_like(present[:1]), boot_ns[0]
-        seconds = np.diff(boot_ns, prepend=before[2]) / SECOND_NS
-        steps = np.diff(values, axis=0, prepend=before[0])
-        both = present & np.concatenate([before[1], present[:-1]])
-        both &= (steps >= 0) & ((seconds > 0) & (seconds <= MAX_STEP_SECONDS))[:, None]
-        offset, ones = 0, np.ones(batch.rows)
-        for part in stream.segments:
-            span = slice(offset, offset + len(part.columns))
-            offset += len(part.columns)
-            if part.kind is QuantityKind.COUNTER:
-                sums, has = self._add_part(part, slots, steps[:, span], both[:, span], seconds)
-                if part.device is DeviceKind.NIC:
-                    traced = part.quantities == self._traced
-                    if traced.any():
-                        devices = part.devices[traced]
-                        self.traces.add(times, seconds, devices, sums[:, traced], has[:, traced])
-            elif part.kind is QuantityKind.ABSENCE:
-                absent = reasons[:, span].astype(np.int64)
-                self._add_part(part, slots, absent, absent != PRESENT, ones)
-            else:
-                self._add_part(part, slots, values[:, span], present[:, span], ones)
-        stream.run, stream.boot_ns = run, int(boot_ns[-1])
-        stream.values, stream.present = values[-1], present[-1]
-
-    def _add_part(
-        self,
-        part: _Segments,
-        slots: Positions,
-        values: Integers,
-        valid: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
-        weights: Floats,
-    ) -> tuple[Floats, NDArray[np.bool_]]:
-        """Add the columns of one kind to the sums; return the sums by row, and which are known."""
-        scaled = np.where(valid, values * part.scales, 0.0)
-        sums = np.add.reduceat(scaled, part.starts, axis=1)
-        has = np.logical_or.reduceat(valid, part.starts, axis=1)
-        sink = self.devices.sums[part.device]
-        sink.add(part.quantities, slots, part.devices, sums, has * weights[:, None])
-        return sums, has
+def _identity(found: _DeviceColumns) -> tuple[object, ...]:
+    """Return all of its parts but the devices."""
+    return (found.device, found.kind, *(array.tobytes() for array in found[2:6]))
 
 
-def _reasons(
-    batch: Batch, width: int, columns: Positions
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Return the codes of the reasons, shape (rows, columns)."""
-    if not batch.reasons:
-        return np.full((batch.rows, len(columns)), PRESENT, np.uint8)
-    reasons = np.frombuffer(batch.reasons, np.uint8).reshape(-1, width)[:, columns]
-    return np.repeat(reasons, batch.rows, axis=0) if len(reasons) < batch.rows else reasons
+def _make_pattern(width: int, found: Sequence[_DeviceColumns]) -> _Pattern:
+    parts, end = [], 0
+    for each in found:
+        span = slice(end, end + len(each.columns))
+        parts.append(_Segments(each.device, each.kind, span, each.starts, each.quantities))
+        end = span.stop
+    return _Pattern(
+        width,
+        np.concatenate([each.columns for each in found] or [np.array((), np.intp)]),
+        np.concatenate([each.scales for each in found] or [np.array(())]),
+        sum(len(each.columns) for each in found if not _is_gauge(each)),
+        tuple(parts),
+    )
 
 
 def _segments(
     devices: ClusterDevices, node: ClusterNode, schema: WireSchema
-) -> Iterator[_Segments]:
+) -> Iterator[_DeviceColumns]:
     """Yield the columns of a schema that quantities use, by kind of device and of quantity."""
     found: dict[tuple[DeviceKind, QuantityKind], list[tuple[int, int, int, float]]]
     found = defaultdict(list)
@@ -192,7 +390,7 @@ def _segments(
         for quantity in _BY_METRIC.get(group.metric, ()):
             index = devices.sums[quantity.device].index[quantity.name]
             for column, entity in enumerate((schema.entities[m] for m in group.entities), start):
-                if not quantity.selects(_part(entity)):
+                if quantity.parts and not quantity.selects(_part(entity)):
                     continue
                 position = devices.position(node, quantity.device, entity)
                 if position != NO_POSITION:
@@ -212,8 +410,10 @@ def _part(entity: WireEntity) -> Sequence[str]:
 
 def _make_segments(
     device: DeviceKind, kind: QuantityKind, rows: Iterable[tuple[int, int, int, float]]
-) -> _Segments:
+) -> _DeviceColumns:
     quantities, positions, columns, scales = map(np.array, zip(*rows, strict=True))
     changes = (np.diff(quantities) != 0) | (np.diff(positions) != 0)
     starts = np.flatnonzero(np.concatenate([[True], changes]))
-    return _Segments(device, kind, columns, scales, starts, quantities[starts], positions[starts])
+    return _DeviceColumns(
+        device, kind, columns, scales, starts, quantities[starts], positions[starts]
+    )

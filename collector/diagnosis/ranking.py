@@ -7,9 +7,13 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import merge
+from operator import itemgetter
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -75,6 +79,14 @@ class Reach:
     rails: frozenset[str]
     jobs: frozenset[JobKey]
 
+    def shared(self, relation: Relation) -> AbstractSet[Hashable]:
+        """Return the properties by which a relation compares reaches."""
+        if relation is Relation.DEVICE:
+            return {self.device}
+        if relation is Relation.NODE:
+            return self.nodes
+        return self.rails if relation is Relation.RAIL else self.jobs
+
 
 def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
     """Return the reach of a cause. A leaf affects the rail in all pods: its traffic crosses the spines."""
@@ -88,7 +100,7 @@ def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
     elif cause.kind == "node":
         nodes = {cause.name}
         rails = {devices.nics[p].rail for p in parts if p < len(devices.nics)} or {
-            nic.rail for nic in devices.nics if nic.node == cause.name
+            devices.nics[p].rail for p in _nics_of_node(view, cause.name)
         }
     elif cause.kind == "leaf":
         rails = {devices.nics[p].rail for p in view.groups.leaves[cause.position].tolist()}
@@ -107,6 +119,11 @@ def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
     return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs))
 
 
+def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:
+    node = view.devices.nodes.get(name)
+    return node.nics.values() if node else ()
+
+
 def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
     """Return the jobs with a NIC on the rail of a NIC: pause spreads along it."""
     rail = view.groups.nic_rail[position]
@@ -119,15 +136,40 @@ def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
 
 def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:
     """True if a finding of one class may be the effect of another one."""
-    for relation, classes in EDGES.get(effect_class, {}).items():
-        if cause_class not in classes:
-            continue
-        if relation is Relation.DEVICE and cause.device == effect.device:
-            return True
-        if relation is Relation.NODE and cause.nodes & effect.nodes:
-            return True
-        if relation is Relation.RAIL and cause.rails & effect.rails:
-            return True
-        if relation is Relation.JOB and cause.jobs & effect.jobs:
-            return True
-    return False
+    return any(
+        cause_class in classes and not cause.shared(relation).isdisjoint(effect.shared(relation))
+        for relation, classes in EDGES.get(effect_class, {}).items()
+    )
+
+
+_RELATIONS: dict[str, set[Relation]] = defaultdict(set)
+"""Relations by which a class may explain others."""
+for _relations in EDGES.values():
+    for _relation, _classes in _relations.items():
+        for _name in _classes:
+            _RELATIONS[_name].add(_relation)
+
+ItemT = TypeVar("ItemT")
+
+
+class CauseIndex(Generic[ItemT]):
+    """Possible causes by class and by what they reach, so that each effect is compared with those of its own only."""
+
+    def __init__(self, causes: Iterable[tuple[str, Reach, ItemT]]) -> None:
+        self._causes: dict[tuple[str, Relation, Hashable], list[tuple[int, ItemT]]]
+        self._causes = defaultdict(list)
+        for number, (name, reach, item) in enumerate(causes):
+            for relation in _RELATIONS.get(name, ()):
+                for key in reach.shared(relation):
+                    self._causes[name, relation, key].append((number, item))
+
+    def causes_of(self, effect_class: str, effect: Reach) -> Iterator[ItemT]:
+        """Yield what may explain a finding, in the order of the index; an item may be repeated."""
+        found = (
+            self._causes.get((name, relation, key), ())
+            for relation, classes in EDGES.get(effect_class, {}).items()
+            for key in effect.shared(relation)
+            for name in classes
+        )
+        for _, item in merge(*filter(None, found), key=itemgetter(0)):
+            yield item

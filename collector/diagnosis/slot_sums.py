@@ -18,7 +18,9 @@ Floats: TypeAlias = NDArray[np.float64]
 Positions: TypeAlias = NDArray[np.intp]
 
 REPLACED_KINDS = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
-_GROWTH_FACTOR = 1.5
+MAX_WEIGHT = 60_000.0
+"""Seconds or readings of a slot; above the largest of valid frames."""
+_GROWTH_FACTOR = 1.25
 
 
 class SlotSums:
@@ -32,13 +34,19 @@ class SlotSums:
         self.last_slot = -1
         shape = (len(self.names), slots, 8)
         self._sums = np.zeros(shape, np.float32)
-        self._weights = np.zeros(shape, np.float32)
+        self._weights = np.zeros(shape, np.float16)  # 0.05 % is accurate enough for seconds
         self._latest = np.full((len(self.names), 8), np.nan)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Return the memory of a device."""
+        per_slot = self._sums.itemsize + self._weights.itemsize
+        return len(self.names) * (self.slots * per_slot + self._latest.itemsize)
 
     def add_device(self) -> int:
         """Add a device without readings; return its position."""
         if self.devices == self._sums.shape[2]:
-            more = int(self.devices * _GROWTH_FACTOR) - self.devices
+            more = max(int(self.devices * (_GROWTH_FACTOR - 1)), 8)
             padding = ((0, 0), (0, 0), (0, more))
             self._sums, self._weights = np.pad(self._sums, padding), np.pad(self._weights, padding)
             self._latest = np.pad(self._latest, padding[1:], constant_values=np.nan)
@@ -60,21 +68,23 @@ class SlotSums:
         sums: Floats,
         weights: Floats,
     ) -> None:
-        """Add readings, shape (slots, devices), of one kind of quantity; `quantities` has one for each device.
+        """Add readings of one kind of quantity, shape (batches, segments), as are `devices`.
 
-        Slots that have not begun, or have left the ring, are ignored.
+        Each batch has one slot, each segment one of the quantities. A quantity of a device occurs once. Slots that have
+        not begun, or have left the ring, are ignored.
         """
         in_ring = (slots > self.last_slot - self.slots) & (slots <= self.last_slot) & (slots >= 0)
-        rows, kept_devices = np.nonzero((weights > 0) & in_ring[:, None])
-        if not len(rows):
+        batches, segments = np.nonzero((weights > 0) & in_ring[:, None])
+        if not len(batches):
             return
-        place = (quantities[kept_devices], slots[rows] % self.slots, devices[kept_devices])
+        chosen = batches, segments
+        place = (quantities[segments], slots[batches] % self.slots, devices[chosen])
         if QUANTITIES[self.names[quantities[0]]].kind in REPLACED_KINDS:
-            self._sums[place] = sums[rows, kept_devices]  # the last row of a slot remains
+            self._sums[place] = sums[chosen]  # the last one of a slot remains
             self._weights[place] = 1
         else:
-            np.add.at(self._sums, place, sums[rows, kept_devices].astype(np.float32))
-            np.add.at(self._weights, place, weights[rows, kept_devices].astype(np.float32))
+            self._sums[place] += sums[chosen]
+            self._weights[place] = np.minimum(self._weights[place] + weights[chosen], MAX_WEIGHT)
 
     def _rows(self, end_slot: int, count: int) -> Positions:
         first = max(end_slot - count + 1, self.last_slot - self.slots + 1, 0)

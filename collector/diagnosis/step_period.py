@@ -54,18 +54,24 @@ class TrafficTraces:
         amounts: Floats,
         valid: NDArray[np.bool_],
     ) -> None:
-        """Add increases between two samples, shape (samples, devices); `times` are the bins of their ends."""
-        if len(devices) and devices.max() >= self._rates.shape[1]:
+        """Add increases between two samples, shape (nodes, devices, samples), as is `valid`.
+
+        `devices` has the shape (nodes, devices); `times`, the bins of the ends, and `seconds` that of (nodes, samples).
+        """
+        if devices.size and devices.max() >= self._rates.shape[1]:
             more = int(devices.max() * 1.5) + 1 - self._rates.shape[1]
             self._rates = np.pad(self._rates, ((0, 0), (0, more)), constant_values=np.nan)
-        for row in np.flatnonzero((seconds > 0) & (seconds <= MAX_SAMPLE_SECONDS)).tolist():
-            last = int(times[row])
-            self._begin(last)
-            if last <= self._newest - self._bins or last < 0:
-                continue
-            covered = np.arange(max(last - max(round(seconds[row]), 1) + 1, 0), last + 1)
-            rates = np.where(valid[row], amounts[row] / seconds[row], np.nan)
-            self._rates[np.ix_(covered % self._bins, devices)] = rates
+        is_used = (seconds > 0) & (seconds <= MAX_SAMPLE_SECONDS)
+        if not is_used.any():
+            return
+        self._begin(int(times[is_used].max()))
+        is_used &= (times > self._newest - self._bins) & (times >= 0)
+        rates = np.where(valid, amounts / np.where(is_used, seconds, 1.0)[:, None], np.nan)
+        for back in (1, 0):  # a sample of two seconds fills two bins
+            is_covered = is_used & (times >= back) & (np.round(seconds) >= 2 * back)
+            nodes, samples = np.nonzero(is_covered)
+            bins = (times[nodes, samples] - back) % self._bins
+            self._rates[bins[:, None], devices[nodes]] = rates[nodes, :, samples]
 
     def _begin(self, newest: int) -> None:
         """Clear the bins up to a new one."""

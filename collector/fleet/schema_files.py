@@ -42,6 +42,8 @@ class SchemaFiles:
     directory: Path
     _names: dict[bytes, str] = field(default_factory=dict)
     """The file of each schema, by hash."""
+    _last_read: tuple[str, Mapping[bytes, bytes]] = ("", {})
+    """The file that was read last, which usually has further schemas of the same node, and its schemas."""
 
     def open(self) -> Iterator[bytes | None]:
         """Yield the content of every stored schema; None for a damaged file."""
@@ -63,8 +65,11 @@ class SchemaFiles:
         """Return a stored schema."""
         while True:
             name = self.name_of(digest)
-            content = _read_contents(self.directory / name).get(digest)
-            if content is not None:
+            last_name, contents = self._last_read
+            if name != last_name:
+                contents = _read_contents(self.directory / name)
+            if (content := contents.get(digest)) is not None:
+                self._last_read = name, contents
                 return decode_schema(content)
             if self.name_of(digest) == name:  # otherwise it was moved meanwhile
                 message = f"reading schema {digest.hex()} failed: {name} does not contain it"

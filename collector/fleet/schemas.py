@@ -195,7 +195,7 @@ class StoredSchemas:
         self._deriving, self._lock = Lock(), Lock()
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
-        self.read = lru_cache(maxsize=16)(self._files.read)
+        self.read = lru_cache(maxsize=32)(self._files.read)
 
     def open(self) -> int:
         """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -151,6 +152,7 @@ class DiagnosisEngine:
             self._diagnosis = ClusterDiagnosis(now_ns // SLOT_NS * SLOT_NS, KEPT_SLOTS)
         self._diagnosis.has_receipts = True
         self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
+        self._diagnosis.readings.on_fault = self._report
         self._next_slot = self._diagnosis.readings.slot_of(now_ns)
         self._publish(self._diagnosis)
 
@@ -250,6 +252,8 @@ class DiagnosisEngine:
 
         diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
         oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
+        with suppress(Exception):  # reported with the batches
+            diagnosis.readings.add_devices(item.node, item.batches, self.find_schema)
         for batch in item.batches:
             events = tuple(event for event in batch.events if event.wall_ns >= oldest_ns)
             recent = batch

@@ -244,6 +244,19 @@ def test_no_flipped_bit_and_no_cut_is_read_as_another_state(tmp_path: Path):
         assert found == state
 
 
+def test_the_reference_is_stored_every_minute(tmp_path: Path):
+    machine = MachineClocks(tmp_path)
+    agent = machine.started()
+    assert not agent.is_store_due
+    machine.boot_ns += clock.STORE_EVERY_NS
+    assert agent.is_store_due
+    agent.store()
+    assert not agent.is_store_due
+    found = clock.read_state(tmp_path)
+    assert found is not None
+    assert found.kept_ns == machine.right_ns
+
+
 def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Path):
     machine = MachineClocks(tmp_path)
     (tmp_path / clock.FILE).write_bytes(b"")
@@ -251,6 +264,8 @@ def test_a_lost_file_is_not_written_again_and_nothing_is_finalized(tmp_path: Pat
     assert "it is empty" in agent.hold_reason
     machine.boot_ns += clock.STORE_EVERY_NS
     assert agent.now_ns() == machine.right_ns
+    assert agent.is_store_due
+    agent.store()
     assert (tmp_path / clock.FILE).read_bytes() == b""
     machine.started()
     assert clock.read_state(tmp_path) is not None, "the loss was accepted"

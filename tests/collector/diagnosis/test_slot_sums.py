@@ -23,7 +23,7 @@ def sums_of(steps: list[tuple[int, int, int]], slots: int = 20) -> SlotSums:
         sums.add(
             quantity,
             np.array([slot]),
-            np.array([0]),
+            np.array([[0]]),
             np.array([[float(increase)]]),
             np.array([[float(seconds)]]),
         )
