@@ -8,6 +8,7 @@ grow, and two of three gauges change.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ VARIANTS = 8
 DEVICES = 8
 _GPU = "GPU-"
 _ZERO, _GAUGE = 0.6, 0.87
+_FAULTS = re.compile(
+    r"railscope_gpu_(row_remap|ecc_errors|throttle|pcie_(link|expected)|device_state)"
+)
+"""Metrics by which the collector's diagnosis recognizes a faulty GPU: always zero."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -88,6 +93,13 @@ def _counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
     return np.array([counts for flags in kinds for counts in flags], np.bool_)
 
 
+def _faults_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
+    """Return a mask of the columns that report faults."""
+    sizes = [len(group.entities) for group in schema.groups]
+    flags = [_FAULTS.match(group.metric) is not None for group in schema.groups]
+    return np.repeat(np.array(flags, np.bool_), sizes)
+
+
 def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
     """Return ten rows of values; consecutive turns of one variant continue, and no counter ever falls."""
     counts = _counters_of(schema)
@@ -102,7 +114,7 @@ def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
     counters = start + ((seconds + moving.random((ROWS, columns))) * speed).astype(np.int64)
     gauges = start % 100_000 + moving.integers(0, 200, (ROWS, columns))
     rows = np.where(counts, counters, np.where(kind < _GAUGE, gauges, start))
-    rows[:, kind < _ZERO] = 0
+    rows[:, (kind < _ZERO) | _faults_of(schema)] = 0
     return rows
 
 

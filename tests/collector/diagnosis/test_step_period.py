@@ -73,13 +73,14 @@ def test_gaps_do_not_hide_a_period() -> None:
 
 def test_traces_keep_the_newest_seconds_and_leave_gaps_unknown() -> None:
     traces = TrafficTraces(10)
-    devices, valid = np.array([0, 20]), np.ones((1, 2), np.bool_)
+    devices, valid = np.array([[0, 20]]), np.ones((1, 2, 1), np.bool_)
     for second in (0, 1, 2, 5, 12):
-        length = np.array([1.0 if second != 5 else 3.0])
-        traces.add(np.array([second]), length, devices, np.array([[second, 3.0 * second]]), valid)
+        length = np.array([[1.0 if second != 5 else 3.0]])
+        amounts = np.array([[[second], [3.0 * second]]])
+        traces.add(np.array([[second]]), length, devices, amounts, valid)
     # Samples 3 seconds apart yield no rate per second; seconds 0 to 2 have left the ring.
     expected = [np.nan] * 8 + [24.0]
-    np.testing.assert_array_equal(traces.mean(devices, 13, 9), expected)
+    np.testing.assert_array_equal(traces.mean(devices[0], 13, 9), expected)
     np.testing.assert_array_equal(traces.mean(np.array([20]), 13, 1), [36.0])
     np.testing.assert_array_equal(traces.mean(np.array([99]), 13, 1), [np.nan])
 
