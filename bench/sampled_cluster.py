@@ -314,7 +314,8 @@ class SampledFeed:
     ) -> None:
         sums = self.diagnosis.devices.sums[kind]
         quantities = np.full(len(values), sums.index[name])
-        sums.add(quantities, np.array([slot]), np.arange(len(values)), values[None], weights[None])
+        devices = np.arange(len(values))[None]
+        sums.add(quantities, np.array([slot]), devices, values[None], weights[None])
 
     def _put_claims(self, second: int) -> None:
         if not self.cluster.has_claims:
