@@ -190,7 +190,7 @@ class ReadingsCollector:
         for new in group:
             new.stream.is_waiting = False
         try:
-            readings = _GroupReadings.of(group)
+            readings = _GroupReadings.from_batches(group)
         except Exception as fault:
             if self.on_fault is None:
                 raise
@@ -239,7 +239,7 @@ class _GroupReadings:
     """The counters of the last rows."""
 
     @classmethod
-    def of(cls, group: Sequence[_NewBatch]) -> _GroupReadings:
+    def from_batches(cls, group: Sequence[_NewBatch]) -> _GroupReadings:
         """Decode batches."""
         pattern, batches = group[0].stream.pattern, [new.batch for new in group]
         columns, counters, rows = pattern.columns, pattern.counters, batches[0].rows
