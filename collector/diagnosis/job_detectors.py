@@ -21,7 +21,7 @@ from collector.diagnosis.findings import (
     JobState,
     above,
 )
-from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
     Floats,
@@ -121,7 +121,7 @@ def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
     return bool(median_known(low / high) >= STEADY_SHARE)
 
 
-MIN_INPUT, MAX_INPUT = 0.15, 0.85
+MIN_INPUT, MAX_INPUT = 0.15, 0.78
 MAX_RANK_DEVIATION = 0.12
 MIN_USE, LOW_QUANTILE = 0.8, 0.3
 """Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies."""
@@ -185,7 +185,7 @@ def _progress(view: DiagnosisView, job: ActiveJob) -> float:
 
 MIN_GAP = 0.035
 GAP_SPREADS = 1.5
-STEADY_USE = 0.8
+STEADY_USE = 0.9
 LATE_SLOTS, LATE_SHARE = 6, 0.8
 MIN_DEVIATIONS, MIN_LATE_SPEED = 4.0, 0.3
 
@@ -230,6 +230,10 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             deviation = float(np.nanstd(used - means_known(used)))
             gap = means_known(used - usual)
         hit &= gap < -np.fmax(MIN_GAP, MIN_DEVIATIONS * deviation / np.sqrt(np.fmax(count, 1)))
+        # All ranks wait for a late host, so the job slows down; replicas of a service do not.
+        hit &= ~(view.states[job.key].speed > 1 + gap / 2)
+        if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
+            hit &= _is_pressed(view)[nodes]
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
             pressure = view.signals.node["cpu_pressure"][nodes[index]]
@@ -239,6 +243,15 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
                 FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
             )
             yield Finding("host_late", Cause("node", name=name), evidence)
+
+
+MIN_PRESSURE = 0.05
+
+
+def _is_pressed(view: DiagnosisView) -> Flags:
+    """Return the nodes whose tasks wait for processors more than usual."""
+    usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
+    return above(view.signals.node["cpu_pressure"], MIN_PRESSURE + 2 * usual)
 
 
 def _node_means(view: DiagnosisView, job: ActiveJob, values: Floats) -> tuple[Positions, Floats]:
