@@ -75,7 +75,7 @@ def _causes() -> Iterator[panels.Panel]:
     )
     age = f"time() - {by} ({ONSET})"
     jobs = "count by (tenant, source, workload, class) (railscope_job_incident)"
-    classes = f"sum by (class) (railscope_incidents) or {RUNNING}"
+    classes = "sum by (class) (railscope_incidents)"
     opened = "sum by (class) (railscope_incidents_opened_total"
     new = f"{opened}) - ({opened} offset $__rate_interval) or 0 * {opened}))"
     yield from (
