@@ -18,6 +18,8 @@ NO_POSITION = -1
 MAX_DEVICES_PER_NODE = 256
 """Devices of one kind of a node; further ones are ignored, and reported."""
 
+_NAMING_KINDS = frozenset({"nic", "nic_neighbour", "rdma_port", "gpu", "pcie"})
+"""Kinds of entities that state devices and their names."""
 _IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 
 
@@ -143,7 +145,8 @@ class ClusterDevices:
 
     def add_entities(self, node: ClusterNode, entities: Iterable[WireEntity]) -> None:
         """Add the devices and the facts that a schema of a node states."""
-        for entity in sorted(entities, key=lambda each: each.kind != "nic"):  # others refer to NICs
+        found = [entity for entity in entities if entity.kind in _NAMING_KINDS]
+        for entity in sorted(found, key=lambda each: each.kind != "nic"):  # others refer to NICs
             if entity.kind == "nic" and entity.facts.get("role", "") not in _IGNORED_ROLES:
                 self._add_nic(node, entity)
             elif entity.kind == "nic_neighbour" and entity.key[0] in node.nics:

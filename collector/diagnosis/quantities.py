@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import MappingProxyType
 
 
@@ -56,7 +57,12 @@ class Quantity:
 
     def selects(self, part: Sequence[str]) -> bool:
         """True if the quantity includes the columns of a part of its device."""
-        return not self.parts or any(fnmatchcase("/".join(part), each) for each in self.parts)
+        return not self.parts or _matches(self.parts, "/".join(part))
+
+
+@lru_cache(maxsize=4096)
+def _matches(patterns: tuple[str, ...], part: str) -> bool:
+    return any(fnmatchcase(part, each) for each in patterns)
 
 
 def _declare(device: DeviceKind, kind: QuantityKind, metrics: dict[str, str]) -> Iterator[Quantity]:
