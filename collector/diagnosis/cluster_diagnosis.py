@@ -229,7 +229,7 @@ class ClusterDiagnosis:
         for node_event in taken:
             node = self.devices.nodes.get(node_event.node)
             if node_event.event.name == "xid" and node:
-                self.devices.add_gpu_of_event(node, node_event.event.entity.key[0])
+                self.devices.add_gpu_of_event(node, "".join(node_event.event.entity.key[:1]))
         return taken
 
     def _take_receipts(self, now_ns: int) -> None:
@@ -237,7 +237,10 @@ class ClusterDiagnosis:
         for receipt in self._receipts[:count]:
             contact = self.contacts.setdefault(receipt.node, node_detectors.NodeContact())
             contact.add(receipt.received_ns, receipt.offset_ns)
+            self.devices.node(receipt.node)  # frames may follow later, or be invalid
         self._receipts = self._receipts[count:]
+        for name in [name for name, each in self.contacts.items() if each.is_lost(now_ns)]:
+            del self.contacts[name]
 
     def _devices_of_incidents(
         self, view: findings.DiagnosisView

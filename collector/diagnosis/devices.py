@@ -20,6 +20,9 @@ MAX_DEVICES_PER_NODE = 256
 
 _NAMING_KINDS = frozenset({"nic", "nic_neighbour", "rdma_port", "gpu", "pcie"})
 """Kinds of entities that state devices and their names."""
+MAX_FACT = 128
+"""Characters of a fact that are kept."""
+
 _IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 
 
@@ -145,7 +148,7 @@ class ClusterDevices:
 
     def add_entities(self, node: ClusterNode, entities: Iterable[WireEntity]) -> None:
         """Add the devices and the facts that a schema of a node states."""
-        found = [entity for entity in entities if entity.kind in _NAMING_KINDS]
+        found = [_with_short_facts(each) for each in entities if each.kind in _NAMING_KINDS]
         for entity in sorted(found, key=lambda each: each.kind != "nic"):  # others refer to NICs
             if entity.kind == "nic" and entity.facts.get("role", "") not in _IGNORED_ROLES:
                 self._add_nic(node, entity)
@@ -247,3 +250,8 @@ class ClusterDevices:
             node.mounts[key] = self.sums[DeviceKind.MOUNT].add_device()
             self.mounts.append(ClusterMount(node.name, server, key))
         return node.mounts[key]
+
+
+def _with_short_facts(entity: WireEntity) -> WireEntity:
+    facts = {name: text[:MAX_FACT] for name, text in entity.facts.items()}
+    return WireEntity(entity.kind, entity.key, facts)

@@ -174,7 +174,7 @@ class Baselines:
             rows = list(self._rows[kind, name])[:-_BASELINE_GAP_MINUTES]
             padded = np.full((len(rows), count), np.nan)
             for number, row in enumerate(rows):
-                padded[number, : len(row)] = row
+                padded[number, : len(row)] = row[:count]
             counts = (~np.isnan(padded)).sum(axis=0)
             values = np.full(count, np.nan)
             enough = np.flatnonzero(counts >= needed)

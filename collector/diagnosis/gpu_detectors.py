@@ -42,6 +42,7 @@ _CLASS_OF_XID = {
 }
 """Classes of the errors that the driver reports (docs/xids.md)."""
 
+USED_EVENTS = frozenset({"xid", "gpu_lost"})
 _MISSING_STATE = 4
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
@@ -52,17 +53,14 @@ def xid_events(view: DiagnosisView) -> Iterator[Finding]:
     """Yield the GPUs of which the driver reported an error of the hardware."""
     for node_event in view.events:
         event = node_event.event
-        if event.name not in {"xid", "gpu_lost"}:
+        if event.name not in USED_EVENTS:
             continue
+        address, code = (*event.entity.key[:2], "", "")[:2]
         node = view.devices.nodes.get(node_event.node)
-        position = node.gpu_by_address.get(event.entity.key[0], -1) if node else -1
+        position = node.gpu_by_address.get(address, -1) if node else -1
         if position < 0:
             continue
-        number = (
-            int(event.entity.key[1])
-            if event.name == "xid" and event.entity.key[1].isdecimal()
-            else 79
-        )
+        number = int(code[:6]) if event.name == "xid" and code.isdecimal() else 79
         name = _CLASS_OF_XID.get(number, "")
         if not name and xid(number).error_class != "hardware":
             continue

@@ -18,6 +18,7 @@ from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import format_timestamp
+from railscope.wire import RAIL_DIGITS
 
 MAX_LISTED = 200
 """Victims that are listed; all are counted."""
@@ -266,7 +267,7 @@ def _job(key: JobKey, speed: float | None = None) -> JobDocument:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= RAIL_DIGITS else None
 
 
 def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:

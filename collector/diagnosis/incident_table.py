@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -66,6 +66,9 @@ class ReportedIncident:
         cause, curves = whole.cause, self.curves
         if isinstance(cause, report.JobDocument) and cause.tenant != tenant:
             cause, curves = OTHER_TENANT, ()
+        if isinstance(cause, report.RackDocument):
+            own = tuple(node for node in cause.nodes if node in nodes)
+            cause = report.RackDocument(cause.rack, own)
         document = msgspec.structs.replace(
             whole,
             cause=cause,
@@ -74,7 +77,9 @@ class ReportedIncident:
             victims=victims,
             victim_count=len(victims),
             lost_gpu_seconds=round(lost),
-            evidence=tuple(each for each in whole.evidence if _is_visible(each.device, cause)),
+            evidence=tuple(
+                each for each in whole.evidence if _is_visible(each.device, cause, nodes)
+            ),
             detail="",
             gain=whole.gain
             if isinstance(cause, report.JobDocument) and cause.tenant == tenant
@@ -90,11 +95,15 @@ class ReportedIncident:
         )
 
 
-def _is_visible(device: str, cause: report.EntityDocument) -> bool:
-    """True if evidence is of the cause itself: evidence of other devices may be another tenant's."""
+def _is_visible(device: str, cause: report.EntityDocument, nodes: Container[str]) -> bool:
+    """True if evidence is of the cause itself, or of a node of the tenant: other devices may be another tenant's."""
+    node = device.partition(" ")[0]
     if isinstance(cause, report.NicDocument | report.GpuDocument | report.NodeDocument):
-        return device.partition(" ")[0] == cause.node
-    return isinstance(cause, report.LeafDocument | report.RackDocument | report.StorageDocument)
+        return node == cause.node
+    if isinstance(cause, report.LeafDocument):
+        leaves = (cause, *cause.alternatives)
+        return node in nodes or device in {f"rail {cause.rail}", *(leaf.switch for leaf in leaves)}
+    return node in nodes and not isinstance(cause, report.JobDocument)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,8 @@ MAX_LOSING_SPEED = 0.95
 """Speed of a job below which it loses time: beyond the noise of a minute."""
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""
+MAX_JOBS = 1000
+"""Jobs, and tenants, that an incident keeps while it lasts: later ones are left out."""
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ class IncidentTracker:
         self.incidents: list[Incident] = []
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._candidates: dict[tuple[str, Cause | str], _Candidate] = {}
+        self._ids: set[str] = set()
         self._resumed_slot = -CLOSE_SLOTS
         self._changes: list[IncidentChange] = []
         self._causes: CauseIndex[_Candidate] = CauseIndex(())
@@ -130,6 +132,7 @@ class IncidentTracker:
     def resume(self, incidents: Iterable[Incident], slot: int) -> None:
         """Continue with the incidents of before a restart; open ones have time to be found again."""
         self.incidents, self._resumed_slot = list(incidents), slot
+        self._ids = {incident.incident_id for incident in self.incidents}
         for incident in self.incidents:
             if not incident.ended_ns:
                 finding = Finding(
@@ -149,11 +152,21 @@ class IncidentTracker:
                 )
 
     def drop_closed(self, max_incidents: int, slot: int) -> list[Incident]:
-        """Drop the oldest closed incidents beyond a number, unless they may return; return them."""
+        """Drop closed incidents beyond a number, unless they may return; return them.
+
+        The oldest of the nodes with the most are dropped first: a broken node must not displace those of others.
+        """
         excess = max(len(self.incidents) - max_incidents, 0)
-        over = (i for i in self.incidents if i.ended_ns and slot - i.last_slot > REOPEN_SLOTS)
-        dropped = list(islice(over, excess))
+        if not excess:
+            return []
+        closed = [i for i in self.incidents if i.ended_ns and slot - i.last_slot > REOPEN_SLOTS]
+        newer, counts = {}, Counter[frozenset[str]]()
+        for incident in reversed(closed):
+            newer[incident.incident_id] = counts[incident.reach.nodes]
+            counts[incident.reach.nodes] += 1
+        dropped = sorted(closed, key=lambda each: -newer[each.incident_id])[:excess]
         dropped_ids = {incident.incident_id for incident in dropped}
+        self._ids -= dropped_ids
         self.incidents = [each for each in self.incidents if each.incident_id not in dropped_ids]
         return dropped
 
@@ -282,8 +295,12 @@ class IncidentTracker:
     ) -> Incident:
         finding = candidate.finding
         text = f"{kind.name} {finding.subject or finding.cause} {candidate.onset_ns}"
+        incident_id = _identity(text)
+        if incident_id in self._ids:  # a state that has ended and returned states its onset again
+            incident_id = _identity(f"{text} {view.timestamp_ns}")
+        self._ids.add(incident_id)
         return Incident(
-            incident_id=hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
+            incident_id=incident_id,
             class_name=kind.name,
             cause=finding.cause,
             onset_ns=min(candidate.onset_ns, view.timestamp_ns),
@@ -322,7 +339,8 @@ class IncidentTracker:
             state = view.states.get(key)
             if state is not None and state.speed < MAX_LOSING_SPEED:
                 speed = round(state.speed, 3)
-                incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
+                if key in incident.job_speeds or len(incident.job_speeds) < MAX_JOBS:
+                    incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
         if incident.reach.rails:
             paused = np.flatnonzero(victims(view))
             own_parts = (
@@ -345,7 +363,8 @@ class IncidentTracker:
             if state.speed < MAX_LOSING_SPEED:
                 seconds = len(state.job.gpus) * self._slot_ns / SECOND_NS
                 lost = incident.lost_gpu_seconds
-                lost[key.tenant] = lost.get(key.tenant, 0.0) + seconds * (1 - max(state.speed, 0))
+                tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""
+                lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(state.speed, 0))
 
     def _expire(self, candidate: _Candidate, slot: int) -> None:
         incident = candidate.incident
@@ -394,10 +413,17 @@ def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
         else:
             is_host = cause.kind in {"nic", "node", "rack"}
             is_holder = is_host and not incident.reach.nodes.isdisjoint(job.nodes)
-        if is_holder:
+        if is_holder and len(incident.holders) < MAX_JOBS:
             incident.holders.add(job.key)
-        if is_holder or job.key in touched or not nodes.isdisjoint(job.nodes):
-            incident.tenant_nodes.setdefault(job.key.tenant, set()).update(job.nodes)
+        tenant, of_tenants = job.key.tenant, incident.tenant_nodes
+        if (is_holder or job.key in touched or not nodes.isdisjoint(job.nodes)) and (
+            tenant in of_tenants or len(of_tenants) < MAX_JOBS
+        ):
+            of_tenants.setdefault(tenant, set()).update(job.nodes)
+
+
+def _identity(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _max_gap(finding: Finding) -> int:

@@ -107,12 +107,24 @@ class PeerGroups:
         self.is_rail = np.array([bool(nic.rail) for nic in nics], np.bool_)
         self.nic_rail = _numbers([nic.rail or "-" for nic in nics])[0]
         names = [nic.switch or (f"rail {nic.rail}" if nic.rail else "") for nic in nics]
-        self.nic_leaf, self.leaf_names = _numbers(names, self.leaf_names)
-        is_beyond = self.nic_leaf >= MIN_LEAVES + len(nics)  # neighbours may invent names
-        del self.leaf_names[MIN_LEAVES + len(nics) :]
-        self.nic_leaf[~self.is_rail | is_beyond] = -1
+        self.nic_leaf, self.leaf_names = _numbers(names, self._earlier_names(names))
+        self.nic_leaf[~self.is_rail] = -1
         self.nic_socket = _numbers([f"{nic.node}/{nic.numa_node}" for nic in nics])[0]
         self.nic_pod = self._pods()
+
+    def _earlier_names(self, names: Sequence[str]) -> list[str]:
+        """Return the earlier names of leaves; beyond the bound, new names replace those that no NIC states."""
+        earlier = self.leaf_names
+        used, known_names = set(names), set(earlier)
+        new = [name for name in dict.fromkeys(names) if name not in known_names]
+        excess = len(earlier) + len(new) - MIN_LEAVES - len(names)
+        if excess <= 0:
+            return earlier
+        unused = [number for number, name in enumerate(earlier) if name not in used]
+        replaced = list(earlier)
+        for number, name in zip(unused[:excess], new, strict=False):
+            replaced[number] = name
+        return replaced
 
     def _pods(self) -> Positions:
         """Return the pod of each NIC: nodes that share leaves are in one pod."""
@@ -172,7 +184,9 @@ def active_jobs(
     position_of = {gpu.uuid: position for position, gpu in enumerate(devices.gpus)}
     found = []
     for key, uuids in sorted(jobs.items()):
-        gpus = np.array(sorted(position_of[uuid] for uuid in uuids if uuid in position_of), np.intp)
+        gpus = np.array(
+            sorted({position_of[uuid] for uuid in uuids if uuid in position_of}), np.intp
+        )
         if not len(gpus):
             continue
         nodes = np.unique(groups.gpu_node[gpus])

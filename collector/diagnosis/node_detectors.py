@@ -27,6 +27,9 @@ LONGEST_CHECKPOINT_SECONDS = 60.0
 PROGRESS_SLOTS = 4
 """Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
 
+LOST_SECONDS = 86_400.0
+"""Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
+
 MAX_OFFSET_SECONDS, CRITICAL_OFFSET_SECONDS = 0.05, 2.0
 _MAX_OFFSETS = 5
 
@@ -67,6 +70,10 @@ class NodeContact:
         """True if three receipts are missing."""
         limit = max(MAX_MISSED_RECEIPTS * self.period_seconds, MIN_STALE_SECONDS)
         return self.count > 1 and self.age_seconds(now_ns) > limit
+
+    def is_lost(self, now_ns: int) -> bool:
+        """True if the node has not reported for a day."""
+        return self.age_seconds(now_ns) > LOST_SECONDS
 
 
 def stale_nodes(
@@ -115,6 +122,7 @@ def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> It
         name: contact.offset_seconds
         for name, contact in contacts.items()
         if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
+        and not contact.is_stale(view.timestamp_ns)
     }
     if not offsets:
         return

@@ -35,6 +35,9 @@ ROLLOUT_SECONDS = 1800.0
 ROLLOUT_NODES = 2
 """Nodes that change a setting within ROLLOUT_SECONDS: from this number on, the change is a rollout."""
 
+MAX_SETTING = 512
+"""Characters of a setting that are compared."""
+
 _NIC_SETTINGS = (
     "pfc", "trust", "dscp_map", "traffic_classes", "bandwidth", "scheduling", "buffer_of_priority", "ecn_notification",
     "ecn_reaction", "np_cnp_dscp", "np_cnp_prio", "rdma_traffic_class", "rdma_cm_tos", "rdma_cm_mode", "gid_types", "mtu",
@@ -111,7 +114,7 @@ class DeviceSettings:
             self._devices_of[node, kind] += 1
         values = self.values.setdefault(key, {})
         for fact, name in names.items():
-            text = entity.facts.get(fact, "")
+            text = entity.facts.get(fact, "")[:MAX_SETTING]
             if text and values.get(name) != text:
                 if name in values:
                     self.changed_ns[key, name] = time_ns
@@ -227,6 +230,12 @@ class ConfigDrift:
         rollout = {key.node for key, time_ns in changed.items() if time_ns > recent_ns}
         if count < max(MIN_MAJORITY, MAJORITY_SHARE * len(values)) or len(rollout) >= ROLLOUT_NODES:
             return
+        usual_nodes, other_nodes = (
+            {key.node for key, value in values.items() if (value == usual) == is_usual}
+            for is_usual in (True, False)
+        )
+        if len(usual_nodes) < len(other_nodes):
+            return  # one node with many devices is no majority
         is_design = _designed(view, values, usual)
         found = defaultdict(list)
         for key, value in values.items():
