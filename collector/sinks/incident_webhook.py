@@ -72,8 +72,12 @@ class IncidentWebhook:
 
     async def deliver(self, session: aiohttp.ClientSession) -> bool:
         """Send what the receiver has not been notified of; return True if it accepted everything."""
-        is_delivered = True
-        for incident, status in list(self._due()):
+        is_delivered, attempted = True, set[str]()
+        while due := next(
+            (each for each in self._due() if each[0].document.id not in attempted), None
+        ):
+            incident, status = due
+            attempted.add(incident.document.id)
             now = format_timestamp(self.table().timestamp_ns)
             problem = await self._post(session, notification(incident, status, now))
             if problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ class Receiver:
     status: int = 200
     notifications: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
+    on_request: Callable[[], object] = lambda: None
 
     async def handle(self, request: web.Request) -> web.Response:
+        self.on_request()
         self.authorizations.append(request.headers.get("Authorization"))
         if self.status == 200:
             self.notifications.append(await request.json())
@@ -116,6 +118,13 @@ async def test_a_notification_that_was_not_accepted_is_sent_again(status: int) -
         pair.receiver.status = 200
         assert await pair.send(incident("a"), incident("b"))
     assert pair.receiver.states == [("a", "firing"), ("b", "firing")]
+
+
+async def test_what_is_no_longer_true_is_not_sent() -> None:
+    async with connected() as pair:
+        pair.receiver.on_request = lambda: setattr(pair, "table", IncidentTable(SECOND_NS))
+        assert await pair.send(incident("a"), incident("b"))
+    assert pair.receiver.states == [("a", "firing")]
 
 
 async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
