@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,10 +26,12 @@ from collector.diagnosis.cluster_diagnosis import (
     Receipt,
 )
 from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
+from collector.diagnosis.gpu_detectors import USED_EVENTS
 from collector.diagnosis.incident_report import incident_document
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import ChangeKind, Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
+from collector.fleet.fleet import characters_of
 from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey
 from railscope import durable_files
@@ -49,6 +52,10 @@ MAX_EVENT_AGE_NS = HOUR_NS
 MAX_CURVED = 100
 """Incidents with curves."""
 MAX_PENDING = 10_000
+MAX_LOSSES = 10_000
+"""Pairs of class and tenant with losses to dropped incidents; further ones are counted without the tenant."""
+ENVELOPE_BYTES = 1024
+"""Memory of a queued envelope, and of an event, in addition to their content."""
 MAX_INCIDENTS = 1000
 """Incidents that are kept; open ones always are."""
 BASELINES_EVERY_SLOTS = 60
@@ -79,7 +86,7 @@ class BatchQueue:
 
     def put(self, item: QueuedBatches) -> None:
         """Add the new batches of an envelope, unless the queue is full."""
-        size = sum(len(each.base) + len(each.steps) + len(each.reasons) for each in item.batches)
+        size = ENVELOPE_BYTES + sum(map(_size_of, item.batches))
         node_bytes = self._bytes_of[item.node] + size
         if node_bytes > MAX_NODE_QUEUE_BYTES or self._bytes + size > MAX_QUEUE_BYTES:
             self.dropped += 1
@@ -94,6 +101,11 @@ class BatchQueue:
         self._bytes = 0
         self._bytes_of.clear()
         return taken
+
+
+def _size_of(batch: Batch) -> int:
+    values = len(batch.base) + len(batch.steps) + len(batch.reasons) + 16 * batch.rows
+    return values + sum(ENVELOPE_BYTES + 4 * characters_of(event) for event in batch.events)
 
 
 @dataclass(slots=True)
@@ -117,6 +129,9 @@ class DiagnosisEngine:
     _curves: dict[str, list[EvidenceCurve]] = field(default_factory=dict)
     _reported: dict[str, ReportedIncident] = field(default_factory=dict)
     _unsaved: bool = False
+    _saved_slot: int = 0
+    """Slot after which the incidents were saved last, and the baselines."""
+    _baselines_slot: int = 0
 
     @property
     def ignored_findings(self) -> int:
@@ -141,6 +156,7 @@ class DiagnosisEngine:
             if saved and slot >= saved.slot:
                 self._resume(saved, slot)
             elif saved:
+                self._keep_aside(STATE_FILE)
                 message = "the clock is before the last evaluation"
                 raise saved_state.SavedStateError(message)  # noqa: TRY301 - reported as a damaged one
             baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
@@ -153,7 +169,9 @@ class DiagnosisEngine:
         self._diagnosis.has_receipts = True
         self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
         self._diagnosis.readings.on_fault = self._report
-        self._next_slot = self._diagnosis.readings.slot_of(now_ns)
+        self._saved_slot = self._baselines_slot = self._next_slot = (
+            self._diagnosis.readings.slot_of(now_ns)
+        )
         self._publish(self._diagnosis)
 
     def _read(self, name: str, decode: Callable[[bytes], ResultT]) -> ResultT | None:
@@ -164,11 +182,23 @@ class DiagnosisEngine:
         try:
             return decode(path.read_bytes())
         except saved_state.SavedStateError:
-            path.replace(path.with_name(name + durable_files.DAMAGED))
+            self._keep_aside(name)
             raise
 
+    def _keep_aside(self, name: str) -> None:
+        path = self.directory / name
+        path.replace(path.with_name(name + durable_files.DAMAGED))
+
     def _resume(self, saved: saved_state.SavedDiagnosis, slot: int) -> None:
-        self._diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot)
+        try:
+            diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot)
+            for each in saved.incidents:
+                self._report_of(diagnosis, each.incident)
+        except Exception as fault:  # a valid form with positions or times of nothing
+            self._keep_aside(STATE_FILE)
+            message = f"invalid state of the diagnosis: {type(fault).__name__}: {fault}"
+            raise saved_state.SavedStateError(message) from fault
+        self._diagnosis = diagnosis
         self._opened.update(saved.opened)
         self._dropped_seconds.update({(name, tenant): n for name, tenant, n in saved.lost_seconds})
         self.pending = list(saved.pending)
@@ -203,7 +233,7 @@ class DiagnosisEngine:
         )
         content = msgspec.msgpack.encode(saved)
         durable_files.write_durably(self.directory / STATE_FILE, content)
-        self._unsaved = False
+        self._unsaved, self._saved_slot = False, self._next_slot
 
     def save_all(self) -> None:
         """Write the incidents and the baselines, whose positions refer to them. Blocking; raises OSError."""
@@ -213,6 +243,7 @@ class DiagnosisEngine:
             saved = saved_state.SavedBaselines(first_ns=self._diagnosis.first_ns, rows=rows)
             content = msgspec.msgpack.encode(saved)
             durable_files.write_durably(self.directory / BASELINES_FILE, content)
+            self._baselines_slot = self._next_slot
 
     # Evaluation --------------------------------------------------------------------------------
 
@@ -230,18 +261,23 @@ class DiagnosisEngine:
         diagnosis.arrange()
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
-            try:
-                changes += diagnosis.evaluate(slot, jobs)
-                self._extend_curves(diagnosis)
-            except Exception as fault:  # noqa: BLE001 - the next evaluation may succeed; it is counted
-                self._report("evaluation", fault)
+            changes += self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs)) or []
+            self._attempt("curves", lambda: self._extend_curves(diagnosis))
             self._next_slot = slot + 1
         self._next_slot = max(self._next_slot, last_slot + 1)
-        self._note(diagnosis, changes, now_ns)
-        self._publish(diagnosis)
         self._unsaved = self._unsaved or bool(changes)
-        self._save_if_due()
+        self._attempt("changes", lambda: self._note(diagnosis, changes, now_ns))
+        self._attempt("table", lambda: self._publish(diagnosis))
+        self._attempt("state directory", self._save_if_due)
         return changes
+
+    def _attempt(self, part: str, work: Callable[[], ResultT]) -> ResultT | None:
+        """Do a part of an evaluation; a failure is counted, and must not end the collector."""
+        try:
+            return work()
+        except Exception as fault:  # noqa: BLE001 - the next evaluation may succeed
+            self._report(part, fault)
+            return None
 
     def _add(self, diagnosis: ClusterDiagnosis, item: QueuedBatches) -> None:
         """Add the frames of an envelope; none is placed after its receipt."""
@@ -255,7 +291,11 @@ class DiagnosisEngine:
         with suppress(Exception):  # reported with the batches
             diagnosis.readings.add_devices(item.node, item.batches, self.find_schema)
         for batch in item.batches:
-            events = tuple(event for event in batch.events if event.wall_ns >= oldest_ns)
+            events = tuple(
+                event
+                for event in batch.events
+                if event.name in USED_EVENTS and event.wall_ns >= oldest_ns
+            )
             recent = batch
             if len(events) < len(batch.events):
                 recent = msgspec.structs.replace(batch, events=events)
@@ -298,11 +338,14 @@ class DiagnosisEngine:
         for incident in diagnosis.tracker.drop_closed(MAX_INCIDENTS, self._next_slot):
             for tenant, seconds in incident.lost_gpu_seconds.items():
                 key = incident.class_name, tenant
+                if key not in self._dropped_seconds and len(self._dropped_seconds) >= MAX_LOSSES:
+                    key = incident.class_name, ""
                 self._dropped_seconds[key] = self._dropped_seconds.get(key, 0.0) + seconds
             for table in (self._reported, self._curves, self.notified):
                 table.pop(incident.incident_id, None)
         for number in [*self._curves][:-MAX_CURVED]:
-            if self._reported[number].document.ended:
+            reported = self._reported.get(number)
+            if reported is not None and not reported.is_open:
                 del self._curves[number]
 
     def _publish(self, diagnosis: ClusterDiagnosis) -> None:
@@ -337,10 +380,7 @@ class DiagnosisEngine:
 
     def _save_if_due(self) -> None:
         """Save at each change, and periodically what lasts. A failure is repeated with the next evaluation."""
-        try:
-            if self._next_slot % BASELINES_EVERY_SLOTS == 0:
-                self.save_all()
-            elif self._unsaved or self._next_slot % SAVE_EVERY_SLOTS == 0:
-                self.save()
-        except OSError as error:
-            self._report("state directory", error)
+        if self._next_slot - self._baselines_slot >= BASELINES_EVERY_SLOTS:
+            self.save_all()
+        elif self._unsaved or self._next_slot - self._saved_slot >= SAVE_EVERY_SLOTS:
+            self.save()

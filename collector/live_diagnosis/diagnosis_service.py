@@ -76,7 +76,7 @@ class DiagnosisService:
         """Save the state. Blocking."""
         try:
             self.engine.save_all()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the frame log and the lock are released after it
             log.error("incidents_not_saved", directory=str(self.directory), problem=str(error))
 
     def add(self, record: FrameRecord, envelope: Envelope, batches: Sequence[Batch]) -> None:

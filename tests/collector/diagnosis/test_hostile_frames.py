@@ -1,0 +1,287 @@
+"""Frames of broken and hostile nodes, and long operation: what one node sends affects no other, and every table is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collector.diagnosis import incidents, jobs
+from collector.diagnosis.devices import ClusterDevices, ClusterNic
+from collector.diagnosis.findings import Cause, FindingEvidence
+from collector.diagnosis.incident_classes import Severity
+from collector.diagnosis.incident_report import (
+    GpuDocument,
+    IncidentDocument,
+    LeafDocument,
+    StorageDocument,
+)
+from collector.diagnosis.incident_table import ReportedIncident
+from collector.diagnosis.incidents import ChangeKind, Incident, IncidentTracker
+from collector.diagnosis.ranking import Reach
+from collector.live_diagnosis import diagnosis_engine
+from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
+
+START_NS = 1_700_000_000 * SECOND_NS
+STEP_NS = 10 * SECOND_NS
+
+
+@dataclass
+class HostileFeed:
+    """An engine, and the frames of nodes that it receives every 10 seconds."""
+
+    directory: Path
+    schemas: dict[bytes, WireSchema] = field(default_factory=dict)
+    now_ns: int = START_NS
+    items: list[QueuedBatches] = field(default_factory=list)
+    engine: DiagnosisEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Continue with the saved state."""
+        self.engine = DiagnosisEngine(self.directory, self.schemas.__getitem__)
+        self.engine.open(self.now_ns)
+
+    def send(
+        self,
+        node: str,
+        entities: Iterable[WireEntity] = (),
+        events: Sequence[WireEvent] = (),
+        *,
+        stream: str = "gpu",
+        offset_ns: int = 0,
+    ) -> None:
+        """Queue an envelope with one frame of these entities."""
+        schema = WireSchema(stream, (), tuple(entities))
+        self.schemas[schema_hash(schema)] = schema
+        times = (self.now_ns + offset_ns,)
+        batch = Batch(stream, schema_hash(schema), 1, times, times, b"", b"", events=tuple(events))
+        self.items.append(QueuedBatches(node, "run", self.now_ns, offset_ns, [batch]))
+
+    def evaluate(self, slots: int = 1) -> list[tuple[ChangeKind, str]]:
+        """Evaluate slots; return kind and class of each change."""
+        changes = []
+        for _ in range(slots):
+            self.now_ns += STEP_NS
+            changes += self.engine.process(self.items, {}, self.now_ns)
+            self.items = []
+        return [(change.kind, change.incident.class_name) for change in changes]
+
+    @property
+    def documents(self) -> list[IncidentDocument]:
+        """Incidents as published."""
+        return [each.document for each in self.engine.table.incidents]
+
+
+def gpu(uuid: str, **facts: str) -> WireEntity:
+    return WireEntity("gpu", (uuid,), {"pci_address": f"0000:{uuid}", **facts})
+
+
+def xid(key: tuple[str, ...], at_ns: int, boot_ns: int = 1) -> WireEvent:
+    return WireEvent("xid", 0, WireEntity("gpu_xid", key), at_ns, boot_ns)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> HostileFeed:
+    return HostileFeed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key", [(), ("0000:a",), ("0000:a", "x"), ("", ""), ("0000:a", "9" * 4000)]
+)
+def test_an_invalid_event_does_not_hide_that_of_another_node(
+    feed: HostileFeed, key: tuple[str, ...]
+) -> None:
+    feed.send("n1", [gpu("a")])
+    feed.send("n2", [gpu("b")])
+    feed.evaluate(2)
+    feed.send("n1", [gpu("a")], [xid(key, feed.now_ns)])
+    feed.send("n2", [gpu("b")], [xid(("0000:b", "79"), feed.now_ns)])
+    feed.evaluate(2)
+    found = [each for each in feed.documents if isinstance(each.cause, GpuDocument)]
+    assert "n2" in {each.cause.node for each in found if isinstance(each.cause, GpuDocument)}
+    assert feed.engine.failures == 0
+    msgspec.json.encode(feed.documents)
+
+
+def test_numbers_that_json_cannot_state_are_unknown(feed: HostileFeed) -> None:
+    feed.send("n1", [gpu("a", index="9" * 30)], [xid(("0000:a", "79"), feed.now_ns)])
+    feed.evaluate(2)
+    (document,) = feed.documents
+    assert isinstance(document.cause, GpuDocument)
+    assert document.cause.index is None
+    msgspec.json.encode(document)
+
+
+def test_a_node_without_valid_frames_does_not_end_the_comparison_of_clocks(
+    feed: HostileFeed,
+) -> None:
+    for _ in range(6):
+        for number in range(4):
+            feed.send(f"n{number}", offset_ns=-5 * SECOND_NS if number == 3 else 0)
+        feed.items.append(QueuedBatches("unknown", "run", feed.now_ns, SECOND_NS, []))
+        feed.evaluate()
+    causes = {each.title for each in feed.documents}
+    assert causes == {"clock_skew: node n3", "clock_skew: node unknown"}
+    assert feed.engine.failures == 0
+
+
+def test_the_clock_of_a_node_that_does_not_report_is_unknown(feed: HostileFeed) -> None:
+    for _ in range(6):
+        for number in range(4):
+            feed.send(f"n{number}", offset_ns=-5 * SECOND_NS if number == 3 else 0)
+        feed.evaluate()
+    changes = []
+    for _ in range(20):
+        for number in range(3):
+            feed.send(f"n{number}")
+        changes += feed.evaluate()
+    assert changes == [(ChangeKind.CLOSED, "clock_skew")]
+
+
+def test_a_fault_that_returns_with_the_same_onset_is_another_incident(feed: HostileFeed) -> None:
+    at_ns = feed.now_ns
+    for number in (1, 2):
+        feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), at_ns, number)])
+        feed.evaluate(incidents.REOPEN_SLOTS + 20)
+    first, second = feed.documents
+    assert first.onset == second.onset
+    assert first.id != second.id
+
+
+def test_old_events_and_those_without_use_are_left_out(feed: HostileFeed) -> None:
+    old_ns = feed.now_ns - 2 * 3600 * SECOND_NS
+    claim = WireEvent("claim_start", 0, WireEntity("claim", ("a", "c")), feed.now_ns, 1)
+    feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), old_ns), claim])
+    assert feed.evaluate(2) == []
+
+
+def test_one_node_with_many_devices_is_no_majority(feed: HostileFeed) -> None:
+    for slot in range(16):
+        if slot == 0:
+            for node in ("n1", "n2"):
+                gpus = [gpu(f"{node}-{n}", index=str(n), driver="1", model="H") for n in range(8)]
+                feed.send(node, gpus)
+            feed.send(
+                "n3", [gpu(f"h{n}", index=str(n % 8), driver="2", model="H") for n in range(200)]
+            )
+        feed.evaluate()
+    assert feed.documents == []
+    assert feed.engine.failures == 0
+
+
+def test_long_facts_are_cut() -> None:
+    devices = ClusterDevices(4)
+    devices.add_entities(devices.node("n1"), [gpu("a", model="x" * 4000)])
+    assert len(devices.gpus[0].model) == 128
+
+
+def test_invented_names_of_leaves_do_not_exclude_later_ones() -> None:
+    devices = ClusterDevices(4)
+    nic, other = (ClusterNic(name, "eth0", rail="0", switch="leaf0") for name in ("n1", "n2"))
+    devices.restore(["n1", "n2"], [nic, other], [], [])
+    groups = jobs.PeerGroups(devices)
+    for number in range(jobs.MIN_LEAVES + 10):
+        nic.switch = f"invented {number}"
+        groups = jobs.PeerGroups(devices, groups.leaf_names)
+    assert groups.leaf_names[groups.nic_leaf[1]] == "leaf0"
+    other.switch = "leaf1"
+    groups = jobs.PeerGroups(devices, groups.leaf_names)
+    assert groups.leaf_names[groups.nic_leaf[1]] == "leaf1"
+    assert len(groups.leaf_names) <= jobs.MIN_LEAVES + 2
+
+
+def closed(number: int, node: str) -> Incident:
+    reach = Reach(("node", -1, node), frozenset({node}), frozenset(), frozenset())
+    evidence = (FindingEvidence("clock_offset", 1.0, 0.0, "limit", node),)
+    cause = Cause("node", name=node)
+    found = Incident(
+        str(number), "clock_skew", cause, START_NS, START_NS, Severity.WARNING, evidence, reach, 1.0
+    )
+    found.ended_ns = START_NS + 1
+    return found
+
+
+def test_closed_incidents_of_a_broken_node_do_not_displace_those_of_others() -> None:
+    tracker = IncidentTracker(START_NS, STEP_NS)
+    others = [closed(number, f"n{number}") for number in range(5)]
+    tracker.resume([*others, *(closed(number, "broken") for number in range(10, 30))], 0)
+    dropped = tracker.drop_closed(10, incidents.REOPEN_SLOTS + 1)
+    assert tracker.incidents[:5] == others
+    assert [each.incident_id for each in dropped] == [str(number) for number in range(10, 25)]
+
+
+def test_a_state_with_positions_of_nothing_is_set_aside(feed: HostileFeed) -> None:
+    feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
+    feed.evaluate(2)
+    path = feed.directory / diagnosis_engine.STATE_FILE
+    saved = msgspec.msgpack.decode(path.read_bytes())
+    for changes in ({"affected": [["gpu", 99, "", None]]}, {"onset_ns": 1 << 62}):
+        saved["incidents"][0]["incident"] |= changes
+        path.write_bytes(msgspec.msgpack.encode(saved))
+        feed.restart()
+        assert feed.documents == []
+        assert not path.exists()
+        assert path.with_name(f"{path.name}.damaged").exists()
+
+
+def test_a_state_of_the_future_is_set_aside(feed: HostileFeed) -> None:
+    feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
+    feed.evaluate(2)
+    feed.now_ns -= 3600 * SECOND_NS
+    feed.restart()
+    assert feed.documents == []
+    assert (feed.directory / "incidents.damaged").exists()
+    assert feed.evaluate(3) == []
+
+
+def test_a_state_that_cannot_be_written_does_not_end_the_evaluation(feed: HostileFeed) -> None:
+    (feed.directory / diagnosis_engine.STATE_FILE).unlink(missing_ok=True)
+    (feed.directory / diagnosis_engine.STATE_FILE).mkdir()
+    feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
+    assert (ChangeKind.OPENED, "gpu_lost") in feed.evaluate(2)
+    assert feed.engine.failures == 1
+    assert len(feed.documents) == 1
+
+
+def test_events_count_in_the_bound_of_the_queue() -> None:
+    queue = BatchQueue()
+    event = WireEvent("xid", 0, WireEntity("gpu_xid", ("a" * 4000, "79")), 1, 1)
+    batch = Batch("s", b"", 1, (1,), (1,), b"", b"", events=(event,) * 300)
+    for _ in range(2):
+        queue.put(QueuedBatches("n1", "run", 1, 0, [batch]))
+    assert (len(queue.items), queue.dropped) == (1, 1)
+    empty = QueuedBatches("n2", "run", 1, 0, [])
+    for _ in range(10_000):
+        queue.put(empty)
+    assert queue.dropped > 1000
+
+
+def test_a_tenant_reads_no_name_of_another_tenants_node() -> None:
+    rack = msgspec.convert(
+        {
+            "id": "1", "class": "hw_slowdown", "text": "", "title": "hw_slowdown: rack r of n1, n2", "cause": {"kind": "rack", "rack": "r", "nodes": ["n1", "n2"]},
+            "onset": "", "onset_uncertainty_seconds": 30.0, "detected": "", "ended": None, "severity": "warning", "confidence": 0.8, "victims": [],
+            "victim_count": 0, "jobs": [], "symptoms": [], "lost_gpu_seconds": 7, "action": "", "detail": "n2", "limits": "", "explained_by": None,
+            "evidence": [
+                {"signal": "s", "device": f"{node} GPU 1", "value": 1.0, "threshold": 0.0, "comparison": "", "window_seconds": 30.0} for node in ("n1", "n2")
+            ],
+        },
+        IncidentDocument,
+    )  # fmt: skip
+    reach = Reach(("rack", -1, "r"), frozenset({"n1", "n2"}), frozenset(), frozenset())
+    causes = (rack.cause, StorageDocument("server"), LeafDocument("leaf", 0, 0))
+    for cause in causes:
+        whole = msgspec.structs.replace(rack, cause=cause)
+        nodes = {"own": frozenset({"n1"}), "other": frozenset({"n2"})}
+        own = ReportedIncident(whole, START_NS, reach, (), nodes).of_tenant("own")
+        assert own is not None
+        assert "n2" not in repr(own.document)
+        assert [each.device for each in own.document.evidence] == ["n1 GPU 1"]
