@@ -230,12 +230,9 @@ class ConfigDrift:
         rollout = {key.node for key, time_ns in changed.items() if time_ns > recent_ns}
         if count < max(MIN_MAJORITY, MAJORITY_SHARE * len(values)) or len(rollout) >= ROLLOUT_NODES:
             return
-        usual_nodes, other_nodes = (
-            {key.node for key, value in values.items() if (value == usual) == is_usual}
-            for is_usual in (True, False)
-        )
-        if len(usual_nodes) < len(other_nodes):
-            return  # one node with many devices is no majority
+        usual_nodes = {key.node for key, value in values.items() if value == usual}
+        if len(usual_nodes) < len({key.node for key, value in values.items() if value != usual}):
+            return  # the devices of few nodes
         is_design = _designed(view, values, usual)
         found = defaultdict(list)
         for key, value in values.items():
