@@ -21,7 +21,7 @@ MAX_DEVICES_PER_NODE = 256
 _NAMING_KINDS = frozenset({"nic", "nic_neighbour", "rdma_port", "gpu", "pcie"})
 """Kinds of entities that state devices and their names."""
 MAX_FACT = 128
-"""Characters of a fact that are kept."""
+"""Characters of a fact that are kept; of a setting, four times as many."""
 
 _IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
+from collector.diagnosis.devices import MAX_DEVICES_PER_NODE, MAX_FACT
 from collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
@@ -34,9 +34,6 @@ MAJORITY_SHARE = 0.75
 ROLLOUT_SECONDS = 1800.0
 ROLLOUT_NODES = 2
 """Nodes that change a setting within ROLLOUT_SECONDS: from this number on, the change is a rollout."""
-
-MAX_SETTING = 512
-"""Characters of a setting that are compared."""
 
 _NIC_SETTINGS = (
     "pfc", "trust", "dscp_map", "traffic_classes", "bandwidth", "scheduling", "buffer_of_priority", "ecn_notification",
@@ -114,7 +111,7 @@ class DeviceSettings:
             self._devices_of[node, kind] += 1
         values = self.values.setdefault(key, {})
         for fact, name in names.items():
-            text = entity.facts.get(fact, "")[:MAX_SETTING]
+            text = entity.facts.get(fact, "")[: 4 * MAX_FACT]
             if text and values.get(name) != text:
                 if name in values:
                     self.changed_ns[key, name] = time_ns

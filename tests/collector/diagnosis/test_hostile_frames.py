@@ -163,7 +163,7 @@ def test_old_events_and_those_without_use_are_left_out(feed: HostileFeed) -> Non
     assert feed.evaluate(2) == []
 
 
-def test_one_node_with_many_devices_is_no_majority(feed: HostileFeed) -> None:
+def test_many_devices_of_one_node_do_not_decide_what_is_usual(feed: HostileFeed) -> None:
     for slot in range(16):
         if slot == 0:
             for node in ("n1", "n2"):
