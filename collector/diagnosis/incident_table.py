@@ -67,8 +67,8 @@ class ReportedIncident:
         if isinstance(cause, report.JobDocument) and cause.tenant != tenant:
             cause, curves = OTHER_TENANT, ()
         if isinstance(cause, report.RackDocument):
-            own = tuple(node for node in cause.nodes if node in nodes)
-            cause = report.RackDocument(cause.rack, own)
+            rack_nodes = tuple(node for node in cause.nodes if node in nodes)
+            cause = report.RackDocument(cause.rack, rack_nodes)
         document = msgspec.structs.replace(
             whole,
             cause=cause,
