@@ -58,6 +58,7 @@ def is_sent(text: str, by: Mapping[str, str]) -> bool:
             "SourcePartial warning node=n1 source=gpu_health", "GpuHealth warning node=n1 gpu=GPU-5 problem=unknown",
         ]),
         (carrier("row_remap", GPU), ["GpuHealth critical node=n1 gpu=GPU-4", "GpuMemoryFailed critical node=n1 gpu=GPU-4 problem=row_remap"]),
+        (carrier("xid_event", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=62"]),
         (carrier("thermal_straggler", GPU), ["GpuThermalThrottle critical node=n1 gpu=GPU-4"]),
         (carrier("nvlink_errors", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=74", "NvlinkErrors critical node=n1 gpu=GPU-4 link=7"]),
         (carrier("hw_slowdown", NODE), ["GpuPowerBrake critical node=n1 gpu=GPU-4"]),
@@ -97,7 +98,7 @@ def test_an_incident_inhibits_its_symptoms(by: dict[str, str], texts: list[str])
             "GpuMemoryFailed critical node=n1 gpu=GPU-4 problem=sram", "GpuLost critical node=n1 gpu=GPU-4",
             "GpuXid critical node=n1 pci_address=0000:43:00.0 xid=79", "GpuHealth critical node=n1 gpu=GPU-5",
         ]),
-        (carrier("xid_event", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=62", "GpuHealth critical node=n1 gpu=GPU-4"]),
+        (carrier("xid_event", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=79", "GpuHealth critical node=n1 gpu=GPU-4"]),
         (carrier("slow_receiver", NIC), [
             "PfcStorm critical node=n1 interface=eth3", "LinkDown critical node=n1 device=mlx5_3 port=1",
             "PfcPauseShare critical node=n1 interface=eth4 direction=transmit", "FecErrors critical node=n1 interface=eth3",

@@ -44,6 +44,7 @@ _CLASS_OF_XID = {
 
 USED_EVENTS = frozenset({"xid", "gpu_lost"})
 _MISSING_STATE = 4
+MAX_XID_DIGITS = 6
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
 """Strength of an Xid; a counter or a state of the GPU counts more."""
@@ -52,24 +53,25 @@ REMAP_STRENGTH = 0.7
 def xid_events(view: DiagnosisView) -> Iterator[Finding]:
     """Yield the GPUs of which the driver reported an error of the hardware."""
     for node_event in view.events:
-        event = node_event.event
-        if event.name not in USED_EVENTS:
-            continue
-        address, code = (*event.entity.key[:2], "", "")[:2]
+        event, key = node_event.event, node_event.event.entity.key
         node = view.devices.nodes.get(node_event.node)
-        position = node.gpu_by_address.get(address, -1) if node else -1
-        if position < 0:
+        if event.name not in USED_EVENTS or node is None or not key:
             continue
-        number = int(code[:6]) if event.name == "xid" and code.isdecimal() else 79
+        position, number = node.gpu_by_address.get(key[0], -1), 79
+        if event.name == "xid":
+            text = key[1] if len(key) > 1 else ""
+            number = int(text) if text.isdecimal() and len(text) <= MAX_XID_DIGITS else -1
         name = _CLASS_OF_XID.get(number, "")
-        if not name and xid(number).error_class != "hardware":
+        if position < 0 or number < 0 or (not name and xid(number).error_class != "hardware"):
             continue
+        is_fatal = not name and xid(number).severity == "fatal"
         evidence = FindingEvidence(f"xid {number}", 1.0, 0.0, "event", view.gpu_name(position))
         yield Finding(
             name or "xid_event",
             Cause("gpu", position),
             (evidence,),
             XID_STRENGTH,
+            severity="critical" if is_fatal else "",
             onset_ns=node_event.timestamp_ns,
         )
 

@@ -70,6 +70,34 @@ def test_a_failure_lasts_while_its_device_shows_it() -> None:
     assert incident.ended_ns > 0
 
 
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [
+        (("0000:02:00.0", "62"), [("xid_event", "critical")]),
+        (("0000:02:00.0", "13"), []),
+        (("0000:02:00.0", "9" * 5000), []),
+        (("0000:02:00.0", "79\n"), []),
+        (("0000:02:00.0",), []),
+        (("elsewhere", "79"), []),
+        ((), []),
+    ],
+)
+def test_an_event_of_any_form_ends_no_evaluation(
+    key: tuple[str, ...], found: list[tuple[str, str]]
+) -> None:
+    cluster = DrawnCluster(SEED, 1, 4, benign=False)
+    feed = DrawnFeed(cluster, 4)
+    for slot in range(4):
+        row = cluster.draw()
+        if slot == 2:
+            row.events.append((1, WireEvent("xid", 0, WireEntity("xid", key), 0, 0, {})))
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    incidents = feed.diagnosis.tracker.incidents
+    assert [(each.class_name, str(each.severity)) for each in incidents] == found
+
+
 def test_pause_without_a_cause_is_reported_as_such() -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 90)
