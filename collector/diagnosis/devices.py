@@ -6,6 +6,7 @@ left keeps its position, without readings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ _NAMING_KINDS = frozenset({"nic", "nic_neighbour", "rdma_port", "gpu", "pcie"})
 """Kinds of entities that state devices and their names."""
 MAX_FACT = 128
 """Characters of a fact that are kept; of a setting, four times as many."""
-
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(\.[0-7])?")
 _IGNORED_ROLES = frozenset({"management", "bridge", "virtual_function"})
 
 
@@ -211,7 +212,9 @@ class ClusterDevices:
 
     def add_gpu_of_event(self, node: ClusterNode, pci_address: str) -> None:
         """Add a GPU that only the kernel log names: its driver answers nothing else about it."""
-        if pci_address and pci_address not in node.gpu_by_address:
+        if not _PCI_ADDRESS.fullmatch(pci_address):
+            return
+        if pci_address not in node.gpu_by_address:
             if len(node.gpu_by_address) >= MAX_DEVICES_PER_NODE:
                 node.has_ignored_devices = True
                 return
