@@ -155,12 +155,21 @@ class SampledFeed:
     def _entities(self, number: int) -> list[WireEntity]:
         cluster, pod = self.cluster, number // self.cluster.nodes_per_pod
         found = [
-            WireEntity("gpu", (gpu_uuid(number, index),), {"index": str(index), "pci_address": f"0000:{index:02x}:00.0", "model": "H100"})
+            WireEntity(
+                "gpu",
+                (gpu_uuid(number, index),),
+                {"index": str(index), "pci_address": f"0000:{index:02x}:00.0", "model": "H100"},
+            )
             for index in range(cluster.gpus)
-        ]  # fmt: skip
+        ]
         for rail in range(cluster.rails):
             address = f"0000:8{rail}:00.0"
-            facts = {"rdma_device": f"mlx5_{rail}", "rail": str(rail), "role": "compute", "pci_address": address}  # fmt: skip
+            facts = {
+                "rdma_device": f"mlx5_{rail}",
+                "rail": str(rail),
+                "role": "compute",
+                "pci_address": address,
+            }
             found += [
                 WireEntity("nic", (f"eth{rail}",), facts),
                 WireEntity("pcie", (address,), {"numa_node": str(rail // 4)}),
@@ -198,39 +207,62 @@ class SampledFeed:
         marks = _drawn(rng, packets * nic["marked"])
         frame_seconds = self.cluster.frame_seconds
         increments: dict[str, Floats] = {
-            "rdma_sent_bytes": sent, "rdma_received_bytes": received,
-            "port_sent_bytes": sent, "port_received_bytes": received,
-            "roce_received_packets": packets, "port_received_packets": packets,
+            "rdma_sent_bytes": sent,
+            "rdma_received_bytes": received,
+            "port_sent_bytes": sent,
+            "port_received_bytes": received,
+            "roce_received_packets": packets,
+            "port_received_packets": packets,
             "pausing_seconds": nic["pausing"] + nic["pausing_frames"] * frame_seconds,
             "paused_seconds": nic["paused"] + nic["paused_frames"] * frame_seconds,
             "pause_frames_sent": nic["pausing_frames"] + nic["pausing"] * FULL_STOP_FRAMES,
             "pause_frames_received": nic["paused_frames"] + nic["paused"] * FULL_STOP_FRAMES,
-            "storm_warnings": nic["storms"], "marked_packets": marks,
-            "notifications_handled": nic["reacts"], "notifications_ignored": nic["ignores"],
+            "storm_warnings": nic["storms"],
+            "marked_packets": marks,
+            "notifications_handled": nic["reacts"],
+            "notifications_ignored": nic["ignores"],
             "notifications_sent": np.where(nic["notifies"] < 0, 0, 0.8 * marks),
-            "out_of_sequence": _drawn(rng, nic["order"]), "ack_timeouts": _drawn(rng, nic["timeouts"]),
-            "sequence_naks": _drawn(rng, nic["naks"]), "discarded_at_port": _drawn(rng, nic["discards"]),
+            "out_of_sequence": _drawn(rng, nic["order"]),
+            "ack_timeouts": _drawn(rng, nic["timeouts"]),
+            "sequence_naks": _drawn(rng, nic["naks"]),
+            "discarded_at_port": _drawn(rng, nic["discards"]),
             "write_stalled_seconds": nic["stall"],
-            "corrected_bits": nic["bit_errors"] * LINE_BYTES * 8, "line_bytes": np.full_like(sent, LINE_BYTES),
-            "uncorrected_symbols": _drawn(rng, nic["uncorrected"]), "link_downs": nic["downs"],
-            "priority_3_sent_bytes": sent * (1 - nic["unprotected"]), "priority_0_sent_bytes": sent * nic["unprotected"] + 1e5,
-        }  # fmt: skip
+            "corrected_bits": nic["bit_errors"] * LINE_BYTES * 8,
+            "line_bytes": np.full_like(sent, LINE_BYTES),
+            "uncorrected_symbols": _drawn(rng, nic["uncorrected"]),
+            "link_downs": nic["downs"],
+            "priority_3_sent_bytes": sent * (1 - nic["unprotected"]),
+            "priority_0_sent_bytes": sent * nic["unprotected"] + 1e5,
+        }
         lacks = NIC_LACKS[self.cluster.nic_kind]
         reported = {n: v[:, :rails] for n, v in increments.items() if not n.startswith(lacks)}
         self._count(DeviceKind.NIC, "counter", reported, sample)
-        last = {"link_up": nic["up"], "link_speed": nic["speed"], "pcie_width": nic["width"],
-                "pcie_width_limit": np.full_like(sent, 16.0), "expected_speed": np.full_like(sent, LINE_BYTES)}  # fmt: skip
+        last = {
+            "link_up": nic["up"],
+            "link_speed": nic["speed"],
+            "pcie_width": nic["width"],
+            "pcie_width_limit": np.full_like(sent, 16.0),
+            "expected_speed": np.full_like(sent, LINE_BYTES),
+        }
         for name, values in last.items():
             if not name.startswith(lacks):
                 self._keep(DeviceKind.NIC, name, values[:, :rails], sample.sampled)
         self._put_gpus(row, sample)
-        node = {"cpu_seconds": np.ones(self.cluster.nodes), "cpu_idle_seconds": 1 - row.node["cpu"],
-                "cpu_pressure_seconds": row.node["pressure"], "io_pressure_seconds": row.node["io"]}  # fmt: skip
+        node = {
+            "cpu_seconds": np.ones(self.cluster.nodes),
+            "cpu_idle_seconds": 1 - row.node["cpu"],
+            "cpu_pressure_seconds": row.node["pressure"],
+            "io_pressure_seconds": row.node["io"],
+        }
         self._count(DeviceKind.NODE, "counter", {n: v[:, None] for n, v in node.items()}, sample)
         if self.cluster.has_mounts:
             reads, writes = (_drawn(rng, row.mount[n]) for n in ("operations", "writes"))
-            mount = {"read_operations": reads, "read_seconds": reads * row.mount["latency"],
-                     "write_operations": writes, "write_seconds": writes * row.mount["write_latency"]}  # fmt: skip
+            mount = {
+                "read_operations": reads,
+                "read_seconds": reads * row.mount["latency"],
+                "write_operations": writes,
+                "write_seconds": writes * row.mount["write_latency"],
+            }
             of_mounts = {n: v[:, None] for n, v in mount.items()}
             self._count(DeviceKind.MOUNT, "counter", of_mounts, sample)
 

@@ -368,10 +368,9 @@ class ShapedCluster(DrawnCluster):
                 half = self.gpus // 2
                 parts = [(0, half), (half, self.gpus)]
             for gpus in parts:
-                job = ShapedJob(
-                    members, f"{100 + len(found)}", float(rng.uniform(0.3, 0.95)), float(rng.uniform(0.35, 0.85)), kind,
-                    seed=int(rng.integers(1 << 30)), gpus=gpus, rails=self.rails,
-                )  # fmt: skip
+                share, exchange = float(rng.uniform(0.3, 0.95)), float(rng.uniform(0.35, 0.85))
+                name, seed = f"{100 + len(found)}", int(rng.integers(1 << 30))
+                job = ShapedJob(members, name, share, exchange, kind, seed, gpus, self.rails)
                 job.draw_shape()
                 if fault and not found:
                     job.phase, job.restart_period = "work", 1e9

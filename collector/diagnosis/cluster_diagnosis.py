@@ -24,7 +24,13 @@ from collector.diagnosis import (
     settings_advice,
 )
 from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
-from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
+from collector.diagnosis.node_readings import (
+    MAX_STREAMS_PER_NODE,
+    Clock,
+    FindSchema,
+    NodeEvent,
+    ReadingsCollector,
+)
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
@@ -73,7 +79,7 @@ class ClusterDiagnosis:
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
         self._loads = network_advice.StandingLoads()
-        self._schemas: dict[tuple[str, str], bytes] = {}
+        self._schemas: dict[str, dict[str, bytes]] = defaultdict(dict)
         self._progress: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
@@ -95,8 +101,10 @@ class ClusterDiagnosis:
 
     def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
         """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
-        if self._schemas.get((node, batch.stream)) != batch.schema and batch.rows:
-            self._schemas[node, batch.stream] = batch.schema
+        schemas = self._schemas[node]
+        is_known = batch.stream in schemas or len(schemas) < MAX_STREAMS_PER_NODE
+        if is_known and schemas.get(batch.stream) != batch.schema and batch.rows:
+            schemas[batch.stream] = batch.schema
             entities = find_schema(batch.schema).entities
             self.drift.settings.add(clock(batch.wall_ns[0]), node, entities)
         for node_event in self.readings.add(node, run, batch, find_schema, clock):

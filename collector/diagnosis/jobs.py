@@ -181,7 +181,11 @@ def active_jobs(
     devices: ClusterDevices, groups: PeerGroups, jobs: Mapping[JobKey, Iterable[str]]
 ) -> list[ActiveJob]:
     """Return jobs with their devices; GPUs that no node reports are left out."""
-    position_of = {gpu.uuid: position for position, gpu in enumerate(devices.gpus)}
+    position_of: dict[str, int] = {}
+    for position, gpu in enumerate(devices.gpus):
+        position_of.setdefault(
+            gpu.uuid, position
+        )  # another node cannot take over a GPU by its UUID
     found = []
     for key, uuids in sorted(jobs.items()):
         gpus = np.array(

@@ -7,7 +7,7 @@ contributes nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +28,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, part_of_key
 
 MAX_STEP_SECONDS = 60.0
+MAX_STREAMS_PER_NODE = 256
 MAX_WAITING = 32
 """Batches that are added together; more need more memory, and save no time."""
 
@@ -122,6 +123,8 @@ class ReadingsCollector:
         self._schemas: dict[tuple[str, str], bytes] = {}
         """Schemas with known devices, by node and stream."""
         self._streams: dict[tuple[str, str], _Stream] = {}
+        self._count_of: Counter[str] = Counter()
+        """Streams of each node, which are bounded."""
         self._patterns: WeakValueDictionary[tuple[object, ...], _Pattern] = WeakValueDictionary()
         self._waiting: dict[tuple[int, int, int], list[_NewBatch]] = defaultdict(list)
 
@@ -136,11 +139,15 @@ class ReadingsCollector:
         node = self.devices.node(node_name)
         key = (node_name, batch.stream)
         stream = self._streams.get(key)
+        if stream is None and self._count_of[node_name] >= MAX_STREAMS_PER_NODE:
+            node.has_ignored_devices = True
+            return
         if stream is not None and stream.is_waiting:
             self.flush()
         self.add_devices(node_name, (batch,), find_schema)
         if stream is None or stream.schema != batch.schema or stream.names != node.names:
             schema = find_schema(batch.schema)
+            self._count_of[node_name] += stream is None
             stream = self._streams[key] = self._stream(node, batch.schema, schema)
         first_ns, slot_ns = self._first_ns, self._slot_ns
         times_ns = [clock(wall_ns) - first_ns for wall_ns in batch.wall_ns]
@@ -164,7 +171,10 @@ class ReadingsCollector:
         node = self.devices.node(node_name)
         for batch in batches:
             key = (node_name, batch.stream)
-            if self._schemas.get(key) != batch.schema:
+            is_beyond = self._count_of[node_name] >= MAX_STREAMS_PER_NODE
+            if self._schemas.get(key) != batch.schema and not (
+                is_beyond and key not in self._streams
+            ):
                 self.devices.add_entities(node, find_schema(batch.schema).entities)
                 self._schemas[key] = batch.schema
 
