@@ -176,7 +176,7 @@ class ShapedJob(DrawnJob):
                 self.phase, self.phase_seconds = phase, 0.0
                 self.phase_seconds = self._length()
                 # A failed job may keep its nodes until it runs again, or the scheduler may queue it again.
-                self.claimed = phase != "down" or self.rng.random() < 0.5  # noqa: PLR2004
+                self.claimed = phase != "down" or self.rng.random() < 0.5  # noqa: PLR2004 - either
                 return
             draw -= 1 / period
 

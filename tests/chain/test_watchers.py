@@ -97,7 +97,9 @@ def test_an_alert_leads_to_a_dashboard_and_a_runbook_that_are_there(tmp_path: Pa
     ]
     assert len(rules) > 100
     for links in (rule["annotations"] for rule in rules):
-        assert Path(links["runbook_url"].removeprefix("file://")).is_file()
+        runbook, _, section = links["runbook_url"].removeprefix("file://").partition("#")
+        assert Path(runbook).is_file()
+        assert section in {"", "{{ $labels.class }}"}
         assert links["dashboard_url"].startswith(f"http://127.0.0.1:{left.ports.grafana}/d/")
 
 
