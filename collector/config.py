@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from collector.detector_thresholds import DetectorThresholds
+
 PREFIX = "RAILSCOPE_COLLECTOR_"
 MAX_SECONDS = 86_400.0
 """A period of more than a day is probably a mistake in the unit."""
@@ -151,6 +153,7 @@ class DiagnosisSettings(Struct, frozen=True, kw_only=True):
     """File that contains the bearer token for the webhook. Empty: none is sent."""
     webhook_min_severity: Literal["info", "warning", "critical"] = "warning"
     """Severity from which on incidents are sent to the webhook."""
+    thresholds: DetectorThresholds = DetectorThresholds()
 
 
 class CollectorTlsSettings(Struct, frozen=True, kw_only=True):

@@ -143,6 +143,7 @@ class Collector:
             self.trail,
             self.clock.now_ns,
             lambda: self.live.roster.jobs() if self.live.is_ready else (),
+            self.settings.diagnosis.thresholds,
         )
         self.webhook = IncidentWebhook(
             self.settings.diagnosis, lambda: self.diagnosis.table, self.diagnosis.engine.notified

@@ -22,6 +22,7 @@ import click
 import msgspec
 
 from collector.commands import administration
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
     WINDOW_SLOTS,
@@ -128,29 +129,37 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
         raise click.UsageError(message)
-    tenant_of = _tenants(config) if config else owner_as_tenant
+    site = _site(config) if config else _Site()
     if captures:
-        diagnosis = _diagnose_captures(captures, tenant_of)
+        diagnosis = _diagnose_captures(captures, site)
     else:
         assert frame_log is not None  # noqa: S101 - one of both is set
         span = _time(from_text, 0), _time(to_text, 1 << 62)
-        diagnosis = _diagnose_frame_log(frame_log, span, tenant_of)
+        diagnosis = _diagnose_frame_log(frame_log, span, site)
     for line in diagnosis.exceeded_limits():
         click.echo(line, err=True)
     for line in _render(diagnosis, form):
         click.echo(line)
 
 
-def _tenants(config: Path) -> TenantOf:
-    """Return the tenants of owners by a collector's settings. Raises SettingsError, DiagnoseError."""
-    file = administration.load_settings(config, {}).tenants_file
-    if not file:
-        return tenancy_files.TenantMappings().find_tenant
+class _Site(NamedTuple):
+    """Tenants and thresholds of a site, by the settings of its collector."""
+
+    tenant_of: TenantOf = owner_as_tenant
+    thresholds: DetectorThresholds = DetectorThresholds()
+
+
+def _site(config: Path) -> _Site:
+    """Return the tenants of owners, and the thresholds. Raises SettingsError, DiagnoseError."""
+    settings = administration.load_settings(config, {})
+    file, mappings = settings.tenants_file, tenancy_files.TenantMappings()
     try:
-        return tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8")).find_tenant
+        if file:
+            mappings = tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FileError) as error:
         message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error
+    return _Site(mappings.find_tenant, settings.diagnosis.thresholds)
 
 
 def _time(text: str, default: int) -> int:
@@ -212,13 +221,13 @@ def _find_captures(directory: Path) -> list[_CaptureRange]:
     return found
 
 
-def _diagnose_captures(directory: Path, tenant_of: TenantOf) -> ClusterDiagnosis:
+def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
     captures = _find_captures(directory)
     clocks = _read_arrivals(directory / "arrivals.csv")
     bounds = [
         clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
     ]
-    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds), tenant_of)
+    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds), site)
     for envelopes in _replay(captures):
         _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
     if not diagnosis.devices.nodes:
@@ -229,7 +238,7 @@ def _diagnose_captures(directory: Path, tenant_of: TenantOf) -> ClusterDiagnosis
     return diagnosis
 
 
-def _new_diagnosis(start_ns: int, end_ns: int, tenant_of: TenantOf) -> tuple[ClusterDiagnosis, int]:
+def _new_diagnosis(start_ns: int, end_ns: int, site: _Site) -> tuple[ClusterDiagnosis, int]:
     """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
     slot_ns = SLOT_SECONDS * timestamps.SECOND_NS
     first_ns = start_ns // slot_ns * slot_ns
@@ -238,7 +247,7 @@ def _new_diagnosis(start_ns: int, end_ns: int, tenant_of: TenantOf) -> tuple[Clu
         span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
         message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
         raise DiagnoseError(message)
-    diagnosis = ClusterDiagnosis(first_ns, slots, tenant_of)
+    diagnosis = ClusterDiagnosis(first_ns, slots, *site)
     diagnosis.begin(slots - 1)
     return diagnosis, slots
 
@@ -357,9 +366,7 @@ def _arrival(path: Path, number: int, row: Sequence[str]) -> tuple[str, int, int
 # Frame log ---------------------------------------------------------------------------------------
 
 
-def _diagnose_frame_log(
-    state: Path, span: tuple[int, int], tenant_of: TenantOf
-) -> ClusterDiagnosis:
+def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> ClusterDiagnosis:
     """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
     if not (state / "frames").is_dir():
         message = f"no frame log in {state}: expected a collector's state directory with `frames`"
@@ -382,7 +389,7 @@ def _diagnose_frame_log(
     # Frames of a spool are older than their receipt; times of a wrong clock must not extend the range.
     first_ns = min(received)
     start_ns = max(min(_first_times(clocks, by_node), default=first_ns), first_ns - MAX_BACKLOG_NS)
-    diagnosis, slots = _new_diagnosis(min(start_ns, first_ns), max(received), tenant_of)
+    diagnosis, slots = _new_diagnosis(min(start_ns, first_ns), max(received), site)
     for _, envelopes in sorted(by_node.items()):
         _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
     _add_receipts(diagnosis, clocks)

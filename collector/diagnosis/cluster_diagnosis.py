@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis import (
     devices,
     findings,
@@ -64,8 +65,13 @@ class ClusterDiagnosis:
     """
 
     def __init__(
-        self, first_ns: int, slots: int, tenant_of: job_groups.TenantOf = job_groups.owner_as_tenant
+        self,
+        first_ns: int,
+        slots: int,
+        tenant_of: job_groups.TenantOf = job_groups.owner_as_tenant,
+        thresholds: DetectorThresholds = DetectorThresholds(),
     ) -> None:
+        self.thresholds = thresholds
         self.slot_ns = SLOT_SECONDS * SECOND_NS
         self.first_ns = first_ns
         self.devices = devices.ClusterDevices(slots)
@@ -158,7 +164,15 @@ class ClusterDiagnosis:
         jobs = job_groups.active_jobs(self.devices, self.groups, running)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
         view = self.view = findings.DiagnosisView(
-            signals, self.groups, jobs, {}, self.baselines, now_ns, recent, self._waits
+            signals,
+            self.groups,
+            jobs,
+            {},
+            self.baselines,
+            now_ns,
+            self.thresholds,
+            recent,
+            self._waits,
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
@@ -282,7 +296,7 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     """Return the state of a job, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
-    state = findings.JobState(job)
+    state = findings.JobState(job, view.thresholds.jobs.slow_speed)
     state.exchange = mean_known(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.jobs import ActiveJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
@@ -189,6 +190,8 @@ class JobState:
     """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
 
     job: ActiveJob
+    slow_speed: float
+    """Speed below which the job is slow."""
     exchange: float = np.nan
     """Share of the line rate that its NICs send, in the last minute."""
     activity: float = np.nan
@@ -215,10 +218,7 @@ class JobState:
     @property
     def is_slow(self) -> bool:
         """True if the job progresses more slowly than before."""
-        return bool(self.speed < MAX_SLOW_SPEED)
-
-
-MAX_SLOW_SPEED = 0.93
+        return bool(self.speed < self.slow_speed)
 
 
 @dataclass(slots=True)
@@ -252,6 +252,7 @@ class DiagnosisView:
     states: dict[JobKey, JobState]
     baselines: Baselines
     timestamp_ns: int
+    thresholds: DetectorThresholds = DetectorThresholds()
     events: Sequence[NodeEvent] = ()
     """Events of the last window."""
     waits: dict[JobKey, JobWait] = field(default_factory=dict)

@@ -161,18 +161,15 @@ def _unresponsive(
                 yield Finding("gpu_unresponsive", Cause("gpu", position), (each,))
 
 
-MIN_LIMITED_SHARE = 0.4
-MAX_SLOW_CLOCK = 0.95
-
-
 def slow_clocks(view: DiagnosisView) -> Iterator[Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
+    thresholds = view.thresholds.gpus
     gpu = view.signals.gpu
-    slower = gpu["clock"] < MAX_SLOW_CLOCK * _peer_clocks(view)
-    hot = above(gpu["thermal_share"], MIN_LIMITED_SHARE) & slower
+    slower = gpu["clock"] < thresholds.slow_clock * _peer_clocks(view)
+    hot = above(gpu["thermal_share"], thresholds.min_limited) & slower
     yield from _gpu_findings(view, "thermal_straggler", hot, "thermal_share")
-    brake = above(gpu["power_brake_share"], MIN_LIMITED_SHARE)
-    braked = (brake | (above(gpu["slowdown_share"], MIN_LIMITED_SHARE) & slower)) & ~hot
+    brake = above(gpu["power_brake_share"], thresholds.min_limited)
+    braked = (brake | (above(gpu["slowdown_share"], thresholds.min_limited) & slower)) & ~hot
     yield from _slowdowns(view, np.flatnonzero(braked).tolist())
 
 
@@ -191,7 +188,11 @@ def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Findin
         members = [position for of_node in nodes.values() for position in of_node]
         evidence = tuple(
             FindingEvidence(
-                "power_brake_share", float(shares[p]), MIN_LIMITED_SHARE, "limit", view.gpu_name(p)
+                "power_brake_share",
+                float(shares[p]),
+                view.thresholds.gpus.min_limited,
+                "limit",
+                view.gpu_name(p),
             )
             for p in members[:4]
         )
@@ -219,9 +220,6 @@ def _peer_clocks(view: DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
-STRAGGLER_DEVIATIONS = 4.0
-MIN_EXCESS = 0.04
-MAX_STRAGGLERS = 0.25
 
 
 def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
@@ -250,16 +248,17 @@ def _may_have_straggler(state: JobState) -> bool:
 def _outliers(
     view: DiagnosisView, gpus: Positions, changes: Floats, signal: str
 ) -> Iterator[Finding]:
+    thresholds = view.thresholds.gpus
     usual = np.nanmedian(changes)
     deviation = MAD_SCALE * np.nanmedian(np.abs(changes - usual))
-    limit = usual + max(MIN_EXCESS, STRAGGLER_DEVIATIONS * deviation)
+    limit = usual + max(thresholds.min_excess, thresholds.straggler_deviations * deviation)
     hit = np.flatnonzero(above(changes, limit))
-    if usual > 0.98 or not 0 < len(hit) <= max(1, MAX_STRAGGLERS * len(gpus)):  # noqa: PLR2004 - peers must have fallen
+    if usual > 0.98 or not 0 < len(hit) <= max(1, thresholds.max_stragglers * len(gpus)):  # noqa: PLR2004 - peers must have fallen
         return
     worst = int(hit[np.argmax(changes[hit])])
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
-        if changes[index] >= changes[worst] - max(MIN_EXCESS, 2 * deviation):
+        if changes[index] >= changes[worst] - max(thresholds.min_excess, 2 * deviation):
             position = int(gpus[index])
             evidence = FindingEvidence(
                 signal,

@@ -32,16 +32,13 @@ from collector.diagnosis.slot_sums import (
     median_known,
 )
 
-LATENCY_FACTOR = 4.0
-MIN_LATENCY_SECONDS = 0.005
-MAJORITY = 0.6
-
 
 def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
     """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
 
     A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
     """
+    thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
     if not mounts:
         return
@@ -55,7 +52,9 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
         used |= ~np.isnan(latency)
         ratio = latency / baseline
         change = np.fmax(change, ratio)
-        slow |= above(ratio, LATENCY_FACTOR) & above(latency, MIN_LATENCY_SECONDS)
+        slow |= above(ratio, thresholds.latency_factor) & above(
+            latency, thresholds.min_latency_seconds
+        )
     slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
     waiting = {name for job in view.jobs if _job_waits(view, job) for name in job.nodes}
     waits = np.array([each.node in waiting for each in mounts])
@@ -79,7 +78,9 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
         )
         # Clients that are slower alike have a slow server, even if some of them are below the limit.
         usual = float(np.nanmedian(change[clients]))
-        if len(hit) >= MAJORITY * len(clients) or usual > np.sqrt(LATENCY_FACTOR):
+        if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
+            thresholds.latency_factor
+        ):
             yield Finding(
                 "storage_bound", Cause("storage", name=server), evidence, parts=tuple(hit)
             )
@@ -88,13 +89,15 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
                 yield Finding("storage_bound", Cause("node", name=node), evidence)
 
 
-BUSY_FACTOR, MIN_BUSY_OPERATIONS = 3.0, 5.0
+MIN_BUSY_OPERATIONS = 5.0
 
 
 def _is_busy(view: DiagnosisView, signal: str) -> Flags:
     """Return the mounts with many more operations than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
-    return above(view.signals.mount[signal], BUSY_FACTOR * usual + MIN_BUSY_OPERATIONS)
+    return above(
+        view.signals.mount[signal], view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
+    )
 
 
 def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
@@ -102,6 +105,7 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
 
     The load of a service varies, and alternating phases differ: their work shows no wait.
     """
+    thresholds = view.thresholds.jobs
     if not is_steady(view, job, "utilization"):
         return False
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
@@ -109,19 +113,15 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
     is_slow = view.states[job.key].speed < 0.9 and change < 0.95  # noqa: PLR2004 - beyond the noise of a minute
-    return MIN_INPUT < change < MAX_INPUT or is_slow
-
-
-STEADY_SHARE = 0.8
+    return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
 def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
     low, high = (view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in (LOW_QUANTILE, 0.7))
-    return bool(median_known(low / high) >= STEADY_SHARE)
+    return bool(median_known(low / high) >= view.thresholds.jobs.steady)
 
 
-MIN_INPUT, MAX_INPUT = 0.15, 0.78
 MAX_RANK_DEVIATION = 0.12
 MIN_USE, LOW_QUANTILE = 0.8, 0.3
 """Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies."""
@@ -132,6 +132,7 @@ INPUT_SLOTS = 2
 
 def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
+    thresholds = view.thresholds.jobs
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
     baseline = view.base(DeviceKind.GPU, "utilization")
     lowest = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
@@ -140,8 +141,8 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = above(lowest[job.gpus], MIN_USE).mean() > MAJORITY
-        if not computes or len(known_values) < MAJORITY * len(job.gpus):
+        computes = above(lowest[job.gpus], MIN_USE).mean() > thresholds.majority
+        if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
         usual = float(np.median(known_values))
         # Few readings of moments differ although the ranks wait alike.
@@ -152,12 +153,12 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         if count > MIN_READINGS:
             tolerance = MAX_RANK_DEVIATION
         alike = np.mean(np.abs(known_values - usual) <= tolerance) >= 0.9  # noqa: PLR2004 - nearly all ranks
-        if not MIN_INPUT < usual < MAX_INPUT or not alike:
+        if not thresholds.min_input < usual < thresholds.max_input or not alike:
             continue
         progress = _progress(view, job)
         if not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual):
             evidence = FindingEvidence(
-                "utilization", usual, MAX_INPUT, "relative to its past", job.key.workload
+                "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(progress) else ""
@@ -183,11 +184,9 @@ def _progress(view: DiagnosisView, job: ActiveJob) -> float:
     return float("nan")
 
 
-MIN_GAP = 0.035
-GAP_SPREADS = 1.5
 STEADY_USE = 0.9
-LATE_SLOTS, LATE_SHARE = 6, 0.8
-MIN_DEVIATIONS, MIN_LATE_SPEED = 4.0, 0.3
+LATE_SLOTS = 6
+MIN_LATE_SPEED = 0.3
 
 
 def node_gaps(view: DiagnosisView) -> Floats:
@@ -206,9 +205,11 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
     Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
     hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown.
     """
+    thresholds = view.thresholds.jobs
     low = view.base(DeviceKind.NODE, "job_gap", 0.1)
     limits = low - np.fmax(
-        MIN_GAP, GAP_SPREADS * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low)
+        thresholds.min_gap,
+        thresholds.gap_factor * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low),
     )
     past = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
     slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
@@ -221,15 +222,17 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         used = np.stack([_node_means(view, job, values)[1] for values in slots])
         usual = np.stack([_medians_of_others(row) for row in used])
         count = (~np.isnan(used - usual)).sum(axis=0)
-        late = used - usual < np.fmin(limits[nodes], -MIN_GAP)
+        late = used - usual < np.fmin(limits[nodes], -thresholds.min_gap)
         late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
-        hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= LATE_SHARE * count)
+        hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
         hit &= above(_medians_of_others(before), STEADY_USE)
         # Readings of moments vary: the mean of few of them must differ by more.
         with np.errstate(invalid="ignore"):
             deviation = float(np.nanstd(used - means_known(used)))
             gap = means_known(used - usual)
-        hit &= gap < -np.fmax(MIN_GAP, MIN_DEVIATIONS * deviation / np.sqrt(np.fmax(count, 1)))
+        hit &= gap < -np.fmax(
+            thresholds.min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
+        )
         # All ranks wait for a late host, so the job slows down; replicas of a service do not.
         hit &= ~(view.states[job.key].speed > 1 + gap / 2)
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
@@ -245,13 +248,10 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             yield Finding("host_late", Cause("node", name=name), evidence)
 
 
-MIN_PRESSURE = 0.05
-
-
 def _is_pressed(view: DiagnosisView) -> Flags:
     """Return the nodes whose tasks wait for processors more than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
-    return above(view.signals.node["cpu_pressure"], MIN_PRESSURE + 2 * usual)
+    return above(view.signals.node["cpu_pressure"], view.thresholds.jobs.min_pressure + 2 * usual)
 
 
 def _node_means(view: DiagnosisView, job: ActiveJob, values: Floats) -> tuple[Positions, Floats]:
@@ -279,10 +279,8 @@ def _medians_of_others(values: Floats) -> Floats:
     return medians
 
 
-HUNG_ACTIVITY, HUNG_EXCHANGE, HUNG_NVLINK = 0.3, 0.002, 1e9
+HUNG_NVLINK = 1e9
 MIN_BUSY_USE = 0.9
-WAIT_FACTOR = 1.5
-"""A wait is a hang only if it lasts longer than those that ended: ranks may wait for a checkpoint of one of them."""
 
 MIN_STORING = 0.1
 
@@ -295,35 +293,42 @@ def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
     nodes = [view.devices.nodes[name].position for name in job.nodes]
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
     pressure = view.signals.node["io_pressure"][nodes]
-    return bool(above(pressure, MIN_STORING + BUSY_FACTOR * usual).any())
+    return bool(above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual).any())
 
 
 def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
+    thresholds = view.thresholds.jobs
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:
         spins = above(gpu["utilization"][job.gpus], MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
-        idle_work = (activity < HUNG_ACTIVITY) & (activity < 0.6 * np.nan_to_num(base[job.gpus]))
+        idle_work = (activity < thresholds.hung_activity) & (
+            activity < 0.6 * np.nan_to_num(base[job.gpus])
+        )
         if np.isnan(activity).all():
             power = gpu["power"][job.gpus]
             idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]
-        moved = above(view.base(DeviceKind.NIC, "send")[job.nics], HUNG_EXCHANGE).any()
+        moved = above(view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange).any()
         moved |= above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK).any()
         # A job of which no counter shows progress is unknown: readings of moments may miss its work.
         quiet = (
             moved
-            and not above(nic["send"][job.nics], HUNG_EXCHANGE).any()
+            and not above(nic["send"][job.nics], thresholds.hung_exchange).any()
             and not above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
         )
-        if not quiet or (spins & idle_work).mean() < MAJORITY or _stores(view, job):
+        if not quiet or (spins & idle_work).mean() < thresholds.majority or _stores(view, job):
             continue
         wait = view.waits[job.key]
-        if wait.add(view.signals.slot) > WAIT_FACTOR * wait.longest:
+        if wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = FindingEvidence(
-                "activity", mean_known(activity), HUNG_ACTIVITY, "limit", job.key.workload
+                "activity",
+                mean_known(activity),
+                thresholds.hung_activity,
+                "limit",
+                job.key.workload,
             )
             detail = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
             yield Finding("nccl_hang", Cause("job", job=job.key), (evidence,), detail=detail)

@@ -18,25 +18,16 @@ from collector.diagnosis.findings import (
     Flags,
     above,
 )
-from collector.diagnosis.network_detectors import MIN_PAUSED, MIN_UNPROTECTED, loaded_nics, victims
+from collector.diagnosis.network_detectors import loaded_nics, victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
 
 MIN_MEMBERS = 3
-MIN_PAUSE_FRAMES = 20.0
-MIN_MARKS = 2.0
-"""Marks per second of each NIC; with more than this usually, none in half a minute shows a changed setting."""
-SIBLING_FACTOR, LEAF_BASELINE_FACTOR = 8.0, 8.0
-MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
-MIN_LOSSES = 0.2
-LOSS_FACTOR = 4.0
-MIN_LOAD = 0.5
-MIN_REPORTED = 0.1
-"""Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
 
 
 def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
+    thresholds = view.thresholds.leaves
     nic, use = view.signals.nic, loaded_nics(view)
     frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
     base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
@@ -52,13 +43,17 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
         cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
         notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
-            np.nan_to_num(median_known(frames[other_leaves])) * SIBLING_FACTOR, MIN_PAUSE_FRAMES
+            np.nan_to_num(median_known(frames[other_leaves])) * thresholds.pause_factor,
+            thresholds.min_pause_frames,
         )
-        usual = np.fmax(usual, LEAF_BASELINE_FACTOR * np.nan_to_num(base[leaf]))
+        usual = np.fmax(usual, thresholds.pause_factor * np.nan_to_num(base[leaf]))
         no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
-        ended = (usual_marks[leaf] > MIN_MARKS and loads[leaf] > MIN_LOAD * usual_loads[leaf]) or (
-            len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all()
+        ended = (
+            usual_marks[leaf] > thresholds.min_marks
+            and loads[leaf] > thresholds.usual_load * usual_loads[leaf]
+        ) or (
+            len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > thresholds.min_marks).all()
         )
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
             limit = float(np.nan_to_num(median_known(frames[other_leaves])))
@@ -88,24 +83,29 @@ def _losses(
     view: DiagnosisView, cause: Cause, positions: Positions, frames: Floats, usual: float
 ) -> Iterator[Finding]:
     """Yield a leaf that loses packets, without pause or with it."""
+    thresholds = view.thresholds.leaves
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
     losses = np.fmax(nic["out_of_order"], nic["naks"])
-    clean = ~above(nic["discards"], MIN_LOSSES) & ~above(nic["uncorrected_symbols"], 0.0)
-    clean &= ~above(nic["unprotected_share"], MIN_UNPROTECTED)
+    clean = ~above(nic["discards"], thresholds.min_losses) & ~above(nic["uncorrected_symbols"], 0.0)
+    clean &= ~above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(frames)), leaf)
     evidence = (
-        FindingEvidence("out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name),
-        FindingEvidence("ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name),
+        FindingEvidence(
+            "out_of_order", mean_known(order), thresholds.min_out_of_order, "limit", cause.name
+        ),
+        FindingEvidence(
+            "ack_timeouts", mean_known(timeouts), thresholds.min_timeouts, "limit", cause.name
+        ),
     )
     past = np.fmax(
         np.nan_to_num(view.base(DeviceKind.NIC, "out_of_order")),
         np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
     )
-    limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * np.fmax(usual, past))
+    limits = np.fmax(thresholds.min_losses, thresholds.loss_factor * np.fmax(usual, past))
     lossy = mean_known(order) > float(limits[positions].mean())
-    lossy |= mean_known(timeouts) > MIN_TIMEOUTS
+    lossy |= mean_known(timeouts) > thresholds.min_timeouts
     if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
         yield Finding("lossless_broken", cause, evidence)
         return
@@ -137,13 +137,7 @@ def _is_lost(view: DiagnosisView, affected: Positions) -> bool:
     if np.isnan(naks).all():
         return True
     reordered = float(np.nansum(nic["out_of_order"][of_rails]))
-    return float(np.nansum(naks)) >= MIN_REPORTED * reordered
-
-
-MIN_UPLINK_MARKED = 0.01
-UPLINK_FACTOR = 20.0
-MIN_AFFECTED = 0.3
-SLOW_SPEED = 0.95
+    return float(np.nansum(naks)) >= view.thresholds.leaves.min_reported * reordered
 
 
 def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
@@ -152,6 +146,7 @@ def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
     hosts cannot distinguish them.
     """
+    thresholds = view.thresholds.leaves
     groups, hits = view.groups, defaultdict(list)
     crosses, is_slow = _crossing(view)
     paused = victims(view)
@@ -161,8 +156,10 @@ def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
         if not len(of_jobs) or paused[local].any():
             continue
-        is_marked = is_slow and marked[leaf] > max(MIN_UPLINK_MARKED, UPLINK_FACTOR * usual)
-        is_paused = is_slow and paused[of_jobs].mean() >= MIN_AFFECTED
+        is_marked = is_slow and marked[leaf] > max(
+            thresholds.min_uplink_marked, thresholds.uplink_factor * usual
+        )
+        is_paused = is_slow and paused[of_jobs].mean() >= thresholds.uplink_paused
         if is_paused or is_marked:
             hits[int(groups.nic_rail[members[0]])].append((leaf, is_paused))
     for found in hits.values():
@@ -180,7 +177,11 @@ def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
         if len(affected) >= MIN_MEMBERS:
             evidence = tuple(
                 FindingEvidence(
-                    "paused_share", float(shares[p]), MIN_PAUSED, "limit", view.nic_name(p)
+                    "paused_share",
+                    float(shares[p]),
+                    view.thresholds.network.min_paused,
+                    "limit",
+                    view.nic_name(p),
                 )
                 for p in affected[:4].tolist()
             )
@@ -194,7 +195,7 @@ def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
     for job in view.jobs:
         if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
             crosses[job.nics] = True
-            is_slow |= bool(view.states[job.key].speed < SLOW_SPEED)
+            is_slow |= bool(view.states[job.key].speed < view.thresholds.leaves.uplink_speed)
     return crosses, is_slow
 
 
@@ -204,7 +205,11 @@ def _congested_uplink(
     names = [view.groups.leaf_names[leaf] for leaf in leaves]
     evidence = tuple(
         FindingEvidence(
-            "marked_share", float(marked[leaf]), UPLINK_FACTOR * usual, "other leaves", name
+            "marked_share",
+            float(marked[leaf]),
+            view.thresholds.leaves.uplink_factor * usual,
+            "other leaves",
+            name,
         )
         for leaf, name in zip(leaves, names, strict=True)
     )

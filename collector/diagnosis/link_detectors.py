@@ -12,22 +12,12 @@ import numpy as np
 
 from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence, above
 from collector.diagnosis.jobs import MIN_PEERS
-from collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded_nics
+from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions
 
-MIN_BIT_ERRORS, CRITICAL_BIT_ERRORS, CERTAIN_BIT_ERRORS = 1e-6, 1e-4, 1e-5
-BIT_ERROR_FACTOR, CERTAIN_FACTOR = 30.0, 3.0
-CRITICAL_UNCORRECTED = 0.05
-LOW_SPEED = 0.9
 BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
-
-LEAF_SHARE = 0.7
-"""Share of the NICs below a leaf that are down if the leaf itself is."""
-
-RELOAD_SHARE = 0.7
-"""Share of a node's NICs; if as many flap at once, the driver was loaded_nics again or the node restarted."""
 
 
 def link_faults(view: DiagnosisView) -> Iterator[Finding]:
@@ -39,16 +29,25 @@ def link_faults(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
+    thresholds = view.thresholds.links
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
     usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "bit_errors")))
-    limit = np.fmin(np.fmax(BIT_ERROR_FACTOR * usual, MIN_BIT_ERRORS), CERTAIN_BIT_ERRORS)
-    limit = np.fmax(limit, CERTAIN_FACTOR * usual)  # cables of one kind may all have that many
-    hit = above(errors, limit) | above(lost, CRITICAL_UNCORRECTED)
+    limit = np.fmin(
+        np.fmax(thresholds.bit_error_factor * usual, thresholds.min_bit_errors),
+        thresholds.certain_bit_errors,
+    )
+    limit = np.fmax(
+        limit, thresholds.certain_factor * usual
+    )  # cables of one kind may all have that many
+    hit = above(errors, limit) | above(lost, thresholds.critical_uncorrected)
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
-        critical = errors[position] > CRITICAL_BIT_ERRORS or lost[position] > CRITICAL_UNCORRECTED
+        critical = (
+            errors[position] > thresholds.critical_bit_errors
+            or lost[position] > thresholds.critical_uncorrected
+        )
         yield Finding(
             "transceiver_degraded",
             Cause("nic", position),
@@ -63,7 +62,7 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
                 FindingEvidence(
                     "uncorrected_symbols",
                     float(lost[position]),
-                    CRITICAL_UNCORRECTED,
+                    thresholds.critical_uncorrected,
                     "limit",
                     name,
                 ),
@@ -74,6 +73,7 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
 
 def _outages(view: DiagnosisView) -> Iterator[Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
+    thresholds = view.thresholds.links
     now = view.signals.table(DeviceKind.NIC, 1)
     earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
     downs = above(now["link_downs"], 0.5)
@@ -81,7 +81,7 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
-    reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 1)
+    reloads = (flapped >= thresholds.reload_share * of_node) & (flapped > 1)
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
@@ -102,7 +102,7 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         of_leaf = members[down[members]]
         several = len(np.unique(groups.nic_node[of_leaf])) > 1
         count = int((~np.isnan(now["link_up"][members])).sum())
-        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= LEAF_SHARE * count:
+        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= thresholds.leaf_share * count:
             down[of_leaf] = False
             of_leaf_evidence = tuple(
                 FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
@@ -148,7 +148,7 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
     before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
     # The NICs of a node may differ by design, then those of its rail differ in the same way.
     usual = np.fmax(before, np.fmin(_usual_of_node(view, speed), _usual_of_rail(view, speed)))
-    for position in np.flatnonzero(speed < LOW_SPEED * usual).tolist():
+    for position in np.flatnonzero(speed < view.thresholds.links.low_speed * usual).tolist():
         values = float(speed[position]), float(usual[position])
         evidence = FindingEvidence("link_speed", *values, "peers and past", view.nic_name(position))
         yield Finding("link_speed_low", Cause("nic", position), (evidence,))
@@ -193,15 +193,16 @@ def _medians(values: Floats, groups: Positions) -> Floats:
     return medians
 
 
-MIN_NAKS, NAKS_FACTOR = 0.3, 4.0
-
-
 def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
+    thresholds = view.thresholds.links
     nic, use = view.signals.nic, loaded_nics(view)
-    limit = np.fmax(MIN_NAKS, NAKS_FACTOR * np.nan_to_num(view.base(DeviceKind.NIC, "naks")))
+    limit = np.fmax(
+        thresholds.min_naks,
+        thresholds.naks_factor * np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
+    )
     clean = ~above(nic["uncorrected_symbols"], 0.0) & ~above(
-        nic["unprotected_share"], MIN_UNPROTECTED
+        nic["unprotected_share"], view.thresholds.network.min_unprotected
     )
     for members in view.groups.leaves:
         senders = members[use[members]]

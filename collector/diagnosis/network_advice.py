@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collector.detector_thresholds import AdviceThresholds
 from collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
@@ -22,20 +23,13 @@ from collector.diagnosis.findings import (
 )
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.leaf_detectors import MIN_MEMBERS
-from collector.diagnosis.network_detectors import MIN_PAUSING, loaded_nics
+from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.settings_advice import gain_of, waiting_gpus
 from collector.diagnosis.slot_sums import Floats, Positions, mean_known, median_known
 from collector.workloads.job_roster import JobKey
 
 # Late marks --------------------------------------------------------------------------------------
-
-MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.001, 0.01
-"""Share of time in which senders are paused; the second one counts without other rails to compare with."""
-MIN_LATE_SHARE = 0.65
-"""Share of a leaf's NICs that must be paused: pause of fewer may be due to a receiver without an agent."""
-PAUSED_PER_MARKED = 3.0
-SIBLING_FACTOR = 8.0
 
 
 def late_marks(view: DiagnosisView) -> Iterator[Finding]:
@@ -45,21 +39,34 @@ def late_marks(view: DiagnosisView) -> Iterator[Finding]:
     that leaves this queue: the receiver of the queue would see at least the share of marked packets that the
     senders see as share of time.
     """
+    thresholds = view.thresholds.advice
     nic = view.signals.table(DeviceKind.NIC, SLOTS_PER_MINUTE)
     groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
     paused, marked = (
         np.array([_of_leaf(nic[name], members, use, quantile) for members in groups.leaves])
-        for name, quantile in (("paused_share", 1 - MIN_LATE_SHARE), ("marked_share", 0.5))
+        for name, quantile in (
+            ("paused_share", 1 - thresholds.min_late_nics),
+            ("marked_share", 0.5),
+        )
     )
     rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
-    for rail in np.unique(rails[above(paused, MIN_LATE_PAUSED)]).tolist():
+    for rail in np.unique(rails[above(paused, thresholds.min_late_paused)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
         highest = float(np.nan_to_num(nic["marked_share"][members]).max(initial=0.0))
-        if not highest or above(nic["pausing_share"][members], MIN_PAUSING).any():
+        if (
+            not highest
+            or above(nic["pausing_share"][members], view.thresholds.network.min_pausing).any()
+        ):
             continue  # ECN is inactive or not counted, or a receiver is too slow
         usual = float(np.nan_to_num(median_known(paused[rails != rail])))
-        limit = max(SIBLING_FACTOR * usual, MIN_LATE_PAUSED, PAUSED_PER_MARKED * highest)
-        limit = min(limit, max(CERTAIN_LATE_PAUSED, PAUSED_PER_MARKED * highest))
+        limit = max(
+            thresholds.late_factor * usual,
+            thresholds.min_late_paused,
+            thresholds.paused_per_marked * highest,
+        )
+        limit = min(
+            limit, max(thresholds.certain_late_paused, thresholds.paused_per_marked * highest)
+        )
         found = np.flatnonzero((rails == rail) & above(paused, limit))
         if len(found):
             leaf, *alternatives = found[np.argsort(marked[found])].tolist()
@@ -112,13 +119,8 @@ def _late_marks(
 
 BLOCK_MINUTES, BLOCKS = 5, 6
 _BLOCK_SLOTS = BLOCK_MINUTES * SLOTS_PER_MINUTE
-MAX_RAIL_RATIO, MIN_RAIL_RATIO = 1.3, 0.7
 MIN_RAIL_LOAD = 0.01
-AGREEING = 0.7
-"""Share of a job's nodes that must show the same unequal rail."""
 MIN_RAILS = 3
-MIN_PLACED_PAUSED, MIN_PLACED_MARKED = 0.002, 0.01
-PLACED_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,12 +134,13 @@ class JobLoad:
     local_paused: float
     local_marked: float
 
-    @property
-    def is_limited(self) -> bool:
+    def is_limited(self, thresholds: AdviceThresholds) -> bool:
         """True if the fabric slows the job down, and far more than jobs that stay in a pod."""
         return bool(
-            self.paused > max(MIN_PLACED_PAUSED, PLACED_FACTOR * self.local_paused)
-            or self.marked > max(MIN_PLACED_MARKED, PLACED_FACTOR * self.local_marked)
+            self.paused
+            > max(thresholds.min_placed_paused, thresholds.placed_factor * self.local_paused)
+            or self.marked
+            > max(thresholds.min_placed_marked, thresholds.placed_factor * self.local_marked)
         )
 
 
@@ -192,6 +195,7 @@ def _loads(view: DiagnosisView) -> dict[JobKey, JobLoad]:
 
 def _rail_ratios(view: DiagnosisView, load: JobLoad) -> dict[str, float]:
     """Return the load of each unequal rail, relative to the job's median rail."""
+    thresholds = view.thresholds.advice
     rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
     nodes = view.groups.nic_node[load.nics]
     names = np.unique(rails).tolist()
@@ -202,8 +206,12 @@ def _rail_ratios(view: DiagnosisView, load: JobLoad) -> dict[str, float]:
     found = {}
     for name in names:
         ratios = load.send[rails == name] / median
-        beyond = ratios > MAX_RAIL_RATIO if means[name] > median else ratios < MIN_RAIL_RATIO
-        if beyond.mean() >= AGREEING:
+        beyond = (
+            ratios > thresholds.max_rail_ratio
+            if means[name] > median
+            else ratios < thresholds.min_rail_ratio
+        )
+        if beyond.mean() >= thresholds.agreeing_nodes:
             found[name] = means[name] / median
     return found
 
@@ -242,7 +250,7 @@ def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -
     pods, nodes = view.groups.nic_pod, view.groups.nic_node
     crossed = np.unique(pods[job.nics])
     crossed = crossed[crossed >= 0]
-    if len(crossed) < 2 or not all(load.is_limited for load in loads):  # noqa: PLR2004 - another pod
+    if len(crossed) < 2 or not all(load.is_limited(view.thresholds.advice) for load in loads):  # noqa: PLR2004 - another pod
         return
     needed = len(job.nodes)
     occupied = np.unique(nodes[(view.job_of_nic >= 0) & ~np.isin(nodes, nodes[job.nics])])

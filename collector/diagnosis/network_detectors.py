@@ -23,47 +23,34 @@ from collector.diagnosis.findings import (
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions
 
-MIN_LOAD = 0.005
-"""Share of the line rate above which a NIC is in use."""
-
-MIN_PAUSING = 0.003
-STORM_PAUSING = 0.5
-STORM_RECEIVE = 0.03
-BASELINE_FACTOR, DEVIATIONS = 6.0, 6.0
-MIN_STALL = 0.1
-MIN_DISCARDS = 0.5
-_PCIE_LIMITS = {
-    "write_stall": MIN_STALL,
-    "discards": MIN_DISCARDS,
-    "pcie_width": 1.0,
-    "pcie_speed": 1.0,
-}
 MIN_SOCKET_NICS = 3
 
 
 def loaded_nics(view: DiagnosisView) -> Flags:
     """Return the NICs that carry RDMA traffic now."""
     nic = view.signals.nic
-    return above(np.fmax(nic["send"], nic["receive"]), MIN_LOAD)
+    return above(np.fmax(nic["send"], nic["receive"]), view.thresholds.network.min_load)
 
 
 def _pausing_limit(view: DiagnosisView) -> Floats:
     """Return the share of pause beyond which a NIC is slower than its peers and its own past."""
+    thresholds = view.thresholds.network
     nic = view.signals.nic
     medians, deviations = view.groups.leaf_peers(nic["pausing_share"], view.groups.is_rail)
     baseline = view.base(DeviceKind.NIC, "pausing_share")
-    return MIN_PAUSING + np.fmax(
-        np.nan_to_num(medians) + DEVIATIONS * np.nan_to_num(deviations),
-        BASELINE_FACTOR * np.nan_to_num(baseline),
+    return thresholds.min_pausing + np.fmax(
+        np.nan_to_num(medians) + thresholds.pausing_deviations * np.nan_to_num(deviations),
+        thresholds.pausing_factor * np.nan_to_num(baseline),
     )
 
 
 def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
+    thresholds = view.thresholds.network
     nic = view.signals.nic
     limit = _pausing_limit(view)
-    receives_nothing = ~above(nic["receive"], STORM_RECEIVE)
-    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), STORM_PAUSING)
+    receives_nothing = ~above(nic["receive"], thresholds.storm_receive)
+    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing)
     storm = (above(nic["pause_storms"], 0.0) & receives_nothing) | (stops & receives_nothing)
     slow = (
         above(nic["pausing_share"], limit)
@@ -105,11 +92,17 @@ def _pausing_evidence(view: DiagnosisView, position: int, limit: Floats) -> Find
 
 def _pcie_reason(view: DiagnosisView, position: int) -> tuple[FindingEvidence, ...]:
     """Return the evidence that PCIe limits a NIC."""
-    name = view.nic_name(position)
-    values = {signal: float(view.signals.nic[signal][position]) for signal in _PCIE_LIMITS}
+    thresholds, name = view.thresholds.network, view.nic_name(position)
+    limits = {
+        "write_stall": thresholds.min_stall,
+        "discards": thresholds.min_discards,
+        "pcie_width": 1.0,
+        "pcie_speed": 1.0,
+    }
+    values = {signal: float(view.signals.nic[signal][position]) for signal in limits}
     return tuple(
         FindingEvidence(signal, values[signal], limit, "limit", name)
-        for signal, limit in _PCIE_LIMITS.items()
+        for signal, limit in limits.items()
         if (values[signal] < limit if signal.startswith("pcie_") else values[signal] > limit)
     )
 
@@ -133,13 +126,9 @@ def _merge_sockets(
             yield None, positions
 
 
-MIN_INCAST_MARKED = 0.004
-MIN_INCAST_RECEIVE = 0.2
-INCAST_PEERS, INCAST_MARKS = 1.25, 4.0
-
-
 def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
+    thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
     received, _ = view.groups.leaf_peers(nic["receive"], use)
     marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
@@ -148,12 +137,15 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
     )
     baseline = view.base(DeviceKind.NIC, "receive")
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
-    limit = np.fmax(MIN_INCAST_MARKED, INCAST_MARKS * usual_marked)
+    limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     hit = (
         use
         & above(nic["marked_share"], limit)
-        & above(nic["receive"], np.fmax(INCAST_PEERS * usual, MIN_INCAST_RECEIVE))
-        & ~above(nic["pausing_share"], MIN_PAUSING)
+        & above(
+            nic["receive"],
+            np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive),
+        )
+        & ~above(nic["pausing_share"], thresholds.min_pausing)
     )
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
@@ -181,32 +173,24 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
         )
 
 
-LINE_RECEIVE = 0.8
-MIN_PAUSED_PEERS = 0.25
-
-
 def _congests(view: DiagnosisView, position: int) -> bool:
     """True if a receiver of much data has victims: its link is full, its peers are paused, or its jobs are slower."""
-    if view.signals.nic["receive"][position] > LINE_RECEIVE:
+    thresholds = view.thresholds.network
+    if view.signals.nic["receive"][position] > thresholds.line_receive:
         return True
     leaf, job = view.groups.nic_leaf[position], int(view.job_of_nic[position])
     if job >= 0 and view.states[view.jobs[job].key].is_slow:
         return True
-    return leaf >= 0 and bool(victims(view)[view.groups.leaves[leaf]].mean() >= MIN_PAUSED_PEERS)
-
-
-MIN_MARKS_PER_SECOND = 1.0
-MIN_IGNORED = 10.0
-MIN_IGNORED_SHARE = 0.05
-MIN_UNPROTECTED = 0.05
-MAX_UNPROTECTED_NICS = 0.6
-NODE_SHARE = 0.7
+    return leaf >= 0 and bool(
+        victims(view)[view.groups.leaves[leaf]].mean() >= thresholds.min_paused_peers
+    )
 
 
 def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs, or nodes, with a part of congestion control that does not work."""
+    thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
-    marked = above(nic["marks"], MIN_MARKS_PER_SECOND) & use
+    marked = above(nic["marks"], thresholds.min_marks) & use
     sends = above(nic["notifications_sent"], 0.0)
     sends_none = np.zeros(len(nic), np.bool_)
     for members in view.groups.leaves:
@@ -216,45 +200,47 @@ def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
                 True
             )
     yield from _by_node(
-        view, "cnp_not_sent", sends_none, marked, "notifications_sent", MIN_MARKS_PER_SECOND
+        view, "cnp_not_sent", sends_none, marked, "notifications_sent", thresholds.min_marks
     )
     total = nic["notifications_ignored"] + np.nan_to_num(nic["notifications_handled"])
-    ignoring = above(nic["notifications_ignored"], MIN_IGNORED) & above(
-        nic["notifications_ignored"], MIN_IGNORED_SHARE * total
+    ignoring = above(nic["notifications_ignored"], thresholds.min_ignored) & above(
+        nic["notifications_ignored"], thresholds.min_ignored_share * total
     )
     reacting = use & above(total, 0.0)
     yield from _by_node(
-        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", MIN_IGNORED
+        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
     )
     sending = above(nic["send"], 0.02) & view.groups.is_rail
-    outside = above(nic["unprotected_share"], MIN_UNPROTECTED) & sending
-    if sending.any() and outside[sending].mean() > MAX_UNPROTECTED_NICS:
+    outside = above(nic["unprotected_share"], thresholds.min_unprotected) & sending
+    if sending.any() and outside[sending].mean() > thresholds.max_unprotected_nics:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
     yield from _by_node(
-        view, "unprotected_traffic", outside, sending, "unprotected_share", MIN_UNPROTECTED
+        view,
+        "unprotected_traffic",
+        outside,
+        sending,
+        "unprotected_share",
+        thresholds.min_unprotected,
     )
-
-
-MIN_RETRIES = 5.0
-RETRY_FACTOR = 8.0
 
 
 def retransmitting_nics(view: DiagnosisView) -> Iterator[Finding]:
     """Yield NICs that retransmit far more than their peers and than before."""
+    thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
     rates = nic["adaptive_retransmissions"]
     peers, _ = view.groups.leaf_peers(rates, use)
     usual = np.fmax(
         np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "adaptive_retransmissions"))
     )
-    limit = np.fmax(MIN_RETRIES, RETRY_FACTOR * usual)
+    limit = np.fmax(thresholds.min_retries, thresholds.retry_factor * usual)
     yield from _by_node(
         view,
         "transport_retry",
         above(rates, limit) & use,
         use,
         "adaptive_retransmissions",
-        MIN_RETRIES,
+        thresholds.min_retries,
     )
 
 
@@ -270,7 +256,10 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
             FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
             for p in positions.tolist()
         ]
-        if len(positions) >= MIN_SOCKET_NICS and len(positions) >= NODE_SHARE * in_use:
+        if (
+            len(positions) >= MIN_SOCKET_NICS
+            and len(positions) >= view.thresholds.network.node_share * in_use
+        ):
             cause = Cause("node", name=view.devices.node_names[node])
             yield Finding(name, cause, tuple(evidence[:4]), parts=tuple(positions.tolist()))
         else:
@@ -278,13 +267,11 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
                 yield Finding(name, Cause("nic", position), (each,))
 
 
-MIN_PAUSED = 0.01
-
-
 def victims(view: DiagnosisView) -> Flags:
     """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
+    thresholds = view.thresholds.network
     nic = view.signals.nic
     baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused_share"))
-    return above(nic["paused_share"], MIN_PAUSED + 2 * baseline) & ~above(
-        nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], MIN_PAUSING)
+    return above(nic["paused_share"], thresholds.min_paused + 2 * baseline) & ~above(
+        nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], thresholds.min_pausing)
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from collector.detector_thresholds import NodeThresholds
 from collector.diagnosis.findings import (
     SLOTS_PER_MINUTE,
     Cause,
@@ -18,11 +19,7 @@ from collector.diagnosis.findings import (
 from collector.diagnosis.job_detectors import is_stalled
 from railscope.timestamps import SECOND_NS
 
-MAX_MISSED_RECEIPTS = 3.0
 WORKING_SPEED = 0.3
-MIN_STALE_SECONDS = 15.0
-LONGEST_CHECKPOINT_SECONDS = 60.0
-"""Age of the last receipt at which the job of a node that is down waits for it, even after a checkpoint."""
 
 PROGRESS_SLOTS = 4
 """Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
@@ -30,7 +27,6 @@ PROGRESS_SLOTS = 4
 LOST_SECONDS = 86_400.0
 """Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
 
-MAX_OFFSET_SECONDS, CRITICAL_OFFSET_SECONDS = 0.05, 2.0
 _MAX_OFFSETS = 5
 
 
@@ -66,9 +62,11 @@ class NodeContact:
         """Return the time since the last receipt."""
         return (now_ns - self.last_received_ns) / SECOND_NS
 
-    def is_stale(self, now_ns: int) -> bool:
-        """True if three receipts are missing."""
-        limit = max(MAX_MISSED_RECEIPTS * self.period_seconds, MIN_STALE_SECONDS)
+    def is_stale(self, now_ns: int, thresholds: NodeThresholds) -> bool:
+        """True if more receipts are missing than may be."""
+        limit = max(
+            thresholds.max_missed_receipts * self.period_seconds, thresholds.min_stale_seconds
+        )
         return self.count > 1 and self.age_seconds(now_ns) > limit
 
     def is_lost(self, now_ns: int) -> bool:
@@ -84,8 +82,9 @@ def stale_nodes(
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
     unknown. A node without a job stays unknown: no job shows if the node works.
     """
+    thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
-    stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns)]
+    stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns, thresholds)]
     if len(stale) > max(1, 0.5 * len(contacts)):
         return
     for name in stale:
@@ -94,7 +93,7 @@ def stale_nodes(
         evidence = FindingEvidence(
             "receipt_age_seconds",
             contact.age_seconds(now_ns),
-            MAX_MISSED_RECEIPTS * contact.period_seconds,
+            thresholds.max_missed_receipts * contact.period_seconds,
             "limit",
             name,
         )
@@ -109,7 +108,7 @@ def stale_nodes(
             has_receipts
             and states
             and (
-                contact.age_seconds(now_ns) > LONGEST_CHECKPOINT_SECONDS
+                contact.age_seconds(now_ns) > thresholds.longest_checkpoint_seconds
                 or any(state.speed > WORKING_SPEED for state in states)
             )
         ):
@@ -118,22 +117,23 @@ def stale_nodes(
 
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
     """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing."""
+    thresholds = view.thresholds.nodes
     offsets = {
         name: contact.offset_seconds
         for name, contact in contacts.items()
         if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
-        and not contact.is_stale(view.timestamp_ns)
+        and not contact.is_stale(view.timestamp_ns, thresholds)
     }
     if not offsets:
         return
     usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
     for name, offset in offsets.items():
         error = abs(offset - usual)
-        if error > MAX_OFFSET_SECONDS:
+        if error > thresholds.max_clock_offset_seconds:
             evidence = FindingEvidence(
-                "clock_offset", offset, MAX_OFFSET_SECONDS, "other nodes", name
+                "clock_offset", offset, thresholds.max_clock_offset_seconds, "other nodes", name
             )
-            severity = "critical" if error > CRITICAL_OFFSET_SECONDS else ""
+            severity = "critical" if error > thresholds.critical_clock_offset_seconds else ""
             yield Finding(
                 "clock_skew",
                 Cause("node", name=name),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
 from collector.diagnosis.evidence_curves import EvidenceCurve
@@ -110,9 +111,11 @@ def decode_baselines(content: bytes) -> SavedBaselines:
     return saved
 
 
-def resume(saved: SavedDiagnosis, slots: int, slot: int) -> ClusterDiagnosis:
+def resume(
+    saved: SavedDiagnosis, slots: int, slot: int, thresholds: DetectorThresholds
+) -> ClusterDiagnosis:
     """Return a diagnosis that continues a saved one with a slot."""
-    diagnosis = ClusterDiagnosis(saved.first_ns, slots)
+    diagnosis = ClusterDiagnosis(saved.first_ns, slots, thresholds=thresholds)
     diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
     diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
     diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)

@@ -30,10 +30,6 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 
 MIN_MAJORITY = 4
-MAJORITY_SHARE = 0.75
-ROLLOUT_SECONDS = 1800.0
-ROLLOUT_NODES = 2
-"""Nodes that change a setting within ROLLOUT_SECONDS: from this number on, the change is a rollout."""
 
 _NIC_SETTINGS = (
     "pfc", "trust", "dscp_map", "traffic_classes", "bandwidth", "scheduling", "buffer_of_priority", "ecn_notification",
@@ -213,6 +209,7 @@ class ConfigDrift:
         group: Sequence[DeviceKey],
     ) -> Iterator[SettingDeviation]:
         """Yield the values of a setting that few devices of a group have."""
+        thresholds = view.thresholds.advice
         values = {
             key: self.settings.values[key][setting]
             for key in group
@@ -223,9 +220,12 @@ class ConfigDrift:
             return
         usual, count = counts.most_common(1)[0]
         changed = {key: self.settings.changed_ns.get((key, setting), 0) for key in values}
-        recent_ns = view.timestamp_ns - round(ROLLOUT_SECONDS * SECOND_NS)
+        recent_ns = view.timestamp_ns - round(thresholds.rollout_seconds * SECOND_NS)
         rollout = {key.node for key, time_ns in changed.items() if time_ns > recent_ns}
-        if count < max(MIN_MAJORITY, MAJORITY_SHARE * len(values)) or len(rollout) >= ROLLOUT_NODES:
+        if (
+            count < max(MIN_MAJORITY, thresholds.majority * len(values))
+            or len(rollout) >= thresholds.rollout_nodes
+        ):
             return
         usual_nodes = {key.node for key, value in values.items() if value == usual}
         if len(usual_nodes) < len({key.node for key, value in values.items() if value != usual}):

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis import saved_state
 from collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
@@ -114,6 +115,7 @@ class DiagnosisEngine:
 
     directory: Path
     find_schema: Callable[[bytes], WireSchema]
+    thresholds: DetectorThresholds = DetectorThresholds()
     table: IncidentTable = field(default_factory=IncidentTable)
     pending: list[saved_state.PendingRecord] = field(default_factory=list)
     """Changes that are not in the audit log yet."""
@@ -165,7 +167,9 @@ class DiagnosisEngine:
         except saved_state.SavedStateError as error:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
         if self._diagnosis is None:
-            self._diagnosis = ClusterDiagnosis(now_ns // SLOT_NS * SLOT_NS, KEPT_SLOTS)
+            self._diagnosis = ClusterDiagnosis(
+                now_ns // SLOT_NS * SLOT_NS, KEPT_SLOTS, thresholds=self.thresholds
+            )
         self._diagnosis.has_receipts = True
         self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
         self._diagnosis.readings.on_fault = self._report
@@ -191,7 +195,7 @@ class DiagnosisEngine:
 
     def _resume(self, saved: saved_state.SavedDiagnosis, slot: int) -> None:
         try:
-            diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot)
+            diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot, self.thresholds)
             for each in saved.incidents:
                 self._report_of(diagnosis, each.incident)
         except Exception as fault:  # a valid form with positions or times of nothing

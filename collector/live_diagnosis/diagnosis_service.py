@@ -17,6 +17,7 @@ import structlog
 from collector.audit.collector_records import AuditTrail
 from collector.audit.event_records import normalize_text
 from collector.audit.log_writer import LogWriteError
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.incident_report import GpuDocument, IncidentDocument
 from collector.diagnosis.incident_table import IncidentTable, cause_labels
 from collector.diagnosis.saved_state import PendingRecord
@@ -55,13 +56,14 @@ class DiagnosisService:
     wall_ns: Callable[[], int]
     jobs: Callable[[], Iterable[RunningJob]]
     """Running jobs; none while they are unknown."""
+    thresholds: DetectorThresholds = DetectorThresholds()
     queue: BatchQueue = field(default_factory=BatchQueue)
     duration_ns: int = 0
     engine: DiagnosisEngine = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the engine."""
-        self.engine = DiagnosisEngine(self.directory, self.core.schemas.read)
+        self.engine = DiagnosisEngine(self.directory, self.core.schemas.read, self.thresholds)
 
     @property
     def table(self) -> IncidentTable:

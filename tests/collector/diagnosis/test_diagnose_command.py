@@ -52,6 +52,22 @@ def test_the_settings_name_the_tenants(captures: Path, tmp_path: Path) -> None:
     assert {job["tenant"] for job in incident["jobs"]} == {"physics"}
 
 
+def test_the_settings_change_a_threshold(captures: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "collector.toml"
+    settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 1.0\n")
+    outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
+    assert outcome.exit_code == 0, outcome.output
+    assert "slow_receiver" not in outcome.stdout
+
+
+def test_an_invalid_threshold_is_rejected(captures: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "collector.toml"
+    settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 2\n")
+    outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
+    assert "min_pausing" in refusal(outcome)
+    assert "at most 1" in refusal(outcome)
+
+
 def test_an_invalid_tenants_file_is_rejected(captures: Path, tmp_path: Path) -> None:
     settings = tmp_path / "collector.toml"
     settings.write_text(f'tenants_file = "{tmp_path / "missing.csv"}"\n')

@@ -1,0 +1,240 @@
+"""Thresholds of the diagnosis: settings of the collector, and of `railscope diagnose`.
+
+Most of them multiply or exceed a value of peers or of the device's own past, so sites rarely need to change them. A share of
+time is 0 to 1; a load is a share of the line rate. docs/diagnosis.md states the formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Factor: TypeAlias = Annotated[float, Meta(ge=1, le=1000)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
+class NetworkThresholds(Struct, frozen=True, kw_only=True):
+    """NICs: pause, marks, notifications, retransmissions."""
+
+    min_load: Share = 0.005
+    """Load above which a NIC is in use."""
+    min_pausing: Share = 0.003
+    """Share of time in which a NIC pauses its switch port, beyond that of its peers and of its past: above it, it is a slow
+    receiver.
+    """
+    pausing_factor: Factor = 6.0
+    """A slow receiver pauses this many times its own past."""
+    pausing_deviations: Amount = 6.0
+    """A slow receiver differs from the median of its peers by this many standard deviations."""
+    storm_pausing: Share = 0.5
+    """Share of time in which a NIC in a PFC storm pauses its switch port."""
+    storm_receive: Share = 0.03
+    """Load below which such a NIC receives nothing."""
+    min_stall: Share = 0.1
+    """Share of time in which PCIe stalls writes of a slow receiver: above it, PCIe is the cause."""
+    min_discards: Amount = 0.5
+    """Packets per second that a slow receiver discards: above it, PCIe is the cause."""
+    min_incast_marked: Share = 0.004
+    """Share of marked packets above which a receiver may have an incast."""
+    min_incast_receive: Share = 0.2
+    """Load above which a receiver may have an incast."""
+    incast_receive_factor: Factor = 1.25
+    """A receiver of an incast receives this many times what its peers do."""
+    incast_marks_factor: Factor = 4.0
+    """A receiver of an incast has this many times the marks of its peers."""
+    line_receive: Share = 0.8
+    """Load at which the link of a receiver is full."""
+    min_paused_peers: Share = 0.25
+    """Share of NICs below a leaf that an incast must pause to have victims."""
+    min_marks: Amount = 1.0
+    """Marked packets per second above which a NIC must send congestion notifications."""
+    min_ignored: Amount = 10.0
+    """Congestion notifications per second that a NIC ignores."""
+    min_ignored_share: Share = 0.05
+    """Share of the notifications that a NIC ignores."""
+    min_unprotected: Share = 0.05
+    """Share of RDMA traffic outside the lossless priorities."""
+    max_unprotected_nics: Share = 0.6
+    """Share of NICs with such traffic above which the site has no lossless priorities."""
+    node_share: Share = 0.7
+    """Share of a node's NICs in use that have a fault: from it on, the node is the cause."""
+    min_retries: Amount = 5.0
+    """Adaptive retransmissions per second."""
+    retry_factor: Factor = 8.0
+    """A retransmitting NIC has this many times the retransmissions of its peers and its past."""
+    min_paused: Share = 0.01
+    """Share of time in which a victim is paused."""
+
+
+class LeafThresholds(Struct, frozen=True, kw_only=True):
+    """Leaf switches and uplinks."""
+
+    min_pause_frames: Amount = 20.0
+    """Pause frames per second and NIC below a leaf whose ECN may be inactive."""
+    pause_factor: Factor = 8.0
+    """Such a leaf has this many times the pause frames of the other leaves and of its past."""
+    min_marks: Amount = 2.0
+    """Marks per second of each NIC; with more than this usually, none in half a minute shows a changed setting."""
+    usual_load: Share = 0.5
+    """Share of the usual load from which on marks must not end."""
+    min_out_of_order: Amount = 0.2
+    """Packets out of order per second and NIC."""
+    min_timeouts: Amount = 0.02
+    """Acknowledgement timeouts per second and NIC: above it, the fabric loses packets."""
+    min_losses: Amount = 0.2
+    """Lost packets per second of a NIC."""
+    loss_factor: Factor = 4.0
+    """A leaf that loses packets has this many times the losses of the others and of its past."""
+    loss_share: Share = 0.3
+    """Share of the NICs in use below a leaf that lose packets if the leaf does."""
+    min_reported: Share = 0.1
+    """Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
+    min_uplink_marked: Share = 0.01
+    """Share of marked packets of jobs that cross a congested uplink."""
+    uplink_factor: Factor = 20.0
+    """These jobs have this many times the marks of the usual leaf."""
+    uplink_paused: Share = 0.3
+    """Share of the NICs of these jobs that a congested uplink pauses."""
+    uplink_speed: Share = 0.95
+    """Speed relative to its past below which a job that spans pods is slower."""
+
+
+class LinkThresholds(Struct, frozen=True, kw_only=True):
+    """Links of NICs."""
+
+    min_bit_errors: Amount = 1e-6
+    """Bit error rate before correction from which on a transceiver may be degraded."""
+    certain_bit_errors: Amount = 1e-5
+    """Bit error rate from which on it is degraded, whatever its peers have."""
+    critical_bit_errors: Amount = 1e-4
+    """Bit error rate from which on an incident is critical."""
+    bit_error_factor: Factor = 30.0
+    """A degraded transceiver has this many times the bit errors of its peers and its past."""
+    certain_factor: Factor = 3.0
+    """As `bit_error_factor`, with a rate of at least `certain_bit_errors`."""
+    critical_uncorrected: Amount = 0.05
+    """Uncorrected symbol errors per second from which on an incident is critical."""
+    low_speed: Share = 0.9
+    """Share of the usual speed below which a link is slow."""
+    leaf_share: Share = 0.7
+    """Share of the NICs below a leaf that are down if the leaf itself is."""
+    reload_share: Share = 0.7
+    """Share of a node's NICs; if as many flap at once, the driver was loaded again or the node restarted."""
+    min_naks: Amount = 0.3
+    """Negative acknowledgements per second that a sender with transmit errors receives."""
+    naks_factor: Factor = 4.0
+    """Such a sender receives this many times those of its past."""
+
+
+class GpuThresholds(Struct, frozen=True, kw_only=True):
+    """GPUs."""
+
+    min_limited: Share = 0.4
+    """Share of time in which heat or hardware limits the clock."""
+    slow_clock: Share = 0.95
+    """Share of the clock of its peers below which a GPU is slow."""
+    straggler_deviations: Amount = 4.0
+    """Activity of a straggler, beyond that of its peers, in standard deviations."""
+    min_excess: Share = 0.04
+    """Activity of a straggler, beyond that of its peers, both relative to their past."""
+    max_stragglers: Share = 0.25
+    """Share of the GPUs of a job that may be stragglers at once."""
+
+
+class JobThresholds(Struct, frozen=True, kw_only=True):
+    """Jobs, their hosts and their storage."""
+
+    slow_speed: Share = 0.93
+    """Speed relative to its past below which a job is slow."""
+    majority: Share = 0.6
+    """Share of clients or ranks that must be affected alike."""
+    latency_factor: Factor = 4.0
+    """A slow server, or client, has this many times its usual latency."""
+    min_latency_seconds: Amount = 0.005
+    """Latency below which storage is not slow."""
+    busy_factor: Factor = 3.0
+    """A client with this many times its usual operations causes its latency itself."""
+    steady: Share = 0.8
+    """Low utilization relative to high utilization of GPUs from which on a job is steady."""
+    min_input: Share = 0.15
+    """Utilization relative to its past below which a job is idle rather than without input."""
+    max_input: Share = 0.78
+    """Utilization relative to its past above which a job has its input."""
+    min_gap: Share = 0.035
+    """Utilization of a late host below that of the other nodes of its job."""
+    gap_factor: Factor = 1.5
+    """A late host has this many times its usual variation below its usual utilization."""
+    late_share: Share = 0.8
+    """Share of the readings of a minute that must show a late host."""
+    late_deviations: Amount = 4.0
+    """Utilization of a late host below that of the other nodes, in standard errors."""
+    min_pressure: Share = 0.05
+    """CPU pressure of a late host of two."""
+    hung_activity: Share = 0.3
+    """Activity of spinning GPUs of a job that hangs."""
+    hung_exchange: Share = 0.002
+    """Load of the NICs of a job below which nothing moves."""
+    wait_factor: Factor = 1.5
+    """A hang lasts this many times the longest wait that ended."""
+
+
+class NodeThresholds(Struct, frozen=True, kw_only=True):
+    """Nodes that do not report, and their clocks."""
+
+    max_missed_receipts: Annotated[float, Meta(ge=1)] = 3.0
+    """Frames of a node that may be missing."""
+    min_stale_seconds: Annotated[float, Meta(gt=0)] = 15.0
+    """Seconds without frames after which a node may be stale."""
+    longest_checkpoint_seconds: Amount = 60.0
+    """Age of the last frames at which the job of a node that is down waits for it, even after a checkpoint."""
+    max_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 0.05
+    """Difference of a node's clock from that of the others."""
+    critical_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 2.0
+    """Difference from which on an incident is critical."""
+
+
+class AdviceThresholds(Struct, frozen=True, kw_only=True):
+    """Advice about settings, rails and placement."""
+
+    majority: Share = 0.75
+    """Share of peers with the same setting from which on another one is a drift."""
+    rollout_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+    """Time in which several nodes that change a setting are a rollout."""
+    rollout_nodes: Annotated[int, Meta(ge=2)] = 2
+    """Number of these nodes."""
+    min_late_paused: Share = 0.001
+    """Share of time in which senders are paused before any packet is marked."""
+    certain_late_paused: Share = 0.01
+    """As `min_late_paused`, without other rails to compare with."""
+    min_late_nics: Share = 0.65
+    """Share of a leaf's NICs that must be paused: pause of fewer may be due to a receiver without an agent."""
+    paused_per_marked: Factor = 3.0
+    """Share of pause relative to the highest share of marks from which on ECN acts too late."""
+    late_factor: Factor = 8.0
+    """Such a rail is paused this many times as long as the others."""
+    max_rail_ratio: Factor = 1.3
+    """Load of a rail relative to the median rail above which it is unequal."""
+    min_rail_ratio: Share = 0.7
+    """Load of a rail relative to the median rail below which it is unequal."""
+    agreeing_nodes: Share = 0.7
+    """Share of a job's nodes that must show the same unequal rail."""
+    min_placed_paused: Share = 0.002
+    """Share of time in which a job that spans pods is paused."""
+    min_placed_marked: Share = 0.01
+    """Share of marked packets of a job that spans pods."""
+    placed_factor: Factor = 4.0
+    """Such a job has this many times the pause, or the marks, of jobs in one pod."""
+
+
+class DetectorThresholds(Struct, frozen=True, kw_only=True):
+    """Thresholds of all detectors."""
+
+    network: NetworkThresholds = NetworkThresholds()
+    leaves: LeafThresholds = LeafThresholds()
+    links: LinkThresholds = LinkThresholds()
+    gpus: GpuThresholds = GpuThresholds()
+    jobs: JobThresholds = JobThresholds()
+    nodes: NodeThresholds = NodeThresholds()
+    advice: AdviceThresholds = AdviceThresholds()
