@@ -214,7 +214,7 @@ class ClusterDiagnosis:
         for found in self._detectors(view):
             try:
                 yield from found
-            except Exception as fault:
+            except Exception as fault:  # a defect of one detector must not end the others
                 if self.on_fault is None:
                     raise
                 self.on_fault(getattr(found, "__name__", ""), fault)

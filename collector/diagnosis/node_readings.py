@@ -201,7 +201,7 @@ class ReadingsCollector:
             new.stream.is_waiting = False
         try:
             readings = _GroupReadings.from_batches(group)
-        except Exception as fault:
+        except Exception as fault:  # one node must not end the diagnosis of the others
             if self.on_fault is None:
                 raise
             if len(group) == 1:

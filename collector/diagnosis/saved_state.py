@@ -8,6 +8,7 @@ devices are only ever added, so older baselines fit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -69,18 +70,31 @@ class SavedBaselines(msgspec.Struct, kw_only=True):
     rows: dict[str, list[bytes]]
 
 
+SavedT = TypeVar("SavedT", SavedDiagnosis, SavedBaselines)
+
+
 def decode_diagnosis(content: bytes) -> SavedDiagnosis:
     """Decode a saved state. Raises SavedStateError."""
-    try:
-        saved = msgspec.msgpack.decode(content, type=SavedDiagnosis)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"invalid state of the diagnosis: {error}"
-        raise SavedStateError(message) from error
-    if saved.version != VERSION:
-        message = f"invalid state of the diagnosis: version {saved.version}: expected {VERSION}"
-        raise SavedStateError(message)
+    saved = _decode(content, SavedDiagnosis, "state")
     if problem := next(_problems(saved), ""):
         message = f"invalid state of the diagnosis: {problem}"
+        raise SavedStateError(message)
+    return saved
+
+
+def decode_baselines(content: bytes) -> SavedBaselines:
+    """Decode saved baselines. Raises SavedStateError."""
+    return _decode(content, SavedBaselines, "baselines")
+
+
+def _decode(content: bytes, kind: type[SavedT], name: str) -> SavedT:
+    try:
+        saved = msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"invalid {name} of the diagnosis: {error}"
+        raise SavedStateError(message) from error
+    if saved.version != VERSION:
+        message = f"invalid {name} of the diagnosis: version {saved.version}: expected {VERSION}"
         raise SavedStateError(message)
     return saved
 
@@ -96,19 +110,6 @@ def _problems(saved: SavedDiagnosis) -> Iterator[str]:
             yield f"unknown {incident.cause.kind} {incident.cause.position}"
         if any(position >= counts["nic"] for position in incident.victim_nics):
             yield f"unknown victim of {incident.incident_id}"
-
-
-def decode_baselines(content: bytes) -> SavedBaselines:
-    """Decode saved baselines. Raises SavedStateError."""
-    try:
-        saved = msgspec.msgpack.decode(content, type=SavedBaselines)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"invalid baselines of the diagnosis: {error}"
-        raise SavedStateError(message) from error
-    if saved.version != VERSION:
-        message = f"invalid baselines of the diagnosis: version {saved.version}: expected {VERSION}"
-        raise SavedStateError(message)
-    return saved
 
 
 def resume(

@@ -125,6 +125,8 @@ class DiagnosisEngine:
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
     _diagnosis: ClusterDiagnosis | None = None
     _next_slot: int = 0
+    _evaluated_slot: int = -1
+    """Last slot that was evaluated without a failure, before a restart too; -1 without any."""
     _opened: Counter[str] = field(default_factory=Counter)
     _dropped_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     """GPU-seconds lost to incidents that were dropped, by class and tenant."""
@@ -202,7 +204,7 @@ class DiagnosisEngine:
             self._keep_aside(STATE_FILE)
             message = f"invalid state of the diagnosis: {type(fault).__name__}: {fault}"
             raise saved_state.SavedStateError(message) from fault
-        self._diagnosis = diagnosis
+        self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
         self._opened.update(saved.opened)
         self._dropped_seconds.update({(name, tenant): n for name, tenant, n in saved.lost_seconds})
         self.pending = list(saved.pending)
@@ -217,7 +219,7 @@ class DiagnosisEngine:
         devices, groups = diagnosis.devices, diagnosis.groups
         saved = saved_state.SavedDiagnosis(
             first_ns=diagnosis.first_ns,
-            slot=self._next_slot - 1,
+            slot=self._evaluated_slot,
             nodes=devices.node_names,
             nics=devices.nics,
             gpus=devices.gpus,
@@ -265,7 +267,10 @@ class DiagnosisEngine:
         diagnosis.arrange()
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
-            changes += self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs)) or []
+            changed = self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
+            if changed is not None:
+                self._evaluated_slot = slot
+                changes += changed
             self._attempt("curves", lambda: self._extend_curves(diagnosis))
             self._next_slot = slot + 1
         self._next_slot = max(self._next_slot, last_slot + 1)
@@ -362,7 +367,7 @@ class DiagnosisEngine:
             reported.append(before)
             for tenant, seconds in incident.lost_gpu_seconds.items():
                 lost[incident.class_name, tenant] += seconds
-        end_ns = diagnosis.end_of(self._next_slot - 1)
+        end_ns = diagnosis.end_of(self._evaluated_slot) if self._evaluated_slot >= 0 else 0
         self.table = IncidentTable(
             end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps
         )

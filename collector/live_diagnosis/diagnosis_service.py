@@ -59,6 +59,7 @@ class DiagnosisService:
     thresholds: DetectorThresholds = DetectorThresholds()
     queue: BatchQueue = field(default_factory=BatchQueue)
     duration_ns: int = 0
+    opened_ns: int = 0
     engine: DiagnosisEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +73,8 @@ class DiagnosisService:
 
     def open(self) -> None:
         """Read the saved state. Blocking; raises OSError."""
-        self.engine.open(self.wall_ns())
+        self.opened_ns = self.wall_ns()
+        self.engine.open(self.opened_ns)
 
     def close(self) -> None:
         """Save the state. Blocking."""
@@ -157,8 +159,10 @@ class DiagnosisService:
         yield ViewCell(catalog.DIAGNOSIS_FAULTS, (), engine.failures)
         yield ViewCell(catalog.FINDINGS_IGNORED, (), engine.ignored_findings)
         if self.duration_ns:
-            age_ns = max(self.wall_ns() - self.table.timestamp_ns, 0)
             yield ViewCell(catalog.EVALUATION_TIME, (), self.duration_ns / SECOND_NS)
+        if self.opened_ns:
+            last_ns = self.table.timestamp_ns or self.opened_ns
+            age_ns = max(self.wall_ns() - last_ns, 0)
             yield ViewCell(catalog.EVALUATION_AGE, (), age_ns / SECOND_NS)
 
 

@@ -60,8 +60,8 @@ class RunningCollector:
             text = await response.text()
             return response.status, text
 
-    async def json(self, path: str) -> Any:
-        status, text = await self.get(path)
+    async def json(self, path: str, *token: str) -> Any:
+        status, text = await self.get(path, *token)
         assert status == 200, text
         return msgspec.json.decode(text)
 

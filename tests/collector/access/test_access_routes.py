@@ -22,7 +22,7 @@ from support.billing_port import BookedRows
 from support.certificates import ClientAuthority, self_signed
 
 from collector.access.credentials import Role, digest_bytes, digest_token
-from collector.config import CollectorTlsSettings
+from collector.config import CollectorTlsSettings, DiagnosisSettings
 from collector.http.access_control import (
     ROUTES,
     RequestAuthorizer,
@@ -41,7 +41,7 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
     ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
-    ("GET", "/api/v1/incidents"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/incidents"): ("operator auditor tenant", 503),  # the diagnosis is off
     ("GET", "/api/v1/incidents/x"): ("operator auditor tenant", 404),
     ("GET", "/api/v1/incidents/x/curves"): (ALL, 404),
     ("GET", "/api/v1/jobs"): ("operator auditor tenant", 200),
@@ -180,7 +180,12 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
         certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file)
     )
     (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
-    settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
+    settings = settings_in(
+        directory,
+        tls=tls,
+        claims_file=str(directory / "claims.csv"),
+        diagnosis=DiagnosisSettings(enabled=False),
+    )
     (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
     async with run_collector(settings, ready=lambda running: booked(running.collector)) as running:
         found = RoutesCollector(running, authority, server, made)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from collector.diagnosis.incidents import ChangeKind, IncidentChange
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
-from collector.workloads.job_roster import JobKey
+from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.audit.record import decode_audit_record
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
@@ -157,12 +158,30 @@ def test_invalid_frames_of_a_node_do_not_end_the_diagnosis(
     frames: ArrivingFrames, tmp_path: Path
 ) -> None:
     engine = opened(frames, tmp_path, frames.start_ns)
-    now_ns = frames.start_ns + STEP_NS
+    now_ns = frames.start_ns + 2 * STEP_NS
     (good, *_) = frames.between(frames.start_ns, now_ns)
     unknown = [msgspec.structs.replace(batch, schema=b"unknown") for batch in good.batches]
+    assert engine.table.timestamp_ns == 0
     engine.process([good._replace(batches=unknown, node="hostile"), good], {}, now_ns)
     assert engine.failures == len(unknown)
-    assert engine.table.timestamp_ns
+    assert engine.table.timestamp_ns > frames.start_ns
+
+
+def test_the_table_keeps_the_time_of_the_last_evaluation_that_succeeded(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    engine = opened(frames, tmp_path, frames.start_ns)
+    middle_ns = frames.start_ns + 20 * STEP_NS
+    list(run_until(engine, frames, frames.start_ns, middle_ns))
+    evaluated_ns = engine.table.timestamp_ns
+    assert middle_ns - 2 * STEP_NS <= evaluated_ns <= middle_ns
+    invalid = {JobKey("physics", "slurm", "7"): 7}
+    engine.process([], cast("dict[JobKey, list[str]]", invalid), middle_ns + 5 * STEP_NS)
+    assert engine.failures
+    assert engine.table.timestamp_ns == evaluated_ns
+    engine.save_all()
+    later_ns = middle_ns + 100 * STEP_NS
+    assert opened(frames, tmp_path, later_ns).table.timestamp_ns == evaluated_ns
 
 
 def test_the_queue_of_a_node_is_bounded(frames: ArrivingFrames) -> None:
@@ -189,10 +208,22 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
     ]
     tokens.write_text("".join([tokens.read_text(), *tenants]))
 
+    jobs = [
+        RunningJob(
+            key,
+            number,
+            tuple(
+                JobGpu(gpu, place, JobHolding(key, "", 840, now_ns), is_alone=True)
+                for place, gpu in enumerate(gpus)
+            ),
+        )
+        for number, (key, gpus) in enumerate(frames.jobs.items())
+    ]
+
     def replace_diagnosis(one: RunningCollector) -> None:
         of = one.collector
         path = directory / "state" / "diagnosis"
-        of.diagnosis = DiagnosisService(of.core, path, of.trail, lambda: now_ns, list)
+        of.diagnosis = DiagnosisService(of.core, path, of.trail, lambda: now_ns, lambda: jobs)
         of.diagnosis.engine.find_schema = frames.schemas.__getitem__
 
     async with run_collector(settings, replace_diagnosis) as one:
@@ -250,12 +281,13 @@ async def test_a_tenant_reads_the_incidents_that_touch_its_jobs(
     frames: ArrivingFrames, tmp_path: Path
 ) -> None:
     async with diagnosed(frames, tmp_path) as one:
-        service = one.collector.diagnosis
-        assert (await one.json("/api/v1/incidents"))["rows"][0]["lost_gpu_seconds"] == 0
-        _, text = await one.get("/api/v1/incidents", "token-other")
-        assert msgspec.json.decode(text)["rows"] == []
-        (incident,) = service.table.incidents
-        assert incident.of_tenant("other") is None
+        (whole,) = (await one.json("/api/v1/incidents"))["rows"]
+        assert whole["lost_gpu_seconds"] > 0
+        (own,) = (await one.json("/api/v1/incidents", "token-physics"))["rows"]
+        assert (own["id"], own["jobs"]) == (whole["id"], whole["jobs"])
+        assert own["lost_gpu_seconds"] == whole["lost_gpu_seconds"]
+        assert (await one.json("/api/v1/incidents", "token-other"))["rows"] == []
+        assert (await one.get(f"/api/v1/incidents/{whole['id']}", "token-other"))[0] == 404
 
 
 def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path) -> None:
