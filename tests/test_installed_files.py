@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -47,11 +48,21 @@ def test_no_file_names_a_directory_that_was_not_chosen(root: Path):
     assert not named
 
 
+def settings_of(section: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file sets, without empty sections."""
+    found = {
+        name: settings_of(value) if isinstance(value, dict) else value
+        for name, value in section.items()
+    }
+    return {name: value for name, value in found.items() if value != {}}
+
+
 def test_samples_name_files_beside_them(root: Path):
     sample = (root / "etc/rs/collector.toml").read_text()
     assert f"{root}/etc/rs/" in (root / "units/railscope-collector.service").read_text()
-    found = {name: value for name, value in tomllib.loads(sample).items() if value}
-    assert found == {"tokens_file": f"{root}/etc/rs/tokens.toml"}, "all else is a comment"
+    assert settings_of(tomllib.loads(sample)) == {"tokens_file": f"{root}/etc/rs/tokens.toml"}, (
+        "all else is a comment"
+    )
     for name in ("tenants.csv", "inventory.csv", "claims.csv", "tokens.toml", "agent.toml"):
         assert (root / "etc/rs" / name).is_file()
 

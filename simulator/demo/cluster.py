@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
 
@@ -209,9 +210,16 @@ class DemoCluster:
         return [dict(zip(_COUNTS, map(int, end.groups()), strict=True)) for end in ends if end]
 
     async def views(self) -> dict[str, Any]:
-        """Return all views of the collector."""
-        names = ("cluster", "rails", "tenants", "nodes", "account", "incidents")
-        return {name: await self._get(f"/api/v1/{name}") for name in names}
+        """Return all views of the collector; without incidents before its first diagnosis."""
+        names = ("cluster", "rails", "tenants", "nodes", "account")
+        views = {name: await self._get(f"/api/v1/{name}") for name in names}
+        try:
+            views["incidents"] = await self._get("/api/v1/incidents")
+        except aiohttp.ClientResponseError as error:
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            views["incidents"] = {"rows": []}
+        return views
 
     async def stable_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""
