@@ -160,17 +160,33 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     """Only of advice."""
 
 
+def victims_of(
+    incident: Incident, devices: ClusterDevices
+) -> tuple[tuple[NicDocument, ...], tuple[JobDocument, ...]]:
+    """Return all NICs that an incident affects, and all jobs that it touches, the slow ones first."""
+    affected = {each.position for each in incident.affected if each.kind == "nic"}
+    cause_job = {incident.cause.job} if incident.cause.job else set()
+    cause_nic = {incident.cause.position} if incident.cause.kind == "nic" else set()
+    unhurt_jobs = (incident.holders | cause_job) - incident.job_speeds.keys()
+    slow = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
+    nics = [
+        _nic(position, devices) for position in sorted(incident.victim_nics | affected - cause_nic)
+    ]
+    return tuple(nics), (*slow, *map(_job, sorted(unhurt_jobs)))
+
+
 def incident_document(
     incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
 ) -> IncidentDocument:
     """Return the document of an incident."""
     kind, cause = incident.incident_class, incident.cause
     entity = _entity(incident, devices, groups)
-    jobs = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
-    other_jobs = incident.holders | ({cause.job} if cause.job else set())
-    jobs += [_job(key) for key in sorted(other_jobs - incident.job_speeds.keys())]
-    nics = [_nic(position, devices) for position in sorted(incident.victim_nics)]
-    concerned = [_device(each, devices, groups) for each in incident.affected if each != cause]
+    nics, jobs = victims_of(incident, devices)
+    concerned = [
+        _device(each, devices, groups)
+        for each in incident.affected
+        if each != cause and each.kind != "nic"
+    ]
     return IncidentDocument(
         id=incident.incident_id,
         incident_class=kind.name,
@@ -185,7 +201,7 @@ def incident_document(
         confidence=incident.confidence,
         victims=(*concerned[:MAX_LISTED], *nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
         victim_count=len(concerned) + len(nics) + len(jobs),
-        jobs=tuple(jobs[:MAX_LISTED]),
+        jobs=jobs[:MAX_LISTED],
         evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
         symptoms=tuple(sorted(incident.symptoms)),
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),

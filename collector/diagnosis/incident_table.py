@@ -36,6 +36,10 @@ class ReportedIncident:
     document: report.IncidentDocument
     onset_ns: int
     reach: Reach
+    victim_nics: Sequence[report.NicDocument] = ()
+    """All of them; the document has the first ones."""
+    jobs: Sequence[report.JobDocument] = ()
+    """As `victim_nics`."""
     curves: Sequence[EvidenceCurve] = ()
     tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -59,9 +63,8 @@ class ReportedIncident:
         if nodes is None:
             return None
         whole = self.document
-        jobs = tuple(job for job in whole.jobs if job.tenant == tenant)
-        nics = [each for each in whole.victims if isinstance(each, report.NicDocument)]
-        victims = (*(nic for nic in nics if nic.node in nodes), *jobs)
+        jobs = tuple(job for job in self.jobs if job.tenant == tenant)
+        nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
         cause, curves = whole.cause, self.curves
         if isinstance(cause, report.JobDocument) and cause.tenant != tenant:
@@ -73,9 +76,9 @@ class ReportedIncident:
             whole,
             cause=cause,
             title=report.title_of(whole.incident_class, cause),
-            jobs=jobs,
-            victims=victims,
-            victim_count=len(victims),
+            jobs=jobs[: report.MAX_LISTED],
+            victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
+            victim_count=len(nics) + len(jobs),
             lost_gpu_seconds=round(lost),
             evidence=tuple(
                 each for each in whole.evidence if _is_visible(each.device, cause, nodes)
@@ -89,6 +92,8 @@ class ReportedIncident:
         return replace(
             self,
             document=document,
+            victim_nics=nics,
+            jobs=jobs,
             curves=curves,
             tenant_nodes=own_nodes,
             lost_gpu_seconds=losses,

@@ -28,7 +28,7 @@ from collector.diagnosis.cluster_diagnosis import (
 )
 from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
 from collector.diagnosis.gpu_detectors import USED_EVENTS
-from collector.diagnosis.incident_report import incident_document
+from collector.diagnosis.incident_report import incident_document, victims_of
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import ChangeKind, Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
@@ -379,6 +379,7 @@ class DiagnosisEngine:
             incident_document(incident, diagnosis.devices, groups, seconds),
             incident.onset_ns,
             incident.reach,
+            *victims_of(incident, diagnosis.devices),
             tuple(
                 EvidenceCurve(curve.signal, curve.unit, list(curve.points))
                 for curve in self._curves.get(incident.incident_id, ())

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from collector.diagnosis.incident_report import IncidentDocument
+from collector.diagnosis.incident_report import IncidentDocument, NicDocument
 from collector.diagnosis.incident_table import ReportedIncident
 from collector.diagnosis.ranking import Reach
 from railscope.timestamps import SECOND_NS
@@ -29,4 +29,5 @@ def incident(number: str, reach: Reach = NO_REACH, **changes: Any) -> ReportedIn
         "explained_by": None,
     }  # fmt: skip
     document = msgspec.convert(content | changes, IncidentDocument)
-    return ReportedIncident(document, SECOND_NS, reach)
+    nics = [each for each in document.victims if isinstance(each, NicDocument)]
+    return ReportedIncident(document, SECOND_NS, reach, nics, document.jobs)

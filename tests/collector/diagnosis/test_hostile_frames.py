@@ -8,15 +8,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.incidents import incident as reported_incident
 
 from collector.diagnosis import incidents, jobs
 from collector.diagnosis.devices import ClusterDevices, ClusterNic
 from collector.diagnosis.findings import Cause, FindingEvidence
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incident_report import (
+    MAX_LISTED,
     GpuDocument,
     IncidentDocument,
+    JobDocument,
     LeafDocument,
+    NicDocument,
     StorageDocument,
 )
 from collector.diagnosis.incident_table import ReportedIncident
@@ -264,6 +268,31 @@ def test_events_count_in_the_bound_of_the_queue() -> None:
     assert queue.dropped > 1000
 
 
+def test_a_tenant_reads_its_own_victims_behind_many_of_another_tenant() -> None:
+    nics = [
+        NicDocument(f"n{number}", "eth0", "mlx5_0", "", 0, "", "")
+        for number in range(MAX_LISTED + 1)
+    ]
+    jobs = [JobDocument("other", "slurm", str(number)) for number in range(MAX_LISTED)]
+    own_job = JobDocument("own", "slurm", "1")
+    listed = (*nics[:MAX_LISTED], *jobs)
+    whole = reported_incident("1").document
+    document = msgspec.structs.replace(whole, victims=listed, jobs=tuple(jobs))
+    reported = ReportedIncident(
+        document,
+        START_NS,
+        reported_incident("1").reach,
+        nics,
+        [*jobs, own_job],
+        tenant_nodes={"own": frozenset({nics[-1].node})},
+    )
+    own = reported.of_tenant("own")
+    assert own is not None
+    assert own.document.jobs == (own_job,)
+    assert own.document.victims == (nics[-1], own_job)
+    assert own.document.victim_count == 2
+
+
 def test_a_tenant_reads_no_name_of_another_tenants_node() -> None:
     rack = msgspec.convert(
         {
@@ -281,7 +310,7 @@ def test_a_tenant_reads_no_name_of_another_tenants_node() -> None:
     for cause in causes:
         whole = msgspec.structs.replace(rack, cause=cause)
         nodes = {"own": frozenset({"n1"}), "other": frozenset({"n2"})}
-        own = ReportedIncident(whole, START_NS, reach, (), nodes).of_tenant("own")
+        own = ReportedIncident(whole, START_NS, reach, tenant_nodes=nodes).of_tenant("own")
         assert own is not None
         assert "n2" not in repr(own.document)
         assert [each.device for each in own.document.evidence] == ["n1 GPU 1"]
