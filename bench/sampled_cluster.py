@@ -273,7 +273,8 @@ class SampledFeed:
         codes = self._latest.setdefault(key, np.full(here.shape, np.nan))
         for (node, index), reason in row.absent.items():
             if index < gpus:
-                codes[node, index] = float(reason) if sample.sampled[node] else np.nan
+                if sample.sampled[node]:
+                    codes[node, index] = reason
                 here[node, index] = False
         for how, table in (("counter", _GPU_COUNTERS), ("interval", _GPU_INTERVALS)):
             reported = {q: gpu[n][:, :gpus] for n, q in table.items() if not q.startswith(lacks)}

@@ -190,6 +190,7 @@ class ClusterDiagnosis:
             self.steps = self._find_steps(jobs, slot)
             gaps = {"job_gap": job_detectors.node_gaps(view)}
             self.baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
+        signals.clear()
         return changed
 
     def _find_steps(
@@ -304,6 +305,8 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
     if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure
         state.exchange_change = state.exchange / past
+        low = mean_known(view.base(DeviceKind.NIC, "send", job_detectors.LOW_QUANTILE)[job.nics])
+        state.slow_speed = min(state.slow_speed, 1 - 2 * (1 - low / past))
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from collector.diagnosis.findings import (
     CHANGE,
+    SLOTS_PER_MINUTE,
     Cause,
     DiagnosisView,
     Finding,
@@ -21,10 +22,16 @@ from collector.diagnosis.findings import (
     JobState,
     above,
 )
-from collector.diagnosis.job_detectors import is_steady
-from collector.diagnosis.jobs import MAD_SCALE
+from collector.diagnosis.job_detectors import has_usual_steps, is_steady
+from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.slot_sums import (
+    Floats,
+    Positions,
+    mean_known,
+    means_known,
+    median_known,
+)
 from railscope.catalog.xids import xid
 from railscope.reading import Absent
 
@@ -220,22 +227,41 @@ def _peer_clocks(view: DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
+MIN_COMPARED_SHARE = 0.6
+"""Slots with readings of a GPU, relative to those of the others."""
 
 
 def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
     """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
-    gpu = view.signals.table(DeviceKind.GPU, 6)
     for job in view.jobs:
         state = view.states.get(job.key)
         if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_have_straggler(state):
             continue
+        if not has_usual_steps(view, job):
+            continue
         for signal in ("activity", "power"):
-            changes = gpu[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
+            changes = _changes_at_same_times(view, job, signal)
             if np.isnan(changes).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
             if is_steady(view, job, signal):
                 yield from _outliers(view, job.gpus, changes, signal)
             break
+
+
+def _changes_at_same_times(view: DiagnosisView, job: ActiveJob, signal: str) -> Floats:
+    """Return a signal of the last minute relative to the past, of each GPU of a job.
+
+    A GPU is compared with the others in the slots in which it has readings: without those of a checkpoint, its mean would
+    be higher than theirs.
+    """
+    base = view.base(DeviceKind.GPU, signal)[job.gpus]
+    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in range(SLOTS_PER_MINUTE))
+    slots = np.stack([table[signal][job.gpus] / base for table in tables])
+    usual = np.array([median_known(changes) for changes in slots])
+    changes = mean_known(usual) + means_known(slots - usual[:, None])
+    count = (~np.isnan(slots)).sum(axis=0)
+    found: Floats = np.where(count >= MIN_COMPARED_SHARE * count.max(), changes, np.nan)
+    return found
 
 
 def _may_have_straggler(state: JobState) -> bool:

@@ -48,7 +48,7 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
     change = np.full(len(mounts), np.nan)
     for operation in ("read", "write"):
         latency = mount[f"{operation}_latency"]
-        baseline = np.fmax(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
+        baseline = np.maximum(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
         used |= ~np.isnan(latency)
         ratio = latency / baseline
         change = np.fmax(change, ratio)
@@ -56,7 +56,14 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
             latency, thresholds.min_latency_seconds
         )
     slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
-    waiting = {name for job in view.jobs if _job_waits(view, job) for name in job.nodes}
+    waiting_jobs = [job for job in view.jobs if _job_waits(view, job)]
+    # A job of one node may be a service with less load, unless most of them wait.
+    of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
+    count = sum(len(job.nodes) == 1 for job in waiting_jobs)
+    many_wait = count >= thresholds.majority * len(of_one_node)
+    waiting = {
+        name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
+    }
     waits = np.array([each.node in waiting for each in mounts])
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
@@ -106,14 +113,51 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     The load of a service varies, and alternating phases differ: their work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    if not is_steady(view, job, "utilization"):
+    if not is_steady(view, job, "utilization") or not has_usual_steps(view, job):
         return False
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
     base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
-    is_slow = view.states[job.key].speed < 0.9 and change < 0.95  # noqa: PLR2004 - beyond the noise of a minute
+    speed: float = view.states[job.key].speed
+    lowest = 1 + MAX_LOSS_FACTOR * (change - 1) - LOSS_NOISE
+    is_slow = change < 0.95 and lowest < speed < 0.9  # noqa: PLR2004 - beyond the noise of a minute
     return thresholds.min_input < change < thresholds.max_input or is_slow
+
+
+MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
+"""Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
+
+MAX_STEP_RATIO, MAX_STEP_SPREAD = 1.3, 0.06
+
+
+def has_usual_steps(view: DiagnosisView, job: ActiveJob) -> bool:
+    """True unless a job does other work than before, as in an evaluation, or between phases of training.
+
+    Each step exchanges the same over NICs and over NVLink, and all nodes take the same steps. So what slows the steps
+    lowers both measures alike, and on all nodes alike.
+    """
+    known_changes = list[Floats]()
+    for kind, name, positions, nodes in (
+        (DeviceKind.NIC, "send", job.nics, view.groups.nic_node),
+        (DeviceKind.GPU, "nvlink", job.gpus, view.groups.gpu_node),
+    ):
+        now = view.signals.table(kind, SLOTS_PER_MINUTE)[name][positions]
+        past = view.base(kind, name)[positions]
+        both = ~np.isnan(now + past)
+        sums, usual = (
+            np.bincount(nodes[positions][both], each[both]).astype(np.float64)
+            for each in (now, past)
+        )
+        if usual.any():
+            known_changes.append(sums[usual > 0] / usual[usual > 0])
+    medians = [float(np.median(changes)) for changes in known_changes]
+    if not medians:
+        return True
+    if max(medians) > MAX_STEP_RATIO * min(medians):
+        return False
+    spreads = [float(np.std(each)) / max(float(np.mean(each)), 1e-9) for each in known_changes]
+    return min(spreads) < MAX_STEP_SPREAD
 
 
 def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
@@ -156,12 +200,14 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         if not thresholds.min_input < usual < thresholds.max_input or not alike:
             continue
         progress = _progress(view, job)
-        if not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual):
+        starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual)
+        if starves and has_usual_steps(view, job):
             evidence = FindingEvidence(
                 "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
             )
-            # Without counters of what a job exchanges, a phase of other work has the same readings.
-            severity = "info" if np.isnan(progress) else ""
+            # Without counters of what a job exchanges, a phase of other work has the same readings; on one node, a service
+            # with less load has.
+            severity = "info" if np.isnan(progress) or len(job.nodes) == 1 else ""
             yield Finding("dataloader_stall", Cause("job", job=job.key), (evidence,), 1.0, severity)
 
 
@@ -233,10 +279,13 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         hit &= gap < -np.fmax(
             thresholds.min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
         )
-        # All ranks wait for a late host, so the job slows down; replicas of a service do not.
-        hit &= ~(view.states[job.key].speed > 1 + gap / 2)
+        # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
+        speed = view.states[job.key].speed
+        hit &= ~((speed > 1 + gap / 2) | (speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE))
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= _is_pressed(view)[nodes]
+        if not hit.any() or not has_usual_steps(view, job):
+            continue
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
             pressure = view.signals.node["cpu_pressure"][nodes[index]]
@@ -337,7 +386,8 @@ def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
 def slow_jobs(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
-        if state.is_slow and state.utilization_change > MIN_BUSY_USE:
+        works = state.utilization_change > MIN_BUSY_USE
+        if state.is_slow and works and has_usual_steps(view, state.job):
             evidence = FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload
             )

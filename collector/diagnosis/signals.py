@@ -7,8 +7,8 @@ is unknown. Symbols in brackets are those of the literature on RoCE congestion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -220,27 +220,35 @@ class ClusterSignals:
     slot: int
     window: int
     """Slots of a usual window."""
+    _tables: dict[tuple[DeviceKind, int, int], SignalTable] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def nic(self) -> SignalTable:
         """Signals of NICs in the usual window."""
         return self.table(DeviceKind.NIC, self.window)
 
-    @cached_property
+    @property
     def gpu(self) -> SignalTable:
         """Signals of GPUs in the usual window."""
         return self.table(DeviceKind.GPU, self.window)
 
-    @cached_property
+    @property
     def node(self) -> SignalTable:
         """Signals of nodes in the usual window."""
         return self.table(DeviceKind.NODE, self.window)
 
-    @cached_property
+    @property
     def mount(self) -> SignalTable:
         """Signals of mounts in the usual window."""
         return self.table(DeviceKind.MOUNT, self.window)
 
     def table(self, kind: DeviceKind, count: int, before: int = 0) -> SignalTable:
         """Return signals over `count` slots that end `before` slots earlier."""
-        return SignalTable(self.devices, kind, self.slot - before, count)
+        key = kind, count, before
+        if key not in self._tables:
+            self._tables[key] = SignalTable(self.devices, kind, self.slot - before, count)
+        return self._tables[key]
+
+    def clear(self) -> None:
+        """Drop all tables: they are computed again when they are read."""
+        self._tables.clear()
