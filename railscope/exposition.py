@@ -167,11 +167,15 @@ class ExpositionTemplate:
 
     def render(self, frame: Frame) -> Mapping[str, str]:
         """Return sample lines by metric. Columns without a value are omitted."""
-        if frame is not self._frame:  # most sources are read less often than they are scraped
-            self._frame = frame
+        last, self._frame = self._frame, frame  # most sources are read less often than scraped
+        if last is None or not (last is frame or _has_same_readings(last, frame)):
             blocks = ((lines.metric.name, lines.render(frame)) for lines in self._metrics)
             self._blocks = {name: block for name, block in blocks if block}
         return self._blocks
+
+
+def _has_same_readings(last: Frame, frame: Frame) -> bool:
+    return last.values == frame.values and last.reasons == frame.reasons
 
 
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:

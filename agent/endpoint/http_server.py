@@ -235,5 +235,6 @@ class _HttpConversation:
             pieces.append(self._state.send(h11.Data(body)))
         pieces.append(self._state.send(h11.EndOfMessage()))
         self._writer.write(b"".join(piece for piece in pieces if piece))
-        async with asyncio.timeout(WRITE_SECONDS):
-            await self._writer.drain()
+        if self._writer.transport.get_write_buffer_size():
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._writer.drain()

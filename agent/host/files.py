@@ -7,6 +7,7 @@ agent.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -63,8 +64,8 @@ class RootedFiles:
             return file.read()
 
     def names(self, path: str) -> list[str]:
-        """Entries of a directory, sorted."""
-        return sorted(os.listdir(self.real(path)))  # noqa: PTH208 - plain text paths
+        """Entries of a directory, sorted. Ports and devices have the same names: each is stored once."""
+        return sorted(map(sys.intern, os.listdir(self.real(path))))  # noqa: PTH208 - plain text paths
 
     def resolve(self, path: str) -> str:
         """Path with all links followed; raises FileNotFoundError for a link out of the root."""

@@ -47,7 +47,7 @@ class CostTrend:
     mean: float = 0.0
     count: int = 0
     _at_ns: int = 0
-    _last: deque[float] = field(default_factory=lambda: deque(maxlen=MIN_VALUES))
+    _last: tuple[float, ...] = ()
 
     @property
     def estimate(self) -> float:
@@ -57,7 +57,7 @@ class CostTrend:
     def add(self, value: float, at_ns: int) -> None:
         """Record a value measured at a time of the boot clock."""
         self.count += 1
-        self._last.append(value)
+        self._last = (*self._last, value)[-MIN_VALUES:]
         if self.count <= MIN_VALUES:
             self.mean = min(self._last)
         else:

@@ -244,7 +244,7 @@ class GuardedFiles:
         self._groups: list[tuple[str, int, FileGroup]] = []
         self._starts: list[int] = []
         start = 0
-        for device, members in groupby(paths, device_of):
+        for device, members in groupby(paths, device_of_path):
             group = list(members)
             self._groups.append((device, len(group), host.open_file_group(group)))
             self._starts.append(start)
@@ -323,8 +323,7 @@ def _describe_call(
     )
 
 
-@lru_cache(MAX_CACHED_DEVICES)
-def device_of(path: str) -> str:
+def device_of_path(path: str) -> str:
     """Return the device of a file as class and name; the file itself if it names none.
 
     Other trees are divided at the first number: `/sys/devices/system/edac/mc/mc0`.
@@ -343,6 +342,9 @@ def device_of(path: str) -> str:
                 return "/".join(parts[: position + 1])
     return path
 
+
+device_of = lru_cache(MAX_CACHED_DEVICES)(device_of_path)
+"""The same for files that are read repeatedly by their paths."""
 
 _NAME_OF_CLASS, _NAME_ON_BUS = 4, 5
 
