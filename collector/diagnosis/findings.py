@@ -283,5 +283,5 @@ class DiagnosisView:
 def above(values: Floats, limit: Floats | float) -> Flags:
     """Return where values are known and greater than a limit; unknown limits are ignored."""
     with np.errstate(invalid="ignore"):
-        found: Flags = np.nan_to_num(values, nan=-np.inf) > np.nan_to_num(limit, nan=-np.inf)
+        found: Flags = (values > limit) | (np.isnan(limit) & ~np.isnan(values))
     return found

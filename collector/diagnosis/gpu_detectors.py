@@ -30,6 +30,7 @@ from collector.diagnosis.slot_sums import (
     Positions,
     mean_known,
     means_known,
+    median,
     median_known,
 )
 from railscope.catalog.xids import xid
@@ -127,7 +128,7 @@ def _is_usual(view: DiagnosisView, values: Floats) -> Flags:
     for model in np.unique(models):
         of_model = values[(models == model) & ~np.isnan(values)]
         if len(of_model) >= MIN_JOB_GPUS:
-            usual[models == model] = np.median(of_model)
+            usual[models == model] = median(of_model)
     found: Flags = values >= usual
     return found
 
@@ -221,7 +222,7 @@ def _peer_clocks(view: DiagnosisView) -> Floats:
     for model in np.unique(models):
         members = (models == model) & busy & ~np.isnan(gpu["clock"])
         if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
-            usual[models == model] = np.median(gpu["clock"][members])
+            usual[models == model] = median(gpu["clock"][members])
     clocks: Floats = np.fmax(usual, np.nan_to_num(view.base(DeviceKind.GPU, "clock")))
     return clocks
 

@@ -29,6 +29,7 @@ from collector.diagnosis.slot_sums import (
     divide,
     mean_known,
     means_known,
+    median,
     median_known,
 )
 
@@ -188,7 +189,7 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         computes = above(lowest[job.gpus], MIN_USE).mean() > thresholds.majority
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
-        usual = float(np.median(known_values))
+        usual = median(known_values)
         # Few readings of moments differ although the ranks wait alike.
         count = float(np.median(readings[job.gpus]))
         tolerance = MAX_RANK_DEVIATION + 2 * np.sqrt(
@@ -316,7 +317,7 @@ def _medians_of_others(values: Floats) -> Floats:
     """Return, for each value, the median of the others that are known."""
     present = np.flatnonzero(~np.isnan(values))
     count = len(present) - 1
-    medians = np.full(len(values), np.median(values[present]) if len(present) else np.nan)
+    medians = np.full(len(values), median_known(values))
     if count < 1:
         medians[present] = np.nan
         return medians

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.node_readings import NodeEvent
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.slot_sums import Floats, Positions, median
 from collector.workloads.job_roster import JobKey
 
 MAX_CLAIMS_PER_GPU = 64
@@ -158,10 +158,8 @@ class PeerGroups:
             of_members = values[positions[members[positions]]]
             known_values = of_members[~np.isnan(of_members)]
             if len(known_values) >= MIN_PEERS:
-                medians[positions] = np.median(known_values)
-                deviations[positions] = MAD_SCALE * np.median(
-                    np.abs(known_values - np.median(known_values))
-                )
+                medians[positions] = usual = median(known_values)
+                deviations[positions] = MAD_SCALE * median(np.abs(known_values - usual))
         return medians, deviations
 
 

@@ -14,7 +14,7 @@ from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingE
 from collector.diagnosis.jobs import MIN_PEERS
 from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.slot_sums import Floats, Positions, median
 
 BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
@@ -189,7 +189,7 @@ def _medians(values: Floats, groups: Positions) -> Floats:
     for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
         present = values[members][~np.isnan(values[members])]
         if len(present) >= MIN_PEERS:
-            medians[members] = np.median(present)
+            medians[members] = median(present)
     return medians
 
 

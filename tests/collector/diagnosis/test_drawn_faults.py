@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 
-from bench.diagnosis import outcome_of, run_case
+from bench.diagnosis import ONSET_SLOT, outcome_of, run_case
 from bench.drawn_cluster import DrawnCluster, DrawnFeed
 from bench.drawn_faults import FAULTS
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
@@ -20,10 +21,31 @@ from railscope.wire import WireEntity, WireEvent
 SEED = 9
 
 
+FAULT_SLOTS = 36
+
+
+@pytest.fixture(scope="module")
+def healthy() -> DrawnFeed:
+    """A cluster until the onset of its fault: the same for every fault."""
+    feed = DrawnFeed(DrawnCluster(SEED, 1, 6), ONSET_SLOT + FAULT_SLOTS)
+    for slot in range(ONSET_SLOT):
+        feed.put(slot, feed.cluster.draw())
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    return feed
+
+
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_a_fault_is_one_incident_with_its_cause(name: str) -> None:
-    diagnosis, fault = run_case(name, SEED, 1, 6, slots=96)
-    outcome = outcome_of(name, diagnosis, fault, 1.0)
+def test_a_fault_is_one_incident_with_its_cause(name: str, healthy: DrawnFeed) -> None:
+    feed = copy.deepcopy(healthy)
+    fault = FAULTS[name](feed.cluster)
+    for number in range(FAULT_SLOTS):
+        row = feed.cluster.draw()
+        fault.effect(feed.cluster, row, number)
+        feed.put(ONSET_SLOT + number, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(ONSET_SLOT + number)
+    outcome = outcome_of(name, feed.diagnosis, fault, 1.0)
     assert outcome.faults[0].delay_seconds is not None
     assert outcome.faults[0].ranked_first
     assert not outcome.false_classes
