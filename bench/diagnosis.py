@@ -9,6 +9,7 @@ The scenarios are those of `bench/drawn_faults.py`, which share nothing with the
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,17 +30,17 @@ from bench.shaped_cluster import ShapedCluster
 from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incidents import Incident
-from collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS
+from collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS, OPEN_SLOTS
 from railscope.capture import write_capture
 from railscope.timestamps import SECOND_NS
-from railscope.wire import WireSchema, schema_hash
+from railscope.wire import Batch, WireSchema, schema_hash
 from simulator import NodeSpec, capture_metadata, moments
 from simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of, table
 
 SLOTS, ONSET_SLOT, FAULT_SLOTS = 120, 60, 48
 HEALTHY_SLOTS = 360
-TURNS = 6
-"""Slots of frames that are added."""
+TURNS, MEMORY_TURNS, MEMORY_NODES = 6, KEPT_SLOTS + 6, 100
+"""Slots of frames that are added; slots and nodes of which the memory is measured."""
 
 
 def run_case(
@@ -231,38 +232,47 @@ def speed(nodes: int) -> Iterator[str]:
             feed.diagnosis.evaluate(slot)
         spent.append(cost.cpu_seconds)
     yield f"{cluster.nodes} nodes: {np.median(spent):.2f} s of processor time per evaluation"
-    reader = _ReadFrames(nodes)
+    reader = _ReadFrames(nodes, TURNS)
     first, *later = [reader.read_turn(turn) for turn in range(TURNS)]
     both = np.median(later) + np.median(spent)
     yield (
         f"{nodes} nodes: {np.median(later):.2f} s to add the frames of {SLOT_SECONDS} seconds, {first:.2f} s for the first;"
         f" {both:.2f} s with the evaluation (goal 2 s at 1,000 nodes)"
     )
+    reader = _ReadFrames(min(nodes, MEMORY_NODES), MEMORY_TURNS)
+    tracemalloc.start()
+    for turn in range(MEMORY_TURNS):
+        reader.read_turn(turn)
+        reader.diagnosis.readings.sample_slots.clear()
+        reader.diagnosis.evaluate(turn)
+    kibibytes = tracemalloc.get_traced_memory()[0] / reader.nodes / 1024
+    yield f"{reader.nodes} nodes: {kibibytes:.0f} KiB per node after {MEMORY_TURNS // 6} minutes"
     for kind, sums in reader.diagnosis.devices.sums.items():
         yield f"{kind}: {sums.bytes_per_device / 1024:.1f} KiB per device"
 
 
 class _ReadFrames:
-    """The diagnosis of many nodes that send the frames of one simulated node with 8 GPUs and 10 NICs."""
+    """The diagnosis of many nodes that send the frames of one simulated node with 8 GPUs and 10 NICs.
 
-    def __init__(self, nodes: int) -> None:
-        seconds, spec = SLOT_SECONDS * TURNS, NodeSpec("node")
+    Counters of each node, and changes of its gauges, are multiples of those of the simulated one.
+    """
+
+    def __init__(self, nodes: int, turns: int) -> None:
+        seconds, spec = SLOT_SECONDS * turns, NodeSpec("node")
         with TemporaryDirectory(prefix="bench-") as directory:
             capture = Path(directory) / "capture"
             write_capture(capture, capture_metadata(spec, seconds), moments(spec, seconds, 1))
             self._envelopes = list(CaptureReplay(capture, AgentSettings()).envelopes(SLOT_SECONDS))
         self._schemas = {schema_hash(each): each for each in self._envelopes[0].schemas}
-        self._nodes = nodes
+        self._counters = {digest: load.counters_of(each) for digest, each in self._schemas.items()}
+        self.nodes = nodes
         first_ns = self._envelopes[0].batches[0].wall_ns[0]
-        self.diagnosis = ClusterDiagnosis(first_ns, KEPT_SLOTS)
+        self.diagnosis = ClusterDiagnosis(first_ns, KEPT_SLOTS, open_slots=OPEN_SLOTS)
 
     def read_turn(self, turn: int) -> float:
         """Return the processor time of adding the frames of a slot of all nodes."""
         batches = [each for each in self._envelopes[turn].batches if each.schema in self._schemas]
-        items = [
-            [msgspec.structs.replace(each, schema=_digest(each.schema, number)) for each in batches]
-            for number in range(self._nodes)
-        ]
+        items = [[self._of_node(each, number) for each in batches] for number in range(self.nodes)]
         self.diagnosis.begin(turn + 1)
         with ProcessStopwatch() as cost:
             for number, new in enumerate(items):
@@ -272,6 +282,17 @@ class _ReadFrames:
                     self.diagnosis.add(load.name(number), "", batch, find_schema, _same_clock)
             self.diagnosis.arrange()
         return cost.cpu_seconds
+
+    def _of_node(self, batch: Batch, number: int) -> Batch:
+        factor = 1 + 0.1 * number / self.nodes
+        base, steps = (np.frombuffer(each, "<i8") for each in (batch.base, batch.steps))
+        scaled = np.where(self._counters[batch.schema], base * factor, base).astype("<i8")
+        return msgspec.structs.replace(
+            batch,
+            schema=_digest(batch.schema, number),
+            base=scaled.tobytes(),
+            steps=(steps * factor).astype("<i8").tobytes(),
+        )
 
     def _find_schema(self, number: int, digest: bytes) -> WireSchema:
         return load.of_node(self._schemas[digest[_NUMBER_BYTES:]], number)

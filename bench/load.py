@@ -84,7 +84,7 @@ def columns_of(schema: wire.WireSchema) -> int:
     return sum(len(group.entities) for group in schema.groups)
 
 
-def _counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
+def counters_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
     """Return a mask of the counter columns."""
     kinds = [
         [catalog.METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
@@ -102,7 +102,7 @@ def _faults_of(schema: wire.WireSchema) -> npt.NDArray[np.bool_]:
 
 def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
     """Return ten rows of values; consecutive turns of one variant continue, and no counter ever falls."""
-    counts = _counters_of(schema)
+    counts = counters_of(schema)
     columns = len(counts)
     fixed = np.random.default_rng(variant)
     kind = fixed.random(columns)

@@ -35,7 +35,13 @@ from collector.diagnosis.node_readings import (
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
-from collector.diagnosis.step_period import WINDOW_SECONDS, StepTiming, find_step
+from collector.diagnosis.step_period import (
+    MAX_LATE_SECONDS,
+    WINDOW_SECONDS,
+    StepTiming,
+    TrafficTraces,
+    find_step,
+)
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
@@ -61,7 +67,8 @@ class Receipt:
 class ClusterDiagnosis:
     """Readings of all nodes over time, and the incidents that follow from them.
 
-    `first_ns` is the start of slot 0; `slots` is the number of slots that are kept.
+    `first_ns` is the start of slot 0; `slots` is the number of slots that are kept, and `open_slots` that of the newest
+    ones to which most readings belong: by default all, as for recordings, which are read node by node.
     """
 
     def __init__(
@@ -70,12 +77,20 @@ class ClusterDiagnosis:
         slots: int,
         tenant_of: job_groups.TenantOf = job_groups.owner_as_tenant,
         thresholds: DetectorThresholds = DetectorThresholds(),
+        open_slots: int | None = None,
     ) -> None:
         self.thresholds = thresholds
+        seconds = slots * SLOT_SECONDS
+        if open_slots is None:
+            open_slots = slots
+        else:
+            seconds = min(seconds, WINDOW_SECONDS + MAX_LATE_SECONDS)
         self.slot_ns = SLOT_SECONDS * SECOND_NS
         self.first_ns = first_ns
-        self.devices = devices.ClusterDevices(slots)
-        self.readings = ReadingsCollector(self.devices, first_ns, self.slot_ns)
+        self.devices = devices.ClusterDevices(slots, open_slots)
+        self.readings = ReadingsCollector(
+            self.devices, TrafficTraces(seconds), first_ns, self.slot_ns
+        )
         self.claims = job_groups.ClaimedGpus(tenant_of)
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}

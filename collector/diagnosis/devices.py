@@ -99,8 +99,8 @@ class ClusterNode:
 class ClusterDevices:
     """All devices by kind and position, and their sums."""
 
-    def __init__(self, slots: int) -> None:
-        self.sums = {kind: SlotSums(kind, slots) for kind in DeviceKind}
+    def __init__(self, slots: int, open_slots: int) -> None:
+        self.sums = {kind: SlotSums(kind, slots, open_slots) for kind in DeviceKind}
         self.nodes: dict[str, ClusterNode] = {}
         self.node_names: list[str] = []
         self.nics: list[ClusterNic] = []

@@ -17,6 +17,7 @@ from collector.diagnosis.jobs import ActiveJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
+from collector.diagnosis.slot_ring import compress, decompress
 from collector.diagnosis.slot_sums import Floats
 from collector.workloads.job_roster import JobKey
 
@@ -24,6 +25,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 SLOTS_PER_MINUTE = 6
 _MAX_BASELINE_MINUTES = 30
+_ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
 _MIN_BASELINE_MINUTES, _MIN_VARIATION_MINUTES = 2, 4
 _BASELINE_GAP_MINUTES = 2
 """Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
@@ -109,11 +111,12 @@ BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
 class Baselines:
     """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
 
-    One row per minute and signal; rows of devices of a job with an open incident are left out.
+    One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; rows of devices of a job with
+    an open incident are left out.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[DeviceKind, str], deque[Floats]] = defaultdict(
+        self._rows: dict[tuple[DeviceKind, str], deque[bytes]] = defaultdict(
             lambda: deque(maxlen=_MAX_BASELINE_MINUTES)
         )
         self._usual: dict[tuple[DeviceKind, str, float], Floats] = {}
@@ -136,15 +139,15 @@ class Baselines:
     def _add_row(
         self, kind: DeviceKind, name: str, values: Floats, excluded: Mapping[DeviceKind, Flags]
     ) -> None:
-        row = values.copy()
+        row = values.astype(_ROW_TYPE)
         if kind in excluded:
             row[excluded[kind]] = np.nan
-        self._rows[kind, name].append(row)
+        self._rows[kind, name].append(compress(row))
 
     def rows(self) -> dict[str, list[bytes]]:
         """Return all rows as 32-bit floats, by kind and signal."""
         return {
-            f"{kind}/{name}": [row.astype("<f4").tobytes() for row in rows]
+            f"{kind}/{name}": [decompress(row, _ROW_TYPE).tobytes() for row in rows]
             for (kind, name), rows in self._rows.items()
         }
 
@@ -155,8 +158,7 @@ class Baselines:
             kind, _, name = key.partition("/")
             if kind in kinds:
                 self._rows[kinds[kind], name].extend(
-                    np.frombuffer(row[: len(row) // 4 * 4], "<f4").astype(np.float64)
-                    for row in found
+                    compress(np.frombuffer(row[: len(row) // 4 * 4], _ROW_TYPE)) for row in found
                 )
         self._usual.clear()
 
@@ -174,8 +176,9 @@ class Baselines:
         if key not in self._usual or len(self._usual[key]) != count:
             rows = list(self._rows[kind, name])[:-_BASELINE_GAP_MINUTES]
             padded = np.full((len(rows), count), np.nan)
-            for number, row in enumerate(rows):
-                padded[number, : len(row)] = row[:count]
+            for number, packed in enumerate(rows):
+                row = decompress(packed, _ROW_TYPE)[:count]
+                padded[number, : len(row)] = row
             counts = (~np.isnan(padded)).sum(axis=0)
             values = np.full(count, np.nan)
             enough = np.flatnonzero(counts >= needed)

@@ -111,14 +111,15 @@ class ReadingsCollector:
     Batches of one pattern and equal length wait for each other: the same few vector operations add several.
     """
 
-    def __init__(self, devices: ClusterDevices, first_ns: int, slot_ns: int) -> None:
+    def __init__(
+        self, devices: ClusterDevices, traces: TrafficTraces, first_ns: int, slot_ns: int
+    ) -> None:
         self.devices = devices
         self.on_fault: Callable[[str, Exception], None] | None = None
         """Receives the defect of a batch, by its node, so that the others are added; without it, it is raised."""
         self.sample_slots: dict[str, set[int]] = defaultdict(set)
-        sums = devices.sums[DeviceKind.NIC]
-        self.traces = TrafficTraces(sums.slots * slot_ns // SECOND_NS)
-        self._traced = sums.index["rdma_sent_bytes"]
+        self.traces = traces
+        self._traced = devices.sums[DeviceKind.NIC].index["rdma_sent_bytes"]
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._schemas: dict[tuple[str, str], bytes] = {}
         """Schemas with known devices, by node and stream."""

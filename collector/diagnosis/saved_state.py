@@ -113,10 +113,12 @@ def _problems(saved: SavedDiagnosis) -> Iterator[str]:
 
 
 def resume(
-    saved: SavedDiagnosis, slots: int, slot: int, thresholds: DetectorThresholds
+    saved: SavedDiagnosis, slots: int, open_slots: int, slot: int, thresholds: DetectorThresholds
 ) -> ClusterDiagnosis:
     """Return a diagnosis that continues a saved one with a slot."""
-    diagnosis = ClusterDiagnosis(saved.first_ns, slots, thresholds=thresholds)
+    diagnosis = ClusterDiagnosis(
+        saved.first_ns, slots, thresholds=thresholds, open_slots=open_slots
+    )
     diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
     diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
     diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)

@@ -1,7 +1,7 @@
 """Sums of all quantities by slot of time and device: the memory of the diagnosis.
 
-Arrays have the shape (quantities, slots, devices): of each device a numerator and a denominator for every
-slot. Slots are a ring; `advance` clears those that become new. The latest slots of a device without
+Of each device there are a numerator and a denominator for every quantity and slot, or the last value alone. Slots are a
+ring; `advance` clears those that become new. The latest slots of a device without
 readings have denominators of zero, and every quotient of them is NaN: unknown.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.diagnosis.quantities import QUANTITIES, DeviceKind, QuantityKind
+from collector.diagnosis.slot_ring import SlotRing, Values
 
 Floats: TypeAlias = NDArray[np.float64]
 Positions: TypeAlias = NDArray[np.intp]
@@ -20,44 +21,42 @@ Positions: TypeAlias = NDArray[np.intp]
 REPLACED_KINDS = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
 MAX_WEIGHT = 60_000.0
 """Seconds or readings of a slot; above the largest of valid frames."""
-_GROWTH_FACTOR = 1.25
 
 
 class SlotSums:
-    """Sums of the quantities of one kind of device, for the last `slots` slots."""
+    """Sums of the quantities of one kind of device, for the last `slots` slots; all but `open_slots` are compressed."""
 
-    def __init__(self, kind: DeviceKind, slots: int) -> None:
+    def __init__(self, kind: DeviceKind, slots: int, open_slots: int) -> None:
         self.names = tuple(q.name for q in QUANTITIES.values() if q.device is kind)
         self.index = {name: position for position, name in enumerate(self.names)}
         self.slots = slots
         self.devices = 0
         self.last_slot = -1
-        shape = (len(self.names), slots, 8)
-        self._sums = np.zeros(shape, np.float32)
-        self._weights = np.zeros(shape, np.float16)  # 0.05 % is accurate enough for seconds
-        self._latest = np.full((len(self.names), 8), np.nan)
+        shape = len(self.names), slots, open_slots
+        self._sums = SlotRing(*shape, np.float32, 0.0)
+        self._weights = SlotRing(*shape, np.float16, 0.0)  # 0.05 % is accurate enough for seconds
+        self._last = SlotRing(*shape, np.float32, np.nan)
+        self._rings = (self._sums, self._weights, self._last)
+        self._is_replaced = [QUANTITIES[name].kind in REPLACED_KINDS for name in self.names]
+        self._latest: dict[int, NDArray[np.float32]] = {}
 
     @property
-    def bytes_per_device(self) -> int:
+    def bytes_per_device(self) -> float:
         """Return the memory of a device."""
-        per_slot = self._sums.itemsize + self._weights.itemsize
-        return len(self.names) * (self.slots * per_slot + self._latest.itemsize)
+        latest = sum(values.nbytes for values in self._latest.values())
+        return (sum(ring.size for ring in self._rings) + latest) / max(self.devices, 1)
 
     def add_device(self) -> int:
         """Add a device without readings; return its position."""
-        if self.devices == self._sums.shape[2]:
-            more = max(int(self.devices * (_GROWTH_FACTOR - 1)), 8)
-            padding = ((0, 0), (0, 0), (0, more))
-            self._sums, self._weights = np.pad(self._sums, padding), np.pad(self._weights, padding)
-            self._latest = np.pad(self._latest, padding[1:], constant_values=np.nan)
+        for ring in self._rings:
+            ring.add_device()
         self.devices += 1
         return self.devices - 1
 
     def advance(self, slot: int) -> None:
         """Begin a slot; slots that leave the ring are cleared."""
-        for each in range(max(self.last_slot + 1, slot - self.slots + 1), slot + 1):
-            self._sums[:, each % self.slots] = 0
-            self._weights[:, each % self.slots] = 0
+        for ring in self._rings:
+            ring.advance(slot)
         self.last_slot = max(self.last_slot, slot)
 
     def add(
@@ -74,78 +73,91 @@ class SlotSums:
         not begun, or have left the ring, are ignored.
         """
         in_ring = (slots > self.last_slot - self.slots) & (slots <= self.last_slot) & (slots >= 0)
-        batches, segments = np.nonzero((weights > 0) & in_ring[:, None])
-        if not len(batches):
-            return
-        chosen = batches, segments
-        place = (quantities[segments], slots[batches] % self.slots, devices[chosen])
-        if QUANTITIES[self.names[quantities[0]]].kind in REPLACED_KINDS:
-            self._sums[place] = sums[chosen]  # the last one of a slot remains
-            self._weights[place] = 1
-        else:
-            self._sums[place] += sums[chosen]
-            self._weights[place] = np.minimum(self._weights[place] + weights[chosen], MAX_WEIGHT)
-
-    def _rows(self, end_slot: int, count: int) -> slice | Positions:
-        first = max(end_slot - count + 1, self.last_slot - self.slots + 1, 0)
-        begin, length = first % self.slots, max(end_slot - first + 1, 0)
-        if begin + length <= self.slots:
-            return slice(begin, begin + length)  # a view takes a tenth of the time of a copy
-        return np.arange(first, end_slot + 1) % self.slots
+        for slot in np.unique(slots[in_ring]).tolist():
+            chosen = np.nonzero((weights > 0) & (slots == slot)[:, None])
+            of_slot = quantities[chosen[1]], devices[chosen]
+            if self._is_replaced[quantities[0]]:
+                values, place = _cells(self._last, slot, *of_slot)
+                values[place] = sums[chosen]  # the last one of a slot remains
+                continue
+            values, place = _cells(self._weights, slot, *of_slot)
+            values[place] = np.minimum(values[place] + weights[chosen], MAX_WEIGHT)
+            amounts = sums[chosen]
+            changes = amounts != 0  # most counters never move: without a sum they take no memory
+            values, place = _cells(self._sums, slot, *(each[changes] for each in of_slot))
+            values[place] += amounts[changes]
 
     def settle(self, slot: int) -> None:
         """Make the values of a slot the latest ones, where it has any; slots are settled in their order."""
-        row = slot % self.slots
-        has_value = self._weights[:, row] > 0
-        self._latest[has_value] = self._sums[:, row][has_value]
+        for quantity in np.flatnonzero(self._is_replaced).tolist():
+            values = self._last.read(quantity, slot, 1)[0].copy()
+            has_value = ~np.isnan(values)
+            if has_value.any():
+                before = self._latest.get(quantity, values)
+                values[: len(before)] = np.where(
+                    has_value[: len(before)], values[: len(before)], before
+                )
+                self._latest[quantity] = values
 
     def latest(self, name: str) -> Floats:
         """Return the newest value of each device in all settled slots; NaN without any."""
-        found: Floats = self._latest[self.index[name], : self.devices]
+        found = np.full(self.devices, np.nan)
+        values = self._latest.get(self.index[name])
+        if values is not None:
+            found[: len(values)] = values
         return found
+
+    def _sums_and_weights(self, name: str, end_slot: int, count: int) -> tuple[Values, Values]:
+        """Return sums and weights of single slots, shape (slots, devices)."""
+        quantity = self.index[name]
+        if self._is_replaced[quantity]:
+            values = self._last.read(quantity, end_slot, count)
+            return np.nan_to_num(values), (~np.isnan(values)).astype(np.float32)
+        sums, weights = (ring.read(quantity, end_slot, count) for ring in self._rings[:2])
+        return sums, weights
+
+    def _window(self, name: str, end_slot: int, count: int) -> tuple[Floats, Floats]:
+        sums, weights = self._sums_and_weights(name, end_slot, count)
+        return sums.sum(axis=0, dtype=np.float64), weights.sum(axis=0, dtype=np.float64)
 
     def total(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the sums of a quantity over `count` slots up to `end_slot`; NaN without readings."""
-        found = self._sum(name, end_slot, count)
-        found[self.weight(name, end_slot, count) <= 0] = np.nan
-        return found
-
-    def _sum(self, name: str, end_slot: int, count: int) -> Floats:
-        rows = self._rows(end_slot, count)
-        found: Floats = self._sums[self.index[name], rows, : self.devices].sum(
-            axis=0, dtype=np.float64
-        )
+        found, weights = self._window(name, end_slot, count)
+        found[weights <= 0] = np.nan
         return found
 
     def weight(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the seconds or the number of readings of a quantity in slots."""
-        rows = self._rows(end_slot, count)
-        weights: Floats = self._weights[self.index[name], rows, : self.devices].sum(
-            axis=0, dtype=np.float64
-        )
-        return weights
+        return self._window(name, end_slot, count)[1]
 
     def rate(self, name: str, end_slot: int, count: int) -> Floats:
         """Return rates per second of a counter, or means of a gauge; NaN without readings."""
-        return divide(self._sum(name, end_slot, count), self.weight(name, end_slot, count))
+        return divide(*self._window(name, end_slot, count))
 
     def last(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the newest value of each device within `count` slots; NaN without any."""
-        quantity = self.index[name]
         found = np.full(self.devices, np.nan)
-        rows = self._rows(end_slot, count)
-        sums, weights = (
-            of_all[quantity, rows, : self.devices] for of_all in (self._sums, self._weights)
-        )
-        for values, has_value in zip(sums, weights > 0, strict=True):
-            found[has_value] = values[has_value]
+        for slot in range(end_slot, end_slot - count, -1):
+            is_unknown = np.isnan(found)
+            if not is_unknown.any():
+                break
+            for history in self.history(name, slot, 1):
+                found[is_unknown] = history[is_unknown]
         return found
 
     def history(self, name: str, end_slot: int, count: int) -> Floats:
         """Return rates or means of single slots, shape (slots, devices); NaN without readings."""
-        rows, quantity = self._rows(end_slot, count), self.index[name]
-        sums = self._sums[quantity, rows, : self.devices].astype(np.float64)
-        return divide(sums, self._weights[quantity, rows, : self.devices].astype(np.float64))
+        of_slots = self._sums_and_weights(name, end_slot, count)
+        sums, weights = (values.astype(np.float64) for values in of_slots)
+        return divide(sums, weights)
+
+
+def _cells(
+    ring: SlotRing, slot: int, quantities: Positions, devices: Positions
+) -> tuple[Values, tuple[Positions, Positions]]:
+    """Return the values of a slot, and the places of quantities and devices among them."""
+    positions = ring.positions_of(quantities)
+    return ring.values_of(slot), (positions, devices)
 
 
 def divide(numerators: Floats, denominators: Floats) -> Floats:

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from collector.diagnosis.slot_sums import Floats, Positions
 
 WINDOW_SECONDS = 120
+MAX_LATE_SECONDS = 100
+"""Time after the window in which it may still be evaluated."""
+_GROWTH_FACTOR = 1.125
 MIN_PERIOD_SECONDS, MAX_PERIOD_SECONDS = 3, 40
 MAX_SAMPLE_SECONDS = 2.5
 MIN_KNOWN_SHARE = 0.8
@@ -59,7 +62,7 @@ class TrafficTraces:
         `devices` has the shape (nodes, devices); `times`, the bins of the ends, and `seconds` that of (nodes, samples).
         """
         if devices.size and devices.max() >= self._rates.shape[1]:
-            more = int(devices.max() * 1.5) + 1 - self._rates.shape[1]
+            more = int(devices.max() * _GROWTH_FACTOR) + 1 - self._rates.shape[1]
             self._rates = np.pad(self._rates, ((0, 0), (0, more)), constant_values=np.nan)
         is_used = (seconds > 0) & (seconds <= MAX_SAMPLE_SECONDS)
         if not is_used.any():

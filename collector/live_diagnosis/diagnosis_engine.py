@@ -44,7 +44,8 @@ log = structlog.get_logger(__name__)
 SLOT_NS = SLOT_SECONDS * SECOND_NS
 GRACE_NS = 3 * SECOND_NS
 """Wait after a slot for the frames of its last seconds."""
-KEPT_SLOTS = 36
+KEPT_SLOTS, OPEN_SLOTS = 36, 8
+"""Slots of readings, and those of them that are not compressed."""
 MAX_SLOTS_LATE = 6
 """Slots that are evaluated late; after a longer interruption the others are left out."""
 MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
@@ -170,7 +171,10 @@ class DiagnosisEngine:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
         if self._diagnosis is None:
             self._diagnosis = ClusterDiagnosis(
-                now_ns // SLOT_NS * SLOT_NS, KEPT_SLOTS, thresholds=self.thresholds
+                now_ns // SLOT_NS * SLOT_NS,
+                KEPT_SLOTS,
+                thresholds=self.thresholds,
+                open_slots=OPEN_SLOTS,
             )
         self._diagnosis.has_receipts = True
         self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
@@ -197,7 +201,7 @@ class DiagnosisEngine:
 
     def _resume(self, saved: saved_state.SavedDiagnosis, slot: int) -> None:
         try:
-            diagnosis = saved_state.resume(saved, KEPT_SLOTS, slot, self.thresholds)
+            diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
             for each in saved.incidents:
                 self._report_of(diagnosis, each.incident)
         except Exception as fault:  # a valid form with positions or times of nothing

@@ -182,13 +182,13 @@ def test_many_devices_of_one_node_do_not_decide_what_is_usual(feed: HostileFeed)
 
 
 def test_long_facts_are_cut() -> None:
-    devices = ClusterDevices(4)
+    devices = ClusterDevices(4, 4)
     devices.add_entities(devices.node("n1"), [gpu("a", model="x" * 4000)])
     assert len(devices.gpus[0].model) == 128
 
 
 def test_invented_names_of_leaves_do_not_exclude_later_ones() -> None:
-    devices = ClusterDevices(4)
+    devices = ClusterDevices(4, 4)
     nic, other = (ClusterNic(name, "eth0", rail="0", switch="leaf0") for name in ("n1", "n2"))
     devices.restore(["n1", "n2"], [nic, other], [], [])
     groups = jobs.PeerGroups(devices)

@@ -15,7 +15,7 @@ STEPS = st.lists(
 
 def sums_of(steps: list[tuple[int, int, int]], slots: int = 20) -> SlotSums:
     """One NIC with increases of a counter: slot, increase, seconds."""
-    sums = SlotSums(DeviceKind.NIC, slots)
+    sums = SlotSums(DeviceKind.NIC, slots, slots)
     sums.add_device()
     sums.advance(19)
     quantity = np.array([sums.index["rdma_sent_bytes"]])
@@ -61,6 +61,52 @@ def test_a_new_device_has_no_readings() -> None:
         sums.add_device()
     assert np.isnan(sums.rate("rdma_sent_bytes", 19, 20)[1:]).all()
     assert sums.rate("rdma_sent_bytes", 19, 1)[0] == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30),
+            st.integers(0, 12),
+            st.sampled_from(["rdma_sent_bytes", "ack_timeouts", "link_speed"]),
+            st.integers(0, 9),
+            st.integers(0, 10**12),
+        ),
+        max_size=60,
+    )
+)
+def test_compressed_slots_yield_the_same_as_others(
+    readings: list[tuple[int, int, str, int, int]],
+) -> None:
+    both = [SlotSums(DeviceKind.NIC, 12, open_slots) for open_slots in (12, 3)]
+    now = 0
+    for seconds, late, name, device, value in readings:
+        now += seconds
+        for sums in both:
+            while sums.devices <= device:
+                sums.add_device()
+            sums.advance(now // 10)
+            place = np.array([sums.index[name]]), np.array([now // 10 - late]), np.array([[device]])
+            sums.add(*place, np.array([[float(value)]]), np.array([[1.0]]))
+    slot = now // 10
+    for end, count in ((slot, 12), (slot - 2, 6), (slot - 9, 3)):
+        for name in ("rdma_sent_bytes", "ack_timeouts", "link_speed", "marked_packets"):
+            for read in (SlotSums.rate, SlotSums.last, SlotSums.history):
+                expected, found = (read(sums, name, end, count) for sums in both)
+                np.testing.assert_array_equal(found, expected)
+
+
+def test_large_sums_are_accurate() -> None:
+    values = np.random.default_rng(1).uniform(1e11, 1e12, 100)
+    sums = SlotSums(DeviceKind.NIC, 1, 1)
+    sums.add_device()
+    sums.advance(0)
+    place = np.array([sums.index["rdma_sent_bytes"]]), np.array([0]), np.array([[0]])
+    for value in values:
+        sums.add(*place, np.array([[value / len(values)]]), np.array([[0.1]]))
+    assert np.isclose(
+        sums.total("rdma_sent_bytes", 0, 1)[0], values.sum() / len(values), rtol=1e-6, atol=0
+    )
 
 
 def test_every_quantity_has_a_metric_of_the_catalog() -> None:
