@@ -33,7 +33,7 @@ from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import XidMatcher
 from railscope import __version__, capture, envelopes, wire
 from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
-from railscope.frame import Frame, FrameOrigin
+from railscope.frame import Frame, FrameOrigin, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
@@ -166,7 +166,7 @@ class CaptureReplay:
 
     def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
         """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""
-        sent: set[bytes] = set()
+        sent: set[Schema] = set()
         frames: list[Frame] = []
         for number, sample in enumerate(self.samples(), 1):
             frames += sample
@@ -175,14 +175,14 @@ class CaptureReplay:
                 frames = []
         yield from self._pack(frames, sent)
 
-    def _pack(self, frames: list[Frame], sent: set[bytes]) -> Iterator[wire.Envelope]:
+    def _pack(self, frames: list[Frame], sent: set[Schema]) -> Iterator[wire.Envelope]:
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for group in split_into_envelopes(frames):
-            used = {wire.schema_identity(schema): schema for schema in {f.schema for f in group}}
-            new = [wire.to_wire_schema(schema) for key, schema in used.items() if key not in sent]
-            sent |= used.keys()
+            new = dict.fromkeys(f.schema for f in group if f.schema not in sent)
+            sent.update(new)
             batches = envelopes.encode_batches(group)
-            yield wire.envelope(self.origin, batches, new, agent_version=__version__)
+            schemas = [wire.to_wire_schema(schema) for schema in new]
+            yield wire.envelope(self.origin, batches, schemas, agent_version=__version__)
 
     def _read_moments(self) -> Iterator[CaptureMoment]:
         try:

@@ -47,6 +47,8 @@ MAX_ROWS = 1 << 20
 MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
 """Age of frames at their receipt that extends the range of a frame log."""
 MAX_SLOTS = 7 * 86_400 // SLOT_SECONDS
+MAX_CAPTURES_PER_PROCESS = 8
+"""Captures that one process replays: its start takes as long as ten minutes of a node."""
 _LENGTH_BYTES = 4
 _SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
@@ -63,7 +65,7 @@ class DiagnoseError(click.ClickException):
 
 
 class _NodeFrames(NamedTuple):
-    """Envelopes of one node in the order of their time, and where its schemas are found."""
+    """Envelopes of nodes, of each in the order of their time, and where their schemas are found."""
 
     envelopes: Iterable[Envelope]
     find_schema: Callable[[bytes], WireSchema | None]
@@ -259,7 +261,7 @@ def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
 
 
 def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
-    """Add the frames of a node; warn of batches without a schema, or that contradict it."""
+    """Add the frames of nodes; warn of batches without a schema, or that contradict it."""
     schemas: dict[bytes, WireSchema] = {}
     skipped = 0
     for envelope in frames.envelopes:
@@ -297,21 +299,25 @@ def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
 
 
 def _replay(captures: Sequence[_CaptureRange]) -> Iterator[list[Envelope]]:
-    """Yield the envelopes of each capture, replayed in one process for each core."""
+    """Yield the envelopes of a few captures at a time, replayed in one process for each core."""
     cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(min(cores, len(captures))) as pool:
-        yield from pool.map(_replay_one, [capture.directory for capture in captures])
+    size = min(-(-len(captures) // cores), MAX_CAPTURES_PER_PROCESS)
+    directories = [capture.directory for capture in captures]
+    parts = [directories[first : first + size] for first in range(0, len(captures), size)]
+    with ThreadPoolExecutor(min(cores, len(parts))) as pool:
+        yield from pool.map(_replay_part, parts)
 
 
-def _replay_one(directory: Path) -> list[Envelope]:
-    """Return the frames of one capture; those before the damage of a damaged one, of which it warns."""
+def _replay_part(directories: Sequence[Path]) -> list[Envelope]:
+    """Return the frames of captures; those before the damage of a damaged one, of which it warns."""
     sources = [argument for name in _SOURCES for argument in ("--source", name)]
-    command = [sys.executable, "-P", "-m", "railscope", "agent", "replay", *sources, str(directory)]
+    paths = [str(directory) for directory in directories]
+    command = [sys.executable, "-P", "-m", "railscope", "agent", "replay", *sources, *paths]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
     if finished.stderr:
         click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)
     if finished.returncode > 1 or finished.returncode < 0:
-        message = f"cannot replay {directory}: exit status {finished.returncode}"
+        message = f"cannot replay {', '.join(paths)}: exit status {finished.returncode}"
         raise DiagnoseError(message)
     return list(_records(finished.stdout))
 

@@ -192,7 +192,9 @@ def check_envelopes(found: Sequence[wire.Envelope]) -> None:
     expected: dict[str, int] = {}
     batches: list[wire.Batch] = []
     for envelope in found:
-        schemas |= {wire.schema_hash(schema) for schema in envelope.schemas}
+        new = {wire.schema_hash(schema) for schema in envelope.schemas}
+        assert schemas.isdisjoint(new)
+        schemas |= new
         for batch in envelope.batches:
             assert batch.schema in schemas
             assert batch.first_sequence == expected.get(batch.stream, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,16 +10,7 @@ import msgspec
 import pytest
 from support.command_line import refusal, run
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
 from collector.diagnosis.incident_report import IncidentDocument, NicDocument
-from collector.framelog.segment_files import (
-    FrameRecord,
-    encode_record,
-    frame_payload,
-    start_segment,
-)
-from railscope.wire import SentAt, pack
 
 
 def test_a_slow_receiver_is_found(captures: Path) -> None:
@@ -38,24 +28,24 @@ def test_a_slow_receiver_is_found(captures: Path) -> None:
     assert [job.source for job in incident.jobs] == ["slurm"]
 
 
-def test_the_settings_name_the_tenants(captures: Path, tmp_path: Path) -> None:
+def test_the_settings_name_the_tenants(frame_log: Path, tmp_path: Path) -> None:
     tenants, settings = tmp_path / "tenants.csv", tmp_path / "collector.toml"
     tenants.write_text(
         "tenant,source,owner,from,to\nphysics,slurm,research,1970-01-01T00:00:00Z,\n"
     )
     settings.write_text(f'tenants_file = "{tenants}"\n')
     outcome = run(
-        "diagnose", "--captures", str(captures), "--format", "json", "--config", str(settings)
+        "diagnose", "--frame-log", str(frame_log), "--format", "json", "--config", str(settings)
     )
     assert outcome.exit_code == 0, outcome.output
     (incident,) = map(json.loads, outcome.stdout.splitlines())
     assert {job["tenant"] for job in incident["jobs"]} == {"physics"}
 
 
-def test_the_settings_change_a_threshold(captures: Path, tmp_path: Path) -> None:
+def test_the_settings_change_a_threshold(frame_log: Path, tmp_path: Path) -> None:
     settings = tmp_path / "collector.toml"
     settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 1.0\n")
-    outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
+    outcome = run("diagnose", "--frame-log", str(frame_log), "--config", str(settings))
     assert outcome.exit_code == 0, outcome.output
     assert "slow_receiver" not in outcome.stdout
 
@@ -75,23 +65,14 @@ def test_an_invalid_tenants_file_is_rejected(captures: Path, tmp_path: Path) -> 
     assert "cannot read tenants_file" in refusal(outcome)
 
 
-def test_text_names_cause_and_action(captures: Path) -> None:
-    outcome = run("diagnose", "--captures", str(captures))
+def test_text_names_cause_and_action(frame_log: Path) -> None:
+    outcome = run("diagnose", "--frame-log", str(frame_log))
     assert "slow_receiver" in outcome.stdout
     assert "-> check firmware" in outcome.stdout
 
 
-def test_a_frame_log_yields_the_incident_of_the_captures(captures: Path, tmp_path: Path) -> None:
-    (tmp_path / "frames").mkdir()
-    descriptor, marker = start_segment(tmp_path / "frames", 1)
-    for node in sorted(path for path in captures.iterdir() if path.is_dir()):
-        for envelope in CaptureReplay(node, AgentSettings()).envelopes():
-            batch = envelope.batches[0]
-            sent = SentAt(batch.wall_ns[-1], batch.boot_ns[-1], envelope.boot_id)
-            record = FrameRecord(envelope.node, sent.wall_ns, sent, pack(envelope))
-            os.write(descriptor, frame_payload(marker, encode_record(record)))
-    os.close(descriptor)
-    outcome = run("diagnose", "--frame-log", str(tmp_path), "--format", "json")
+def test_a_frame_log_yields_the_incident_of_the_captures(frame_log: Path) -> None:
+    outcome = run("diagnose", "--frame-log", str(frame_log), "--format", "json")
     assert outcome.exit_code == 0, outcome.output
     (incident,) = map(json.loads, outcome.stdout.splitlines())
     assert (incident["class"], incident["cause"]["node"]) == ("slow_receiver", "gpu-node-2")

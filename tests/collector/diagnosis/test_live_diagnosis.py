@@ -13,17 +13,18 @@ import msgspec
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
 from collector.access.credentials import digest_token
+from collector.commands.diagnose import MAX_ENVELOPE_BYTES
 from collector.config import DiagnosisSettings
 from collector.diagnosis.incident_report import JobDocument, NicDocument
 from collector.diagnosis.incidents import ChangeKind, IncidentChange
+from collector.framelog import segment_files
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.audit.record import decode_audit_record
+from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
 
@@ -41,18 +42,19 @@ class ArrivingFrames:
     schemas: dict[bytes, WireSchema] = field(default_factory=dict)
     jobs: dict[JobKey, list[str]] = field(default_factory=dict)
 
-    def read(self, captures: Path) -> None:
-        """Read all captures."""
-        for directory in sorted(path for path in captures.iterdir() if path.is_dir()):
-            for envelope in CaptureReplay(directory, AgentSettings()).envelopes(1):
-                self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
-                received_ns = envelope.batches[0].wall_ns[-1] - OFFSET_NS + DELAY_NS
-                self.envelopes.append((received_ns, envelope))
-                for event in (event for batch in envelope.batches for event in batch.events):
-                    if event.name == "claim_start":
-                        facts = event.facts
-                        key = JobKey("physics", facts["source"], facts["workload"])
-                        self.jobs.setdefault(key, []).append(event.entity.key[0])
+    def read(self, frame_log: Path) -> None:
+        """Read the frame log of a collector."""
+        segment = segment_files.segment_path(frame_log / "frames", 1)
+        for _, record in segment_files.read_segment(segment, segment_files.FrameLogStats()):
+            envelope = unpack(record.body, MAX_ENVELOPE_BYTES)
+            self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+            received_ns = record.received_wall_ns - OFFSET_NS + DELAY_NS
+            self.envelopes.append((received_ns, envelope))
+            for event in (event for batch in envelope.batches for event in batch.events):
+                if event.name == "claim_start":
+                    facts = event.facts
+                    key = JobKey("physics", facts["source"], facts["workload"])
+                    self.jobs.setdefault(key, []).append(event.entity.key[0])
         self.envelopes.sort(key=lambda each: each[0])
 
     @property
@@ -70,9 +72,9 @@ class ArrivingFrames:
 
 
 @pytest.fixture(scope="module")
-def frames(captures: Path) -> ArrivingFrames:
+def frames(frame_log: Path) -> ArrivingFrames:
     found = ArrivingFrames()
-    found.read(captures)
+    found.read(frame_log)
     return found
 
 
