@@ -184,15 +184,17 @@ def slow_clocks(view: DiagnosisView) -> Iterator[Finding]:
 def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Finding]:
     """Yield the smallest unit with all GPUs that hardware forces to a low clock: a GPU, a node, a rack.
 
-    Nodes that are limited together have a common power supply; GPUs of rack-scale systems report their chassis.
+    Nodes that are limited together have a common power supply; GPUs of rack-scale systems report their chassis. Others
+    are in one rack only if their NICs are in one pod.
     """
     gpu = view.signals.gpu
     shares = np.fmax(gpu["power_brake_share"], gpu["slowdown_share"])
     racks: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for position in positions:
         device = view.devices.gpus[position]
-        racks[device.chassis][device.node].append(position)
-    for chassis, nodes in racks.items():
+        rack = device.chassis or _first_leaf(view, int(view.groups.gpu_node[position]))
+        racks[rack][device.node].append(position)
+    for rack, nodes in racks.items():
         members = [position for of_node in nodes.values() for position in of_node]
         evidence = tuple(
             FindingEvidence(
@@ -205,12 +207,21 @@ def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Findin
             for p in members[:4]
         )
         if len(nodes) > 1:
-            cause = Cause("rack", name=chassis)
+            cause = Cause("rack", name=rack)
             yield Finding("hw_slowdown", cause, evidence, parts=tuple(members))
         elif len(members) > 1:
             yield Finding("hw_slowdown", Cause("node", name=next(iter(nodes))), evidence)
         else:
             yield Finding("hw_slowdown", Cause("gpu", members[0]), evidence)
+
+
+def _first_leaf(view: DiagnosisView, node: int) -> str:
+    """Return the first leaf of a node's pod; an empty name if all leaves are in one pod."""
+    groups = view.groups
+    pods = np.unique(groups.nic_pod[(groups.nic_node == node) & (groups.nic_pod >= 0)])
+    if len(np.unique(groups.nic_pod[groups.nic_pod >= 0])) < 2 or not len(pods):  # noqa: PLR2004 - several pods
+        return ""
+    return groups.leaf_names[int(groups.nic_leaf[groups.nic_pod == pods[0]].min())]
 
 
 def _peer_clocks(view: DiagnosisView) -> Floats:

@@ -36,6 +36,9 @@ REOPEN_SLOTS = 60
 WAIT_SLOTS = 12
 """Evaluations for which a symptom waits for its cause."""
 
+PASSING_CLASSES = frozenset({"link_flap"})
+"""Reports of the hardware about what has ended: a link that is up again delays nothing."""
+
 ONSET_SLOTS = 6
 MAX_LOSING_SPEED = 0.95
 """Speed of a job below which it loses time: beyond the noise of a minute."""
@@ -177,7 +180,9 @@ class IncidentTracker:
         self._of_nodes = Counter(each.reach.nodes for each in self._candidates.values())
         for finding in findings:
             self._add(view, finding, slot)
-        self._causes = _index(sorted(self._candidates.values(), key=_rank))
+        # A finding that is less severe than its class has no victims.
+        causes = (each for each in self._candidates.values() if each.finding.severity != "info")
+        self._causes = _index(sorted(causes, key=_rank))
         present = [each for each in self._candidates.values() if each.slots[-1] == slot]
         for candidate in sorted(present, key=_rank):
             self._conclude(view, candidate, slot)
@@ -433,9 +438,10 @@ def _max_gap(finding: Finding) -> int:
 
 
 def _memory(candidate: _Candidate) -> int:
-    """Return for how many slots a finding explains others: a report of the hardware outlasts its event."""
-    is_hard = CLASSES[candidate.finding.incident_class].specificity >= 1
-    return REOPEN_SLOTS if is_hard and candidate.incident else CLOSE_SLOTS
+    """Return for how many slots a finding explains others: a report of the hardware outlasts its event, unless it has ended."""
+    kind = CLASSES[candidate.finding.incident_class]
+    is_lasting = kind.specificity >= 1 and kind.name not in PASSING_CLASSES
+    return REOPEN_SLOTS if is_lasting and candidate.incident else CLOSE_SLOTS
 
 
 def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:

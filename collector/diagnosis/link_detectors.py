@@ -74,9 +74,9 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
 def _outages(view: DiagnosisView) -> Iterator[Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
     thresholds = view.thresholds.links
-    now = view.signals.table(DeviceKind.NIC, 1)
-    earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
-    downs = above(now["link_downs"], 0.5)
+    now, earlier = view.signals.nic, view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
+    counted = view.signals.table(DeviceKind.NIC, 1)["link_downs"]
+    downs = above(counted, 0.5)
     is_up = now["link_up"] > 0
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
@@ -86,7 +86,7 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
         evidence = FindingEvidence(
-            "link_downs", float(now["link_downs"][position]), 0.0, "limit", view.nic_name(position)
+            "link_downs", float(counted[position]), 0.0, "limit", view.nic_name(position)
         )
         yield Finding("link_flap", Cause("nic", position), (evidence,))
     was_up = above(earlier["link_up"], 0.0) | above(

@@ -17,10 +17,10 @@ NODES = 6
 
 
 def incidents_of(
-    change: Callable[[DrawnCluster, Row, int], None], slots: int = SLOTS
+    change: Callable[[DrawnCluster, Row, int], None], slots: int = SLOTS, pods: int = 1
 ) -> list[Incident]:
     """Return the incidents of a cluster whose readings are changed from the onset on."""
-    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    cluster = DrawnCluster(9, pods, NODES, benign=False)
     feed = DrawnFeed(cluster, slots)
     for slot in range(slots):
         row = cluster.draw()
@@ -75,9 +75,22 @@ def a_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None
         row.nic[name][nodes] *= load
 
 
+def nodes_generate_samples(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Training alternates with a phase in which each node works for itself."""
+    if since >= 0:
+        nodes = cluster.jobs[0].nodes
+        load = np.linspace(0.6, 1.2, len(nodes))[:, None]
+        row.gpu["utilization"][nodes] = np.minimum(0.85 * load + 0.2, 1.0)
+        for name, factor in (("activity", 0.4), ("nvlink", 0.2)):
+            row.gpu[name][nodes] *= factor * load
+        for name in ("send", "receive"):
+            row.nic[name][nodes] *= 0.4 * load
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        nodes_generate_samples,
         rails_of_two_speeds,
         a_driver_is_loaded_again,
         cables_with_many_corrected_errors,
@@ -98,6 +111,30 @@ def test_a_leaf_with_all_links_down_is_one_incident() -> None:
             row.nic["up"][:, 2] = 0
 
     assert classes_of(incidents_of(leaf_is_down)) == {("link_down", "leaf")}
+
+
+def test_racks_of_two_pods_are_two_causes() -> None:
+    def brake(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = [0, 1, NODES, NODES + 1]
+            row.gpu["clock"][nodes] *= 0.5
+            row.gpu["brake"][nodes] = 0.9
+
+    found = incidents_of(brake, pods=2)
+    assert [(each.class_name, len(each.parts)) for each in found] == [("hw_slowdown", 16)] * 2
+
+
+def test_a_link_that_is_up_again_explains_no_later_loss() -> None:
+    def flap_and_loss(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        if since >= 12:
+            row.nic["naks"][:, 2] = row.nic["order"][:, 2] = 20.0 * (row.nic["send"][:, 2] > 0)
+
+    found = incidents_of(flap_and_loss)
+    assert {each.class_name for each in found if not each.explained_by} == {
+        "link_flap",
+        "leaf_loss",
+    }
 
 
 def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
