@@ -112,6 +112,16 @@ def _problems(saved: SavedDiagnosis) -> Iterator[str]:
             yield f"unknown victim of {incident.incident_id}"
 
 
+def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
+    """Move the times of a state to a clock that was set back; curves begin again."""
+    saved.first_ns -= by_ns
+    for each in saved.incidents:
+        incident, each.curves = each.incident, []
+        incident.onset_ns -= by_ns
+        incident.detected_ns -= by_ns
+        incident.ended_ns -= by_ns if incident.ended_ns else 0
+
+
 def resume(
     saved: SavedDiagnosis, slots: int, open_slots: int, slot: int, thresholds: DetectorThresholds
 ) -> ClusterDiagnosis:

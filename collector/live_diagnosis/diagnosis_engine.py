@@ -49,6 +49,8 @@ KEPT_SLOTS, OPEN_SLOTS = 36, 8
 MAX_SLOTS_LATE = 6
 """Slots that are evaluated late; after a longer interruption the others are left out."""
 MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
+MAX_SET_BACK_SLOTS = 24 * HOUR_NS // SLOT_NS
+"""Slots by which the clock may be set back, and the incidents continue."""
 MAX_EVENT_AGE_NS = HOUR_NS
 """Age at receipt above which an event no longer opens an incident."""
 MAX_CURVED = 100
@@ -157,18 +159,18 @@ class DiagnosisEngine:
         durable_files.delete_partial_files(self.directory)
         try:
             saved = self._read(STATE_FILE, saved_state.decode_diagnosis)
-            slot = (now_ns - saved.first_ns) // SLOT_NS if saved else 0
-            if saved and slot >= saved.slot:
-                self._resume(saved, slot)
-            elif saved:
-                self._keep_aside(STATE_FILE)
-                message = "the clock is before the last evaluation"
-                raise saved_state.SavedStateError(message)  # noqa: TRY301 - reported as a damaged one
+            first_ns = saved.first_ns if saved else 0
+            if saved:
+                self._resume(saved, now_ns)
             baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
-            if self._diagnosis and baselines and baselines.first_ns == self._diagnosis.first_ns:
+            if self._diagnosis and baselines and baselines.first_ns == first_ns:
                 self._diagnosis.baselines.restore(baselines.rows)
         except saved_state.SavedStateError as error:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
+        self._begin(now_ns)
+
+    def _begin(self, now_ns: int) -> ClusterDiagnosis:
+        """Begin evaluations at a time, with the resumed diagnosis or a new one."""
         if self._diagnosis is None:
             self._diagnosis = ClusterDiagnosis(
                 now_ns // SLOT_NS * SLOT_NS,
@@ -183,6 +185,7 @@ class DiagnosisEngine:
             self._diagnosis.readings.slot_of(now_ns)
         )
         self._publish(self._diagnosis)
+        return self._diagnosis
 
     def _read(self, name: str, decode: Callable[[bytes], ResultT]) -> ResultT | None:
         """Return the content of a file, None without one; a damaged one is renamed."""
@@ -199,7 +202,15 @@ class DiagnosisEngine:
         path = self.directory / name
         path.replace(path.with_name(name + durable_files.DAMAGED))
 
-    def _resume(self, saved: saved_state.SavedDiagnosis, slot: int) -> None:
+    def _resume(self, saved: saved_state.SavedDiagnosis, now_ns: int) -> None:
+        slot = (now_ns - saved.first_ns) // SLOT_NS
+        if saved.slot - slot > MAX_SET_BACK_SLOTS:
+            self._keep_aside(STATE_FILE)
+            message = "the clock is more than a day before the last evaluation"
+            raise saved_state.SavedStateError(message)
+        if slot < saved.slot:
+            saved_state.set_back(saved, (saved.slot - slot) * SLOT_NS)
+            slot = saved.slot
         try:
             diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
             for each in saved.incidents:
@@ -209,19 +220,23 @@ class DiagnosisEngine:
             message = f"invalid state of the diagnosis: {type(fault).__name__}: {fault}"
             raise saved_state.SavedStateError(message) from fault
         self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
-        self._opened.update(saved.opened)
-        self._dropped_seconds.update({(name, tenant): n for name, tenant, n in saved.lost_seconds})
+        self._opened = Counter(saved.opened)
+        self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
         self.pending = list(saved.pending)
         self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
 
     def save(self) -> None:
         """Write the incidents, durable on return. Blocking; raises OSError."""
-        diagnosis = self._diagnosis
-        if diagnosis is None:
+        if self._diagnosis is None:
             return
+        content = msgspec.msgpack.encode(self._state(self._diagnosis))
+        durable_files.write_durably(self.directory / STATE_FILE, content)
+        self._unsaved, self._saved_slot = False, self._next_slot
+
+    def _state(self, diagnosis: ClusterDiagnosis) -> saved_state.SavedDiagnosis:
         devices, groups = diagnosis.devices, diagnosis.groups
-        saved = saved_state.SavedDiagnosis(
+        return saved_state.SavedDiagnosis(
             first_ns=diagnosis.first_ns,
             slot=self._evaluated_slot,
             nodes=devices.node_names,
@@ -241,9 +256,6 @@ class DiagnosisEngine:
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
             pending=self.pending,
         )
-        content = msgspec.msgpack.encode(saved)
-        durable_files.write_durably(self.directory / STATE_FILE, content)
-        self._unsaved, self._saved_slot = False, self._next_slot
 
     def save_all(self) -> None:
         """Write the incidents and the baselines, whose positions refer to them. Blocking; raises OSError."""
@@ -263,6 +275,8 @@ class DiagnosisEngine:
         """Add frames, evaluate the slots that have ended, save; return the changes. Blocking."""
         diagnosis = self._diagnosis
         assert diagnosis is not None  # noqa: S101 - `open` comes first
+        if diagnosis.readings.slot_of(now_ns) < self._next_slot - 1:
+            diagnosis = self._set_back(diagnosis, now_ns)
         last_slot = diagnosis.readings.slot_of(now_ns - GRACE_NS) - 1
         diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
         for item in items:
@@ -283,6 +297,19 @@ class DiagnosisEngine:
         self._attempt("table", lambda: self._publish(diagnosis))
         self._attempt("state directory", self._save_if_due)
         return changes
+
+    def _set_back(self, diagnosis: ClusterDiagnosis, now_ns: int) -> ClusterDiagnosis:
+        """Continue after the clock was set back: incidents keep their ages, and windows fill again."""
+        self._diagnosis = None
+        try:
+            self._resume(self._state(diagnosis), now_ns)
+        except (saved_state.SavedStateError, OSError) as error:
+            log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
+        self._reported.clear()
+        continued = self._begin(now_ns)
+        if continued.devices.node_names:
+            continued.baselines = diagnosis.baselines
+        return continued
 
     def _attempt(self, part: str, work: Callable[[], ResultT]) -> ResultT | None:
         """Do a part of an evaluation; a failure is counted, and must not end the collector."""

@@ -239,11 +239,28 @@ def test_a_state_with_positions_of_nothing_is_set_aside(feed: HostileFeed) -> No
 def test_a_state_of_the_future_is_set_aside(feed: HostileFeed) -> None:
     feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
     feed.evaluate(2)
-    feed.now_ns -= 3600 * SECOND_NS
+    feed.now_ns -= 30 * 3600 * SECOND_NS
     feed.restart()
     assert feed.documents == []
     assert (feed.directory / "incidents.damaged").exists()
     assert feed.evaluate(3) == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_incidents_continue_after_the_clock_was_set_back(
+    feed: HostileFeed, *, restarts: bool
+) -> None:
+    feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
+    assert (ChangeKind.OPENED, "gpu_lost") in feed.evaluate(2)
+    (before,) = feed.documents
+    feed.now_ns -= 3600 * SECOND_NS
+    if restarts:
+        feed.restart()
+    changes = feed.evaluate(14)
+    (after,) = feed.documents
+    assert after.id == before.id
+    assert after.detected < before.detected
+    assert changes == [(ChangeKind.CLOSED, "gpu_lost")]
 
 
 def test_a_state_that_cannot_be_written_does_not_end_the_evaluation(feed: HostileFeed) -> None:
