@@ -119,7 +119,8 @@ def leaf_settings(cluster: DrawnCluster, name: str) -> DrawnFault:
             row.nic["marked"][members] = 0.0
             row.nic["paused_frames"][members] = frames * drawn.noise(0.3, busy.shape) * busy
         elif name == "lossless_broken":
-            row.nic["paused_frames"][members] = row.nic["pausing_frames"][members] = 0.0
+            for pause in ("paused", "pausing", "paused_frames", "pausing_frames"):
+                row.nic[pause][members] = 0.0
             row.nic["marked"][members] *= 20
             row.nic["order"][members] = order * busy
             row.nic["timeouts"][members] = timeouts * busy * (drawn.rng.random(busy.shape) < 0.3)  # noqa: PLR2004 - samples with a timeout
