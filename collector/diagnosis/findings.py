@@ -272,6 +272,10 @@ class DiagnosisView:
         """Return the baseline of a signal, or another quantile of its past."""
         return self.baselines.usual(kind, name, self.devices.sums[kind].devices, quantile)
 
+    def variation(self, kind: DeviceKind, name: str) -> Floats:
+        """Return the usual variation of a signal of work: the difference of a high and a low quantile of its past."""
+        return self.base(kind, name) - self.base(kind, name, 1 - WORK_QUANTILE)
+
     def nic_name(self, position: int) -> str:
         """Return node and interface of a NIC."""
         nic = self.devices.nics[position]

@@ -136,6 +136,7 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
         np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked_share"))
     )
     baseline = view.base(DeviceKind.NIC, "receive")
+    baseline = baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     hit = (
