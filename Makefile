@@ -16,8 +16,8 @@
 PYTHON ?= python3
 SECONDS ?= 0
 PICTURE_SECONDS ?= 600
-# More than cores: tests of real programs mostly wait.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Two more than cores: tests of real programs, which start first on these two, mostly wait.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 PREFIX ?= /opt/railscope
 CONFIGURATION ?= /etc/railscope
 UNITS ?= /etc/systemd/system

@@ -59,9 +59,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = modules[first:] + modules[:first]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start tests of real programs first: they wait for minutes, and others run meanwhile."""
-    items.sort(key=lambda item: ("chain" not in item.path.parts, item.path))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start tests of real programs first, on the workers in excess of cores: they mostly wait.
+
+    `--dist worksteal` gives each worker an equal part of the list, in its order.
+    """
+    items.sort(key=lambda item: item.path)
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    waiting = max(workers - len(os.sched_getaffinity(0)), 1)
+    others = [item for item in items if "chain" not in item.path.parts]
+    of_programs = [item for item in items if "chain" in item.path.parts]
+    number = {path: at for at, path in enumerate(dict.fromkeys(each.path for each in of_programs))}
+    size, ordered = len(items) // workers, list[pytest.Item]()
+    for turn in range(waiting):
+        part = [item for item in of_programs if number[item.path] % waiting == turn]
+        ordered += part + others[: max(size - len(part), 0)]
+        del others[: max(size - len(part), 0)]
+    items[:] = ordered + others
 
 
 def pytest_collection_finish() -> None:
