@@ -177,7 +177,7 @@ class _PlannedCall:
     """A call, its first column, and the functions that may still be supported, the newest first."""
 
     call: NvmlCall
-    remaining: list[str]
+    remaining: tuple[str, ...]
     arguments: tuple[Device, ...]
     columns: tuple[Column, ...]
     picks: tuple[PickReading, ...]
@@ -196,7 +196,7 @@ class _PlannedCall:
         arguments = (device, *call.arguments) if call.is_of_device else call.arguments
         picks = tuple(target.pick for target in call.targets)
         columns = _columns(call.targets, about)
-        return cls(call, list(call.functions), arguments, columns, picks, picks == (whole,))
+        return cls(call, call.functions, arguments, columns, picks, picks == (whole,))
 
     def readings(self, result: Json) -> Sequence[Reading]:
         """Readings in a result; an unsupported member of an incomplete structure is an error."""
@@ -217,10 +217,10 @@ class _PlannedCall:
 
 @dataclass(slots=True)
 class _BatchEntry:
-    """An entry of the batch and its column; `left` are the entries still to be tried."""
+    """An entry of the batch and its column; `remaining` are the entries still to be tried."""
 
     field: BatchField
-    remaining: list[Device]
+    remaining: tuple[Device, ...]
     columns: tuple[Column, ...]
     column: int = 0
 
@@ -238,7 +238,7 @@ class CallPlan:
         self._batch, self._recent = table.batch, table.recent
         self._calls = [_PlannedCall.create(call, device, about) for call in table.calls]
         entries = (
-            _BatchEntry(field, list(field.entries), _columns([field.target], about))
+            _BatchEntry(field, field.entries, _columns([field.target], about))
             for field in table.fields
         )
         self._request_entries(list(entries))
@@ -313,7 +313,7 @@ class CallPlan:
                 else:
                     into.put_readings(column, readings)
                 return
-            del planned.remaining[0]
+            planned.remaining = planned.remaining[1:]
         self._miss(targets, planned)
 
     # The batch ---------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class CallPlan:
         supported = []
         for slot, code in zip(self._slots, codes, strict=True):
             if code in _NO_ENTRY_CODES:
-                del slot.remaining[0]
+                slot.remaining = slot.remaining[1:]
             if slot.remaining:
                 supported.append(slot)
             elif slot.field.otherwise:

@@ -91,13 +91,22 @@ def _field(
     kind: declare.EntityKind | None = None,
     *part: str,
 ) -> call_plan.BatchField:
-    if kind is None:
-        return call_plan.BatchField(
-            entries, call_plan.CallTarget(metric, call_plan.whole, entity=link)
-        )
-    return call_plan.BatchField(
-        entries, call_plan.CallTarget(metric, call_plan.whole, kind, (*link.key[1:], *part))
-    )
+    if kind:
+        return _part_field(entries, metric, kind, (*link.key[1:], *part))
+    target = call_plan.CallTarget(metric, call_plan.whole, entity=link)
+    return call_plan.BatchField(entries, target)
+
+
+@cache
+def _part_field(
+    entries: tuple[int | str, ...],
+    metric: declare.Metric,
+    kind: declare.EntityKind,
+    part: tuple[str, ...],
+    pick: call_plan.PickReading = call_plan.whole,
+) -> call_plan.BatchField:
+    """Field of a part of a link; shared by all GPUs, as it contains none."""
+    return call_plan.BatchField(entries, call_plan.CallTarget(metric, pick, kind, part))
 
 
 @cache
@@ -151,11 +160,12 @@ def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     link_key = entity.key[1:]
     fields = [
-        call_plan.BatchField(
+        _part_field(
             tuple(_scoped(number, link) for number in numbers),
-            call_plan.CallTarget(
-                n.NVLINK_BIT_ERRORS, _decades, entities.NVLINK_BER, (*link_key, stage)
-            ),
+            n.NVLINK_BIT_ERRORS,
+            entities.NVLINK_BER,
+            (*link_key, stage),
+            _decades,
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
