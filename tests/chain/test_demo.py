@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 120.0
 
 DEMO = [sys.executable, "-m", "simulator.demo", "--any-ports"]
 STARTED = "own-node is reporting"
+BEFORE_NS = 3600 * 10**9
 
 
 def processes_in(directory: Path) -> set[int]:
@@ -65,6 +66,14 @@ async def read_until(process: Process, text: str) -> str:
     return seen
 
 
+async def read_rest(process: Process) -> str:
+    """Read the output of a demo until all its processes have ended."""
+    assert process.stdout is not None
+    rest = await process.stdout.read()
+    await process.wait()
+    return rest.decode()
+
+
 @asynccontextmanager
 async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
     """Run a demo, or a program that runs it; remaining processes are killed by their pid at the end."""
@@ -87,7 +96,7 @@ async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
             os.kill(pid, signal.SIGKILL)
 
 
-# Of a demo by SIGINT: test_a_second_demo_…; by its terminal, with SIGHUP: test_a_demo_ends_with_its_terminal.
+# By SIGTERM: test_a_later_demo_…; by its terminal, with SIGHUP: test_a_demo_ends_with_its_terminal.
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal.Signals):
@@ -99,11 +108,15 @@ async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal
 
 
 async def stop_in_order(process: Process, number: signal.Signals, directory: Path) -> None:
-    """Stop a demo by a signal: it leaves its state, and nothing else."""
+    """Stop a demo by a signal."""
     process.send_signal(number)
-    assert process.stdout is not None
-    rest = (await process.stdout.read()).decode()
-    assert await process.wait() == 0, rest
+    rest = await read_rest(process)
+    assert process.returncode == 0, rest
+    check_stopped(rest, number, directory)
+
+
+def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
+    """Check the output of a demo after a signal: it leaves its state, and nothing else."""
     assert f"stopped by {number.name}; state stays in {directory}" in rest
     assert "Traceback" not in rest
     assert not processes_in(directory)
@@ -115,7 +128,7 @@ async def test_a_signal_stops_a_demo_that_is_still_starting(tmp_path: Path):
     directory = tmp_path / "demo"
     async with demo(directory) as process:
         await read_until(process, "Starting 4 simulated nodes")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     assert not processes_in(directory)
 
@@ -126,18 +139,6 @@ async def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path):
         await read_until(process, STARTED)
         process.kill()
         await process.wait()
-        await gone(directory)
-
-
-async def test_a_demo_ends_with_the_program_that_started_it(tmp_path: Path):
-    """Same as `make` if it is killed."""
-    directory = tmp_path / "demo"
-    start = "import subprocess, sys; subprocess.run(sys.argv[1:])"
-    command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
-    async with demo(directory, *command) as parent:
-        await read_until(parent, STARTED)
-        parent.kill()
-        await parent.wait()
         await gone(directory)
 
 
@@ -180,26 +181,46 @@ async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
             os.kill(pid, signal.SIGKILL)
 
 
-async def test_a_second_demo_in_one_directory_is_rejected_and_a_later_one_starts_empty(
-    tmp_path: Path,
-):
+async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tmp_path: Path):
     directory = tmp_path / "demo"
-    async with demo(directory) as process:
-        await read_until(process, STARTED)
-        assert len(processes_in(directory)) == 6
-        booted = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
-        async with demo(directory) as second:
-            output, _ = await second.communicate()
-            assert second.returncode == 1
-            assert f"{directory} is in use by another demo; fix: stop it".encode() in output
-        await stop_in_order(process, signal.SIGINT, directory)
+    at_usual_ports = [part for part in DEMO if part != "--any-ports"]
+    async with demo(directory, *at_usual_ports, "--seconds", "8") as process:
+        text = await read_until(process, "Starting 4 simulated nodes")
+        second = await asyncio.create_subprocess_exec(
+            *DEMO, "--directory", str(directory), stdout=PIPE, stderr=STDOUT
+        )
+        output = await read_rest(second)
+        assert second.returncode == 1
+        assert f"{directory} is in use by another demo; fix: stop it" in output
+        text += await read_rest(process)
+        assert process.returncode == 0, text
+    for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
+        assert f"ok    {line}" in text
+    for program in ("prometheus", "alertmanager", "grafana server"):
+        assert re.search(rf"^  \S*{program} .*{directory}/", text, re.MULTILINE), text
+    agents = json.loads((directory / "prometheus/targets/agents.yml").read_text())
+    assert len(agents) == 5
+
+
+async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_it(tmp_path: Path):
+    """Same as `make` if it is killed: the demo receives SIGTERM."""
+    directory = tmp_path / "demo"
+    (directory / "nodes").mkdir(parents=True)
+    booted = f"booted_wall_ns = {time.time_ns() - BEFORE_NS}"
+    (directory / "nodes/gpu-node-1.toml").write_text(f"{booted}\n")
+    (directory / "collector").mkdir()
     (directory / "collector/of-the-demo-before").write_text("")
-    async with demo(directory) as process:
-        await read_until(process, STARTED)
+    start = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
+    async with demo(directory, *command) as parent:
+        await read_until(parent, STARTED)
+        assert len(processes_in(directory)) == 6
         assert not (directory / "collector/of-the-demo-before").exists()
-        now = re.findall(r"booted_.*", (directory / "nodes/gpu-node-1.toml").read_text())
-        assert now == booted, "a Prometheus that watched the demo before would see a reboot"
-        await stop_in_order(process, signal.SIGTERM, directory)
+        # A Prometheus that watched the demo before would see a reboot.
+        assert booted in (directory / "nodes/gpu-node-1.toml").read_text().splitlines()
+        parent.kill()
+        rest = await read_rest(parent)
+        check_stopped(rest, signal.SIGTERM, directory)
 
 
 @pytest.mark.thorough  # minutes of five programs; tests/chain/test_alerting.py has the same alerts

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import re
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -210,28 +205,3 @@ async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: 
     agent = await site.agent("n1", "--collector", f"{site.url}/typo")
     line = await agent.find_logged("collector_unreachable")
     assert "unknown path; fix: check that collector.url" in line.string
-
-
-async def test_the_demo_ends_well(tmp_path: Path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "simulator.demo",
-        "--seconds",
-        "8",
-        "--directory",
-        str(tmp_path / "w"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=environment,
-    )
-    output, _ = await process.communicate()
-    text = output.decode()
-    assert process.returncode == 0, text
-    for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
-        assert f"ok    {line}" in text
-    for program in ("prometheus", "alertmanager", "grafana server"):
-        assert re.search(rf"^  \S*{program} .*{tmp_path}/w/", text, re.MULTILINE), text
-    agents = json.loads((tmp_path / "w/prometheus/targets/agents.yml").read_text())
-    assert len(agents) == 5
