@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
 from railscope.capture import CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
@@ -27,6 +29,8 @@ _SWAP_BYTES = 8 << 30
 _BUFFERS_BYTES = 3 << 30
 _KERNEL_BYTES = 11 << 30
 _US_PER_MS = 1000
+_MAX_DEVICE_STATES = 1 << 10
+"""Cached states of PCI devices, which are the same on most nodes."""
 _ROUTES = (
     "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
     f"{node_hardware.ETHERNET}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
@@ -37,9 +41,14 @@ _ROUTES = (
 
 def show_files(into: CaptureMoment, directory: str, files: Mapping[str, Json]) -> None:
     """Add files of one line below a directory; a failure to read one is added as it is."""
-    for name, content in files.items():
-        failed = isinstance(content, dict)
-        into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
+    into.files |= _as_files(directory, files)
+
+
+def _as_files(directory: str, files: Mapping[str, Json]) -> dict[str, Json]:
+    return {
+        f"{directory}/{name}": content if isinstance(content, dict) else f"{content}\n"
+        for name, content in files.items()
+    }
 
 
 def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
@@ -239,19 +248,44 @@ def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
         into.links[f"{directory}/driver"] = f"/sys/bus/pci/drivers/{device.driver}"
         downstream = below.get(device.address, "")
         nic_cable = cables.get(device.address)
-        files = _facts(device)
-        files |= _link(device, lost=device.address in lost)
-        if downstream in removed:
-            files |= _NOTHING_THERE
-        elif nic_cable or downstream in cables:
-            files |= _degraded_link(device, cables[device.address if nic_cable else downstream])
-        files |= _errors(
-            device,
-            corrected={"BadTLP": nic_cable.counters.pcie_errors} if nic_cable else {},
-            fatal=_SURPRISE_DOWN if downstream in lost | removed else {},
+        cable = None if downstream in removed else nic_cable or cables.get(downstream)
+        state = _PciState(
+            device.address in lost,
+            downstream in removed,
+            downstream in lost,
+            _degraded_link(device, cable) if cable else None,
+            nic_cable.counters.pcie_errors if nic_cable else None,
         )
-        show_files(into, directory, files)
+        into.files |= _device_files(device, state)
     show_vital_data(model, into)
+
+
+class _PciState(NamedTuple):
+    """State of a PCI device: lost, with a device below it that was removed or lost.
+
+    `link` is the speed and the width if a NIC limits them, `errors` are the corrected errors of a NIC.
+    """
+
+    is_lost: bool
+    is_empty: bool
+    is_above_lost: bool
+    link: tuple[str, int] | None
+    errors: int | None
+
+
+@lru_cache(_MAX_DEVICE_STATES)
+def _device_files(device: node_hardware.SimulatedPciDevice, state: _PciState) -> dict[str, Json]:
+    """Return the files of a device."""
+    files = _facts(device)
+    files |= _link(device, lost=state.is_lost)
+    if state.is_empty:
+        files |= _NOTHING_THERE
+    elif state.link:
+        files |= zip(_NOTHING_THERE, state.link, strict=True)
+    corrected = {} if state.errors is None else {"BadTLP": state.errors}
+    fatal = _SURPRISE_DOWN if state.is_above_lost or state.is_empty else {}
+    files |= _errors(device, corrected=corrected, fatal=fatal)
+    return _as_files(f"/sys/bus/pci/devices/{device.address}", files)
 
 
 def _facts(device: node_hardware.SimulatedPciDevice) -> dict[str, Json]:
@@ -283,7 +317,7 @@ def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, 
 
 def _degraded_link(
     device: node_hardware.SimulatedPciDevice, cable: fabric.Cable
-) -> dict[str, Json]:
+) -> tuple[str, int]:
     """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
     nic = cable.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
@@ -291,7 +325,7 @@ def _degraded_link(
         generation -= 1
     elif cable.pcie_halved == "lanes":
         lanes //= 2
-    return {"current_link_speed": SPEEDS[generation], "current_link_width": lanes}
+    return SPEEDS[generation], lanes
 
 
 def _errors(

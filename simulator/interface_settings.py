@@ -12,6 +12,7 @@ the notification point, which receives (roce_np), and the reaction point, which 
 from __future__ import annotations
 
 import errno
+from functools import cache
 
 from railscope.capture import CaptureMoment, Json, failure
 from simulator import (
@@ -210,24 +211,34 @@ def show_ofed_files(model: node_model.NodeModel, into: CaptureMoment) -> None:
         if cable.port.nic.driver != "mlx5_core":
             continue
         net = f"/sys/class/net/{cable.port.interface}"
-        files = _files(cable)
-        for directory in _DIRECTORIES:
-            into.names[f"{net}/{directory}"] = sorted(
-                {
-                    path[len(directory) + 1 :].split("/")[0]
-                    for path in files
-                    if path.startswith(f"{directory}/")
-                }
-            )
+        names, files = _ofed_files(cable.settings.trust, notifying=cable.settings.notifying)
+        for directory, entries in names.items():
+            into.names[f"{net}/{directory}"] = entries
         host_files.show_files(into, net, files)
         place = f"/sys/class/infiniband/{cable.port.rdma_device}/tc/1/traffic_class"
         into.files[place] = f"Global tclass={port.DSCP_OF_DATA << 2 | _ECN_CAPABLE}\n"
 
 
-def _files(cable: fabric.Cable) -> dict[str, str]:
-    enabled = int(cable.settings.notifying)
+@cache
+def _ofed_files(trust: str, *, notifying: bool) -> tuple[dict[str, Json], dict[str, str]]:
+    """Return the entries of the directories below a network interface, and the files in them."""
+    files = _files(trust, int(notifying))
+    entries: dict[str, Json] = {
+        directory: sorted(
+            {
+                path[len(directory) + 1 :].split("/")[0]
+                for path in files
+                if path.startswith(f"{directory}/")
+            }
+        )
+        for directory in _DIRECTORIES
+    }
+    return entries, files
+
+
+def _files(trust: str, enabled: int) -> dict[str, str]:
     return {
-        "qos/trust": cable.settings.trust,
+        "qos/trust": trust,
         **{
             f"ecn/{end}/enable/{priority}": str(enabled)
             for end in ("roce_np", "roce_rp")

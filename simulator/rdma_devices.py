@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import lru_cache
 
 from railscope.capture import CaptureMoment, Json, failure
 from simulator import device_models, driver_counters, fabric, host_files, node_hardware, node_model
@@ -13,6 +14,8 @@ DOWN_RATE = "40 Gb/sec (4X QDR)"
 """Rate that mlx5 reports for a port that is down (linux: drivers/infiniband/hw/mlx5/main.c)."""
 _GIDS = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
 """Types of the first four: two of the link-local address, two of the IPv4 address."""
+_GID_NUMBERS = ["0", "1", "2", "3"]
+_MAX_GID_TABLES = 1 << 14
 
 
 def show_rdma_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
@@ -85,21 +88,27 @@ def _files(
 
 
 def _show_gids(into: CaptureMoment, cable: fabric.Cable) -> None:
-    """Add the GID table to a `CaptureMoment`: the addresses of the interface, by type."""
+    """Add the GID table to a `CaptureMoment`."""
     port = cable.port
     place = f"{ROOT}/{port.rdma_device}/ports/1"
-    octets = [int(octet, 16) for octet in port.mac.split(":")]
+    for directory in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        into.names[f"{place}/{directory}"] = _GID_NUMBERS
+    host_files.show_files(into, place, _gid_files(port.mac, port.interface))
+
+
+@lru_cache(_MAX_GID_TABLES)
+def _gid_files(mac: str, interface: str) -> dict[str, str]:
+    """Return the addresses of the interface, by type."""
+    octets = [int(octet, 16) for octet in mac.split(":")]
     interface_id = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]]).hex(":", 2)
     local = f"fe80:0000:0000:0000:{interface_id}"
     routed = f"0000:0000:0000:0000:0000:ffff:0a0a:{octets[-1]:04x}"
-    numbers = [str(number) for number in range(len(_GIDS))]
-    for directory in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
-        into.names[f"{place}/{directory}"] = numbers
-    for number, kind in zip(numbers, _GIDS, strict=True):
-        gid = local if number in "01" else routed
-        attributes = {"types": kind, "ndevs": port.interface}
-        files = {f"gid_attrs/{name}/{number}": text for name, text in attributes.items()}
-        host_files.show_files(into, place, {f"gids/{number}": gid, **files})
+    files = {}
+    for number, kind in zip(_GID_NUMBERS, _GIDS, strict=True):
+        files[f"gids/{number}"] = local if number in "01" else routed
+        files[f"gid_attrs/types/{number}"] = kind
+        files[f"gid_attrs/ndevs/{number}"] = interface
+    return files
 
 
 def _show_bridge(into: CaptureMoment, bridge: node_hardware.NvSwitchFunction, path: Json) -> None:

@@ -29,6 +29,7 @@ from simulator import (
 from simulator.spec import NodeSpec, seconds_to_ns
 
 _NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
+_NOTHING = object()
 _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
 
 
@@ -218,10 +219,11 @@ class CaptureRecorder:
         changed = CaptureMoment(now.offset_ns, log=now.log)
         for section in SECTIONS:
             recorded = self._recorded[section]
+            last = recorded.get
             fresh = {
                 key: value
                 for key, value in getattr(now, section).items()
-                if key not in recorded or recorded[key] != value
+                if (before := last(key, _NOTHING)) is not value and before != value
             }
             recorded.update(fresh)
             getattr(changed, section).update(fresh)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from railscope.capture import PENDING, CaptureMoment, Json
 from railscope.timestamps import MICROSECOND_NS
-from simulator import node_model, spec
+from simulator import node_model
 from simulator.gpu import GpuState
 from simulator.nvml import health, load, results, settings, sharing
+from simulator.spec import NodeSpec, seconds_to_ns
 
-LINKS_PERIOD_NS = spec.seconds_to_ns(10.0)
+LINKS_PERIOD_NS = seconds_to_ns(10.0)
 """Period of per-link values, equal to the agents' period: there are many of them."""
 
 _DENIED = (results.GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
@@ -26,7 +27,8 @@ class SimulatedNvml:
 
     def __init__(self, model: node_model.NodeModel) -> None:
         self._events = results.NvmlEventLog()
-        self._links: list[dict[str, Json]] = [{} for _ in model.gpus]
+        self._links = [results.NvmlResults(gpu.identity.index) for gpu in model.gpus]
+        self._constants = [_GpuConstants(model.spec, gpu) for gpu in model.gpus]
         self._links_shown_ns: int | None = None
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
@@ -40,8 +42,9 @@ class SimulatedNvml:
         confidential = settings.confidential_computing(parts.model)
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
         self._refresh_links(model)
-        for gpu, of_links in zip(model.gpus, self._links, strict=True):
-            into.calls |= _as_it_answers(gpu, _answers(model, gpu) | of_links)
+        for gpu, of_links, constants in zip(model.gpus, self._links, self._constants, strict=True):
+            answers = _answers(model, gpu, constants) | of_links.found
+            into.calls |= _as_it_answers(gpu, answers)
             sharing.show_files(gpu, into)
         self._events.show(model, into)
 
@@ -50,18 +53,38 @@ class SimulatedNvml:
         if last_ns is not None and now_ns // LINKS_PERIOD_NS == last_ns // LINKS_PERIOD_NS:
             return
         self._links_shown_ns = now_ns
-        for place, gpu in enumerate(model.gpus):
-            into = results.NvmlResults(gpu.identity.index)
+        for gpu, into in zip(model.gpus, self._links, strict=True):
             health.add_links(model.machine, gpu, into)
-            self._links[place] = into.found
 
 
-def _answers(model: node_model.NodeModel, gpu: GpuState) -> dict[str, Json]:
+class _GpuConstants:
+    """Results of a GPU that never change, and those that change with the use of its memory only."""
+
+    def __init__(self, spec: NodeSpec, gpu: GpuState) -> None:
+        into = results.NvmlResults(gpu.identity.index)
+        settings.add_identity(spec, gpu, into)
+        self.identity = into.found
+        self._settings: dict[str, Json] = {}
+        self._key: tuple[int, str] | None = None
+
+    def settings(self, gpu: GpuState) -> dict[str, Json]:
+        """Return the settings of the GPU."""
+        key = settings.mapped_bytes(gpu), gpu.sharing.mode
+        if key != self._key:
+            into = results.NvmlResults(gpu.identity.index)
+            settings.add_settings(gpu, into)
+            self._key, self._settings = key, into.found
+        return self._settings
+
+
+def _answers(
+    model: node_model.NodeModel, gpu: GpuState, constants: _GpuConstants
+) -> dict[str, Json]:
     into = results.NvmlResults(gpu.identity.index)
-    settings.add_identity(model.spec, gpu, into)
+    into.found |= constants.identity
     load.add_load(gpu, into)
     health.add_health(gpu, into)
-    settings.add_settings(gpu, into)
+    into.found |= constants.settings(gpu)
     load.add_gpm_metrics(gpu, into)
     sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // MICROSECOND_NS, into)
     found = into.found

@@ -126,15 +126,16 @@ _ZERO_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
 
 
 def add_links(parts: node_hardware.NodeHardware, gpu: GpuState, into: NvmlResults) -> None:
-    """Add the traffic and signal quality of every link of this GPU."""
+    """Add the traffic and signal quality of every link of this GPU, and once the ends of the links."""
     links = gpu.links
     if links is None:
         into.call("NvLinkState", NOT_SUPPORTED, 0)
         return
-    generation = gpu.model.generation
+    generation, has_ends = gpu.model.generation, bool(into.found)
     into.field(91, len(links.links))
     for number, link in enumerate(links.links):
-        _add_link_end(parts, gpu, number, into)
+        if not has_ends:
+            _add_link_end(parts, gpu, number, into)
         fields: dict[int, int] = {}
         if generation > device_models.GpuGeneration.VOLTA:
             fields |= {165: _ACTIVE, 164: links.model.raw_megabytes}

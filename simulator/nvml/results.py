@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import lru_cache
 
 from railscope.capture import CaptureMoment, Json, NvmlError, failure
 from simulator import kernel_log, node_model
@@ -18,6 +19,8 @@ NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOS
 ALL_LINKS = 0xFFFF_FFFF
 NO_INSTANCE = 0xFFFF_FFFF
 FIELDS, GPM = "nvml.nvmlDeviceGetFieldValues", "nvml.nvmlGpmMetricsGet"
+_MAX_KEYS = 1 << 14
+"""More than the calls about the GPUs of a node, which have equal indices on all nodes."""
 
 
 class NvmlResults:
@@ -32,8 +35,7 @@ class NvmlResults:
 
     def call(self, name: str, answer: Json, *arguments: int) -> None:
         """Add the result of `nvmlDeviceGet` followed by a name."""
-        listed = ",".join(map(str, (self.device, *arguments)))
-        self.found[f"nvml.nvmlDeviceGet{name}({listed})"] = answer
+        self.found[_call_key(name, self.device, arguments)] = answer
 
     def calls(self, **answers: Json) -> None:
         """Add results of several calls without arguments other than the device."""
@@ -42,17 +44,29 @@ class NvmlResults:
 
     def field(self, entry: int | str, value: int) -> None:
         """Add a field, or a field and its scope as "138:3"."""
-        self.found[f"{FIELDS}({self.device},{entry})"] = [0, value]
+        self.found[_field_key(self.device, entry, None)] = [0, value]
 
     def fields(self, values: Mapping[int, int], scope: int | None = None) -> None:
         """Add fields, all with the same scope."""
+        found, device = self.found, self.device
         for number, value in values.items():
-            self.field(number if scope is None else f"{number}:{scope}", value)
+            found[_field_key(device, number, scope)] = [0, value]
 
     def metrics(self, values: Mapping[int, float]) -> None:
         """Add GPM metrics."""
         for number, value in values.items():
             self.found[f"{GPM}({self.device},{number})"] = [0, value]
+
+
+@lru_cache(_MAX_KEYS)
+def _call_key(name: str, device: int | str, arguments: tuple[int, ...]) -> str:
+    listed = ",".join(map(str, (device, *arguments)))
+    return f"nvml.nvmlDeviceGet{name}({listed})"
+
+
+@lru_cache(_MAX_KEYS)
+def _field_key(device: int | str, entry: int | str, scope: int | None) -> str:
+    return f"{FIELDS}({device},{entry})" if scope is None else f"{FIELDS}({device},{entry}:{scope})"
 
 
 def supported_if(condition: object, answer: Json) -> Json:

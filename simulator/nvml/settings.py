@@ -107,7 +107,8 @@ _SMALL_WINDOW_BYTES = 5 * device_models.MEBIBYTE
 _MAPS_ALL_SINCE = 590
 
 
-def _mapped_bytes(gpu: GpuState) -> int:
+def mapped_bytes(gpu: GpuState) -> int:
+    """Return the used part of the BAR1 window."""
     model, sharing = gpu.model, gpu.sharing
     if not sharing.present:
         return _IDLE_BYTES
@@ -162,7 +163,7 @@ def add_settings(gpu: GpuState, into: NvmlResults) -> None:
         )
     into.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
     into.calls(
-        BAR1MemoryInfo=bar1_window(model.bar1_mebibytes, _mapped_bytes(gpu)),
+        BAR1MemoryInfo=bar1_window(model.bar1_mebibytes, mapped_bytes(gpu)),
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
         AccountingMode=0,
