@@ -6,23 +6,31 @@ on a node that is simulated in real time.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from agent.cli import config_option, run_agent, settings_flags
+from agent.commands.replay import GC_ALLOCATIONS
+from agent.config import PREFIX, AgentSettings
 from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from agent.sampling.source import format_count
-from railscope import convert_errors
+from agent.shipping.collector_client import CollectorLinkError
+from railscope import convert_errors, service, settings
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, SimulatorError, capture_metadata, find_model, moments
 from simulator.cluster import score_scenarios, scoring
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import ScenarioError, read_scenario
+from simulator.cluster.shipped_nodes import ShippedCluster, ShippingOutcome
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -50,21 +58,87 @@ def simulate() -> None:
 @simulate.command()
 @click.argument("scenario", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("directory", type=click.Path(path_type=Path))
-def cluster(scenario: Path, directory: Path) -> None:
-    """Write captures of a cluster to DIRECTORY.
+@click.option(
+    "--collector",
+    "collector_url",
+    help="Send the frames of all nodes to the collector with this base URL in place of writing captures.",
+)
+@click.option(
+    "--speed",
+    type=click.Choice(("real-time", "maximum")),
+    default="real-time",
+    show_default=True,
+    help="Speed of sending: by the clock, from now on; or the past, until now, as fast as the collector acknowledges.",
+)
+@click.option(
+    "--listen",
+    default="",
+    help="Serve the metrics of the nodes at HOST:PORT and the ports that follow, while frames are sent.",
+)
+@config_option
+def cluster(
+    scenario: Path, directory: Path, collector_url: str | None, config: Path | None, **options: str
+) -> None:
+    """Write captures of a cluster to DIRECTORY, or send its frames to a collector.
 
-    SCENARIO is a TOML file with the cluster's size, jobs and faults. DIRECTORY has a subdirectory with a capture
-    for each node, and the ground truth of the faults in truth.jsonl.
+    SCENARIO is a TOML file with the cluster's size, jobs and faults. DIRECTORY has a subdirectory for each node, with
+    its capture or the state of its agent, and the ground truth of the faults in truth.jsonl.
+
+    The settings are those of the nodes' agents. {node} in collector.token, token_file, certificate_file and key_file
+    is replaced by the name of the node. Without any of these, each node gets a token, and tokens.toml in
+    DIRECTORY is the collector's file of tokens. With --listen, targets.json has the addresses for Prometheus.
+
+    Exit status 1 if the collector did not acknowledge all frames.
     """
-    try:
-        plan = read_scenario(scenario)
-        write_cluster(plan, directory)
-    except (ScenarioError, OSError) as error:
-        raise click.ClickException(_problem(error)) from error
+    outcome = None
+    gc.set_threshold(GC_ALLOCATIONS)
+    with convert_errors((ScenarioError, CollectorLinkError), click.ClickException):
+        try:
+            plan = read_scenario(scenario)
+            if collector_url:
+                flags = {"collector.url": collector_url}
+                agents = settings.load(
+                    AgentSettings,
+                    file=config or settings.default_file("agent"),
+                    prefix=PREFIX,
+                    flags=flags,
+                )
+                is_real_time = options["speed"] == "real-time"
+                outcome = _ship(
+                    ShippedCluster(plan, directory, agents, is_real_time, options["listen"])
+                )
+            else:
+                write_cluster(plan, directory)
+        except OSError as error:
+            raise click.ClickException(_problem(error)) from error
     nodes = format_count(plan.topology.nodes, "node")
     click.echo(
         f"{directory}: {plan.seconds} s of {nodes}, {format_count(len(plan.faults), 'fault')}"
     )
+    if outcome:
+        click.echo(
+            f"{format_count(outcome.shipped, 'frame')} acknowledged, {outcome.dropped} dropped, "
+            f"{format_count(outcome.waiting, 'envelope')} waiting"
+        )
+        if outcome.dropped or outcome.waiting:
+            raise click.exceptions.Exit(1)
+
+
+def _ship(shipped: ShippedCluster) -> ShippingOutcome:
+    """Send the frames of a cluster until its end, or until a signal."""
+
+    async def run() -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, cast("asyncio.Task[None]", task).cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await shipped.run()
+
+    service.configure_logs("warning")
+    nodes = format_count(len(shipped.nodes), "node")
+    click.echo(f"sending frames of {nodes} to {shipped.settings.collector.url}", err=True)
+    asyncio.run(run())
+    return shipped.outcome
 
 
 @simulate.command()

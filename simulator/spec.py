@@ -21,6 +21,8 @@ class SimulatorError(Exception):
 
 
 MAX_GPUS = 8
+STARTED_WALL_NS, UPTIME_NS = 1_760_000_000_000_000_000, 777_600 * SECOND_NS
+"""Time at which captures begin, and time since the boot of their nodes."""
 DEFAULT_FAULT_INDEX = 3
 
 _CHOICES = read_table("choices", dict[str, dict[str, str]])
@@ -54,8 +56,8 @@ class NodeSpec:
     """Account of the job in Slurm."""
     filers: int = 0
     """Number of NFS servers that the node mounts."""
-    started_wall_ns: int = 1_760_000_000_000_000_000
-    started_boot_ns: int = 777_600_000_000_000
+    started_wall_ns: int = STARTED_WALL_NS
+    started_boot_ns: int = UPTIME_NS
 
     def __post_init__(self) -> None:
         """Reject an impossible specification."""
@@ -81,7 +83,10 @@ class NodeSpec:
     @property
     def boot_id(self) -> str:
         """Identifier of the simulated boot."""
-        return str(uuid.UUID(int=self.stream("boot").getrandbits(128), version=4))
+        booted_ns = self.started_wall_ns - self.started_boot_ns
+        is_usual = booted_ns == STARTED_WALL_NS - UPTIME_NS
+        stream = self.stream("boot" if is_usual else f"boot {booted_ns}")
+        return str(uuid.UUID(int=stream.getrandbits(128), version=4))
 
     def stream(self, purpose: str) -> random.Random:
         """Return random numbers for one purpose on this node."""

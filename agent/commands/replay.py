@@ -26,7 +26,8 @@ from agent.sampling.source import Source
 from agent.sampling.source_reader import REPROBE_NS, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from agent.service import UNSHIPPED_SOURCES
-from agent.shipping.shipper import EventNumbering, split_into_envelopes
+from agent.shipping.shipper import EventNumbering
+from agent.shipping.spool import split_into_envelopes
 from agent.sources.agent_state import GpuVerdictSource
 from agent.sources.nvidia.processes import GpuSharingSource
 from agent.sources.tenancy import ClaimSource
@@ -119,37 +120,97 @@ class _ReplayedSource:
         self.due_ns = 0 if every_sample else now_ns + period_ns - period_ns // 10
 
 
-class CaptureReplay:
-    """Frames of a capture: those of the named sources, or of all that an agent ships."""
+class ReplayedNode:
+    """Sources of a node whose answers come moment by moment: the named ones, or all that an agent ships."""
 
     def __init__(
-        self, directory: Path, settings: AgentSettings, names: Collection[str] = ()
+        self, about: CaptureMetadata, settings: AgentSettings, names: Collection[str] = ()
     ) -> None:
-        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source."""
-        self._directory = directory
-        about = capture.read_metadata(directory)
+        """Raises SettingsError for an unknown source."""
         self.origin = _origin(about)
-        self.problem: CaptureError | None = None
-        """Reason why the timeline could not be read to its end; known after the last frame."""
-        self._host = recorded_host.SteppedHost(about)
+        self.host = recorded_host.SteppedHost(about)
         self._hung = hang_guard.HungCalls()
         self._pending: dict[str, str] = {}
         """Device of each call without a result, by the key of the call."""
         self._grader = SourceGrader()
         self._numbering = EventNumbering()
-        statuses: dict[str, SourceState] = {}
+        self.statuses: dict[str, SourceState] = {}
         settings = msgspec.structs.replace(
             settings, node=about.node, bursts=BurstSettings(enabled=False)
         )
         # One guard for all sources: those of a sample share the scan of the network devices.
-        guard = _ReplayGuard(self._host, self._hung, hang_guard.CallTime(lambda: 0.0))
+        guard = _ReplayGuard(self.host, self._hung, hang_guard.CallTime(lambda: 0.0))
         self._sources: list[_ReplayedSource] = []
         xids = XidMatcher()
-        sources = [*machine_sources(settings, xids), GpuVerdictSource(lambda: statuses, xids)]
+        verdicts = GpuVerdictSource(lambda: self.statuses, xids)
+        sources = [*machine_sources(settings, xids), verdicts]
         for source in _select(assign_periods(sources, settings.period_seconds), names):
-            status = statuses[source.name] = SourceState(source)
+            status = self.statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
+
+    def advance(self, moment: CaptureMoment) -> None:
+        """Apply the differences of a moment."""
+        changed = self.host.changed_keys(moment)
+        has_new_devices = self.host.advance(moment)
+        is_other_hung = self._update_hung_calls(moment)
+        is_begin = moment.offset_ns < BEGIN_NS
+        for source in self._sources:
+            source.has_new_devices |= has_new_devices
+            source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
+            if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
+                source.reader.forget_plan()
+                source.due_ns = 0
+            if is_other_hung:
+                source.is_outdated = True
+                source.reader.forget_plan()
+
+    def _update_hung_calls(self, moment: CaptureMoment) -> bool:
+        """Record the devices of calls without a result; return True if they changed."""
+        before = dict(self._pending)
+        for section in capture.SECTIONS:
+            answers: dict[str, Json] = getattr(moment, section)
+            for key in before.keys() & answers.keys():
+                del self._pending[key]
+            if capture.PENDING in answers.values():
+                keys = (key for key, answer in answers.items() if answer == capture.PENDING)
+                self._pending |= {key: _device(section, key) for key in keys}
+        if self._pending == before:
+            return False
+        hung, now_ns = self._hung.by_device, self.host.clock.now().boot_ns
+        calls = {
+            device: hang_guard.HungCall(device, key, now_ns)
+            for key, device in self._pending.items()
+        }
+        self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
+        return True
+
+    def read_sources(self) -> list[Frame]:
+        """Return the frames of the sources that are due at this moment."""
+        now = self.host.clock.now()
+        frames = []
+        for source in self._sources:
+            if source.due_ns > now.boot_ns:
+                continue
+            frame = source.read(self.host, self._grader)
+            source.plan(now.boot_ns)
+            if frame:
+                frames.append(self._numbering.number_events(frame))
+        self._grader.events.clear()
+        return frames
+
+
+class CaptureReplay(ReplayedNode):
+    """Frames of a capture."""
+
+    def __init__(
+        self, directory: Path, settings: AgentSettings, names: Collection[str] = ()
+    ) -> None:
+        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source."""
+        super().__init__(capture.read_metadata(directory), settings, names)
+        self._directory = directory
+        self.problem: CaptureError | None = None
+        """Reason why the timeline could not be read to its end; known after the last frame."""
 
     def samples(self) -> Iterator[list[Frame]]:
         """Yield the frames of one sample after another."""
@@ -158,11 +219,11 @@ class CaptureReplay:
             if end_ns is None:
                 end_ns = moment.offset_ns + SAMPLE_NS
             elif moment.offset_ns >= end_ns:
-                yield self._read_sources()
+                yield self.read_sources()
                 end_ns = moment.offset_ns + SAMPLE_NS
-            self._advance(moment)
+            self.advance(moment)
         if end_ns is not None:
-            yield self._read_sources()
+            yield self.read_sources()
 
     def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
         """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""
@@ -189,54 +250,6 @@ class CaptureReplay:
             yield from capture.read_moments(self._directory)
         except CaptureError as error:
             self.problem = error
-
-    def _advance(self, moment: CaptureMoment) -> None:
-        changed = self._host.changed_keys(moment)
-        has_new_devices = self._host.advance(moment)
-        is_other_hung = self._update_hung_calls(moment)
-        is_begin = moment.offset_ns < BEGIN_NS
-        for source in self._sources:
-            source.has_new_devices |= has_new_devices
-            source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
-            if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
-                source.reader.forget_plan()
-                source.due_ns = 0
-            if is_other_hung:
-                source.is_outdated = True
-                source.reader.forget_plan()
-
-    def _update_hung_calls(self, moment: CaptureMoment) -> bool:
-        """Record the devices of calls without a result; return True if they changed."""
-        before = dict(self._pending)
-        for section in capture.SECTIONS:
-            answers: dict[str, Json] = getattr(moment, section)
-            for key in before.keys() & answers.keys():
-                del self._pending[key]
-            if capture.PENDING in answers.values():
-                keys = (key for key, answer in answers.items() if answer == capture.PENDING)
-                self._pending |= {key: _device(section, key) for key in keys}
-        if self._pending == before:
-            return False
-        hung, now_ns = self._hung.by_device, self._host.clock.now().boot_ns
-        calls = {
-            device: hang_guard.HungCall(device, key, now_ns)
-            for key, device in self._pending.items()
-        }
-        self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
-        return True
-
-    def _read_sources(self) -> list[Frame]:
-        now = self._host.clock.now()
-        frames = []
-        for source in self._sources:
-            if source.due_ns > now.boot_ns:
-                continue
-            frame = source.read(self._host, self._grader)
-            source.plan(now.boot_ns)
-            if frame:
-                frames.append(self._numbering.number_events(frame))
-        self._grader.events.clear()
-        return frames
 
 
 def _select(sources: Iterable[Source], names: Collection[str]) -> list[Source]:

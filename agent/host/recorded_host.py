@@ -35,10 +35,12 @@ class RecordedClock:
     about: capture_format.CaptureMetadata
     offset_ns: int = 0
     """Offset into the capture."""
+    deviation_ns: int = 0
+    """Deviation of the wall clock."""
 
     def now(self) -> frame.NodeTimestamp:
         """Return wall and boot clock of the recorded node."""
-        wall_ns = self.about.started_wall_ns + self.offset_ns
+        wall_ns = self.about.started_wall_ns + self.offset_ns + self.deviation_ns
         return frame.NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,13 @@ import structlog
 from agent import config, host
 from agent.sampling import hang_guard, status
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
-from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
+from agent.shipping.spool import (
+    FrameLoss,
+    Spool,
+    SpooledEnvelope,
+    SpooledSchemas,
+    split_into_envelopes,
+)
 from railscope import __version__, durable_files, envelopes, timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
@@ -37,9 +43,6 @@ log = structlog.get_logger(__name__)
 
 MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
-MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
-MAX_EVENTS_OF_AN_ENVELOPE = 4_000
-"""Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
 FIRST_RETRY_SECONDS = 0.5
 SHUTDOWN_SECONDS = 3.0
 MAX_FLUSH_DELAY_SECONDS = 0.2
@@ -50,25 +53,6 @@ UNSPOOLED_SECONDS = 1.0
 RUN_END_FILE = "run_end.json"
 """File in the state directory with the last packed sequence of each stream, written at each push; durable at
 once only with a spooled envelope."""
-
-
-def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Yield frames in groups that are within the bounds of an envelope."""
-    group: list[Frame] = []
-    size = events = 0
-    for frame in frames:
-        frame_bytes = len(frame.values) * wire.BYTES_PER_VALUE + len(frame.reasons)
-        full = (
-            len(group) >= MAX_FRAMES_OF_AN_ENVELOPE or size + frame_bytes > MAX_BYTES_OF_AN_ENVELOPE
-        )
-        if group and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
-            yield group
-            group, size, events = [], 0, 0
-        group.append(frame)
-        size += frame_bytes
-        events += len(frame.events)
-    if group:
-        yield group
 
 
 @dataclass
@@ -86,6 +70,7 @@ class Shipper:
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
     _is_flush_due: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_all_sent: asyncio.Event = field(default_factory=asyncio.Event)
     _flush_ns: int = 0
     """Time of the next flush."""
     _sent_body: bytes = b""
@@ -186,7 +171,12 @@ class Shipper:
         frames, self._pending = self._pending, []
         if frames:
             await self._disk.submit(lambda: self._pack_frames(frames))
+            self._is_all_sent.clear()
             self._has_envelopes.set()
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the collector has decided about all envelopes."""
+        await self._is_all_sent.wait()
 
     def _pack_frames(self, frames: list[Frame]) -> None:
         """Pack frames into envelopes; runs on the spool's thread."""
@@ -292,6 +282,7 @@ class Shipper:
             oldest = await self._wait_for_oldest() if self.stats.spool_envelopes else None
             if oldest is None:
                 self._has_envelopes.clear()
+                self._is_all_sent.set()
                 await self._has_envelopes.wait()
                 continue
             answer = await self._offer_in_time(*oldest)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,37 @@ import msgspec
 import structlog
 
 from railscope.durable_files import delete_partial_files, write_durably
+from railscope.frame import Frame
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import WireSchema
+from railscope.wire import BYTES_PER_VALUE, WireSchema
 
 log = structlog.get_logger(__name__)
 
 _SUFFIX = ".envelope"
 _HEAD_BYTES = 8
 _NAME_DIGITS = 12
+MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
+MAX_EVENTS_OF_AN_ENVELOPE = 4_000
+"""Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
+
+
+def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Yield frames in groups that are within the bounds of an envelope."""
+    group: list[Frame] = []
+    size = events = 0
+    for frame in frames:
+        frame_bytes = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
+        full = (
+            len(group) >= MAX_FRAMES_OF_AN_ENVELOPE or size + frame_bytes > MAX_BYTES_OF_AN_ENVELOPE
+        )
+        if group and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
+            yield group
+            group, size, events = [], 0, 0
+        group.append(frame)
+        size += frame_bytes
+        events += len(frame.events)
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,23 +56,29 @@ class HeartbeatPath:
             deviation_ns = seconds_to_ns(self._deviation_seconds(seconds))
             ratio = _MAX_DELAY_SECONDS / _MIN_DELAY_SECONDS
             delay = _MIN_DELAY_SECONDS * math.pow(ratio, self._rng.random())
-            if not self._is_unreachable(seconds):
+            if not self.is_unreachable(seconds):
                 at_ns = self._spec.started_wall_ns + seconds_to_ns(seconds)
                 yield Heartbeat(self._spec.node, at_ns + deviation_ns, at_ns + seconds_to_ns(delay))
 
-    def _is_unreachable(self, seconds: float) -> bool:
+    def is_unreachable(self, seconds: float) -> bool:
+        """True if the collector receives nothing from the node."""
         return any(
             effects.keys() & {"unreachable", "off"} and fault.acts(seconds)
             for fault, effects in self._faults
         )
 
-    def _deviation_seconds(self, seconds: float) -> float:
+    def clock_deviation_seconds(self, seconds: float) -> float:
         """Return the deviation of the node's clock from the collector's."""
         deviation = self._offset_seconds
         for fault, effects in self._faults:
             if fault.acts(seconds):
                 ramp = min((seconds - fault.begin_seconds) / _RAMP_SECONDS, 1.0)
                 deviation += self._sign * ramp * effects.get("skew_seconds", 0.0)
+        return deviation
+
+    def _deviation_seconds(self, seconds: float) -> float:
+        """Return the deviation of the times of a heartbeat."""
+        deviation = self.clock_deviation_seconds(seconds)
         if self._rng.random() < _GLITCH_SHARE:
             deviation += self._rng.uniform(-_MAX_GLITCH_SECONDS, _MAX_GLITCH_SECONDS)
         return deviation

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from railscope.capture import CaptureMetadata, CaptureWriter
+from railscope.capture import CaptureMetadata, CaptureMoment, CaptureWriter
 from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import network_interfaces, simulation
 from simulator.cluster.arrivals import Heartbeat, HeartbeatPath
@@ -28,7 +27,7 @@ from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, JobPlan, PlannedClusterFault
 from simulator.nfs_mounts import server_name
 from simulator.owners import slurm_job_number
-from simulator.spec import TimeSpan, seconds_to_ns
+from simulator.spec import STARTED_WALL_NS, TimeSpan, seconds_to_ns
 
 _MAX_VICTIM_SPEED = 0.95
 """A job with a lower relative speed is a victim."""
@@ -156,56 +155,86 @@ class GroundTruthRecorder:
         }
 
 
+class SampledCluster:
+    """A cluster that advances from sample to sample, with its heartbeats and its ground truth."""
+
+    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
+        self.scenario = scenario
+        self.model = ClusterModel(scenario, started_wall_ns)
+        self.specs = [node.spec for node in self.model.nodes]
+        self.paths = [HeartbeatPath(scenario, spec, i) for i, spec in enumerate(self.specs)]
+        self._truth = GroundTruthRecorder(self.model)
+        self._recorders = [simulation.CaptureRecorder(node) for node in self.model.nodes]
+        self._rng = self.specs[0].shared_stream("samples")
+
+    def offsets(self) -> Iterator[int]:
+        """Yield the offsets of the samples, each with its own deviation from the period."""
+        scenario = self.scenario
+        count = int(scenario.seconds / scenario.step_seconds)
+        for number in range(count + 1):
+            is_inner = 0 < number < count
+            deviation = scenario.jitter * self._rng.uniform(-0.5, 0.5) if is_inner else 0.0
+            yield seconds_to_ns((number + deviation) * scenario.step_seconds)
+
+    def advance(self, offset_ns: int) -> TimeSpan:
+        """Advance to a sample; return the time since the last one."""
+        span = TimeSpan(self.model.offset_ns, offset_ns)
+        if offset_ns:
+            self.model.advance(offset_ns)
+            self._truth.add(span.start_ns)
+        return span
+
+    def changes(self) -> Iterator[CaptureMoment | None]:
+        """Yield the changes of each node since its last sample; None if it is down or the sample is lost."""
+        offset_ns = self.model.offset_ns
+        for recorder, path in zip(self._recorders, self.paths, strict=True):
+            is_sampled = not offset_ns or self._rng.random() >= self.scenario.lost
+            is_sampled = is_sampled and not path.is_off(offset_ns / SECOND_NS)
+            yield recorder.changes() if is_sampled else None
+
+    def metadata(self) -> Iterator[CaptureMetadata]:
+        """Yield the metadata of each node's capture."""
+        faults = ", ".join(fault.fault for fault in self.scenario.faults) or "no faults"
+        origin = f"simulated cluster: {faults}, seed {self.scenario.seed}"
+        for spec in self.specs:
+            yield replace(simulation.capture_metadata(spec, self.scenario.seconds), origin=origin)
+
+    def write_truth(self, directory: Path) -> None:
+        """Write the ground truth of the faults. Raises OSError."""
+        lines = "".join(json.dumps(line) + "\n" for line in self._truth.lines())
+        (directory / "truth.jsonl").write_text(lines, encoding="utf-8")
+
+
+def make_output_directory(directory: Path) -> None:
+    """Create a directory for results. Raises OSError, also if it has content."""
+    if directory.exists() and any(directory.iterdir()):
+        raise FileExistsError(errno.EEXIST, "expected a new or empty directory", str(directory))
+    directory.mkdir(parents=True, exist_ok=True)
+
+
 def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
     """Simulate a cluster, and write its captures and its ground truth into a new or empty directory.
 
     Raises OSError.
     """
-    if directory.exists() and any(directory.iterdir()):
-        raise FileExistsError(errno.EEXIST, "expected a new or empty directory", str(directory))
-    model = ClusterModel(scenario)
-    record = GroundTruthRecorder(model)
-    recorders = [simulation.CaptureRecorder(node) for node in model.nodes]
+    make_output_directory(directory)
+    cluster = SampledCluster(scenario)
+    arrivals: list[Heartbeat] = []
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(CaptureWriter(directory / node.spec.node, _metadata(model, index)))
-            for index, node in enumerate(model.nodes)
+            stack.enter_context(CaptureWriter(directory / about.node, about))
+            for about in cluster.metadata()
         ]
-        rng = model.nodes[0].spec.shared_stream("samples")
-        paths = [
-            HeartbeatPath(scenario, node.spec, index) for index, node in enumerate(model.nodes)
-        ]
-        arrivals: list[Heartbeat] = []
-        for offset_ns in _offsets(scenario, rng):
-            if offset_ns:
-                start_ns = model.offset_ns
-                model.advance(offset_ns)
-                record.add(start_ns)
-                span = TimeSpan(start_ns, offset_ns)
-                arrivals += [heartbeat for path in paths for heartbeat in path.arrivals(span)]
-            for writer, recorder, path in zip(writers, recorders, paths, strict=True):
-                is_sampled = not offset_ns or rng.random() >= scenario.lost
-                if is_sampled and not path.is_off(offset_ns / SECOND_NS):
-                    writer.write(recorder.changes())
+        for offset_ns in cluster.offsets():
+            span = cluster.advance(offset_ns)
+            arrivals += [heartbeat for path in cluster.paths for heartbeat in path.arrivals(span)]
+            for writer, moment in zip(writers, cluster.changes(), strict=True):
+                if moment is not None:
+                    writer.write(moment)
     rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
     (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
-    lines = "".join(json.dumps(line) + "\n" for line in record.lines())
-    (directory / "truth.jsonl").write_text(lines, encoding="utf-8")
+    cluster.write_truth(directory)
 
 
 def _received_ns(heartbeat: Heartbeat) -> int:
     return heartbeat.received_ns
-
-
-def _offsets(scenario: ClusterScenario, rng: random.Random) -> Iterator[int]:
-    """Yield the offsets of the samples, each with its own deviation from the period."""
-    count = int(scenario.seconds / scenario.step_seconds)
-    for number in range(count + 1):
-        deviation = scenario.jitter * rng.uniform(-0.5, 0.5) if 0 < number < count else 0.0
-        yield seconds_to_ns((number + deviation) * scenario.step_seconds)
-
-
-def _metadata(model: ClusterModel, number: int) -> CaptureMetadata:
-    about = simulation.capture_metadata(model.nodes[number].spec, model.scenario.seconds)
-    faults = ", ".join(fault.fault for fault in model.scenario.faults) or "no faults"
-    return replace(about, origin=f"simulated cluster: {faults}, seed {model.scenario.seed}")

@@ -21,7 +21,7 @@ from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
 from simulator.fabric import TrafficDemand
-from simulator.spec import NodeSpec, TimeSpan, seconds_to_ns
+from simulator.spec import STARTED_WALL_NS, NodeSpec, TimeSpan, seconds_to_ns
 from simulator.workload import JobDemand
 
 _SUBSTEP_SECONDS = 0.25
@@ -114,8 +114,9 @@ class ClusterModel:
     `steps` are the jobs' last steps, `paused` is the share of the last step in which each NIC was paused.
     """
 
-    def __init__(self, scenario: ClusterScenario) -> None:
+    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
         self.scenario = scenario
+        self._started_wall_ns = started_wall_ns
         self.topology = scenario.topology
         self.offset_ns = 0
         model = device_models.find_model(scenario.cluster.model)
@@ -145,11 +146,9 @@ class ClusterModel:
 
     def _spec(self, model: device_models.GpuModel, number: int) -> NodeSpec:
         size = self.scenario.cluster
-        # The trailing number of a name is the place of the node in the racks, from 1 on (LLDP).
-        name = f"gpu-node-{number // size.nodes_per_pod * 32 + number % size.nodes_per_pod + 1}"
         plan = self.scenario.jobs[self._job_of[number]] if number in self._job_of else None
         return NodeSpec(
-            name,
+            self.topology.node_name(number),
             self.scenario.seed,
             model.per_node,
             model.name,
@@ -158,6 +157,7 @@ class ClusterModel:
             job=plan.name if plan else "",
             tenant=plan.tenant if plan else "research",
             filers=size.filers,
+            started_wall_ns=self._started_wall_ns,
         )
 
     def _occurrences(self, spec: NodeSpec, number: int) -> list[fault_schedule.FaultOccurrence]:

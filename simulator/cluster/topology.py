@@ -33,6 +33,11 @@ class ClusterTopology:
         """Number of nodes."""
         return self.pods * self.nodes_per_pod
 
+    def node_name(self, number: int) -> str:
+        """Return the name of a node; its trailing number is the place in the racks, from 1 on (LLDP)."""
+        pod, place = divmod(number, self.nodes_per_pod)
+        return f"gpu-node-{pod * 32 + place + 1}"
+
     def pod_of(self, nodes: IntArray) -> IntArray:
         """Return the pods of nodes."""
         return nodes // self.nodes_per_pod

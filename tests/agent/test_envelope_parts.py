@@ -6,7 +6,7 @@ from array import array
 
 from hypothesis import given, strategies as st
 
-from agent.shipping.shipper import (
+from agent.shipping.spool import (
     MAX_BYTES_OF_AN_ENVELOPE,
     MAX_EVENTS_OF_AN_ENVELOPE,
     MAX_FRAMES_OF_AN_ENVELOPE,

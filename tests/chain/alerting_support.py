@@ -76,14 +76,24 @@ def _in_seconds(minutes: re.Match[str]) -> str:
     return f"[{int(minutes[1]) * SECONDS_PER_MINUTE}s]"
 
 
+def _scaled(duration: str, factor: float) -> str:
+    amount = int(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
+    return f"{round(amount * factor)}s"
+
+
 def write_settings(
-    site: ProgramDirectory, pages: Mapping[str, str], ports: tuple[int, int], *, short: bool
+    site: ProgramDirectory,
+    pages: Mapping[str, str],
+    ports: tuple[int, int],
+    *,
+    short: bool,
+    wait_factor: float,
 ) -> None:
     """Write the example for Alertmanager with our receiver, and Prometheus' settings with all rules."""
     alertmanager, hook = ports
     example = (ROOT / "deploy/alertmanager.yml").read_text()
     example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
-    example = re.sub(r"group_wait: \w+", "group_wait: 0s", example)
+    example = re.sub(r"(?<=group_wait: )\w+", lambda match: _scaled(match[0], wait_factor), example)
     example = re.sub(r"group_interval: \w+", "group_interval: 1s", example)
     (site.directory / "alertmanager.yml").write_text(example)
     for path in RULES:
@@ -153,26 +163,46 @@ class AlertingServers:
 
         await wait_until(fire, f"Prometheus fires {wanted}")
 
+    async def alerts(self) -> list[tuple[str, dict[str, str]]]:
+        """Return the state and the labels of each alert that Alertmanager has."""
+        url = f"http://127.0.0.1:{self.alertmanager}/api/v2/alerts"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return [(each["status"]["state"], each["labels"]) for each in await response.json()]
+
+    async def send_alert(self, labels: Mapping[str, str]) -> None:
+        """Send an alert to Alertmanager."""
+        url = f"http://127.0.0.1:{self.alertmanager}/api/v2/alerts"
+        async with (
+            aiohttp.ClientSession(raise_for_status=True) as session,
+            session.post(url, json=[{"labels": labels}]),
+        ):
+            return
+
     async def alertmanager_has(self, state: str, wanted: Sequence[Mapping[str, str]]) -> None:
         """Wait until Alertmanager has these alerts in a state: active, or suppressed if they are inhibited."""
-        url = f"http://127.0.0.1:{self.alertmanager}/api/v2/alerts"
 
         async def present() -> bool:
-            async with aiohttp.ClientSession() as session, session.get(url) as response:
-                alerts = [a for a in await response.json() if a["status"]["state"] == state]
-            return all(any(w.items() <= a["labels"].items() for a in alerts) for w in wanted)
+            alerts = [labels for found, labels in await self.alerts() if found == state]
+            return all(any(w.items() <= labels.items() for labels in alerts) for w in wanted)
 
         await wait_until(present, f"Alertmanager has {wanted} as {state}")
 
 
 @asynccontextmanager
 async def run_alerting(
-    site: ProgramDirectory, pages: Mapping[str, str], *, short: bool = False
+    site: ProgramDirectory,
+    pages: Mapping[str, str],
+    *,
+    short: bool = False,
+    wait_factor: float = 0.0,
 ) -> AsyncIterator[AlertingServers]:
-    """Start them over the metrics endpoints of agents, by node, and that of the collector."""
+    """Start them over the metrics endpoints of agents, by node, and that of the collector.
+
+    `wait_factor` scales the time for which Alertmanager waits before it sends an alert.
+    """
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
-        write_settings(site, pages, (alertmanager, hook.port), short=short)
+        write_settings(site, pages, (alertmanager, hook.port), short=short, wait_factor=wait_factor)
         async with (
             debian_server(
                 "prometheus-alertmanager",

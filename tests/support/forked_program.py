@@ -28,6 +28,7 @@ from simulator.demo.process import Program
 ROOT = Path(__file__).parents[2]
 _MODULES = {
     "agent": ["agent.cli"],
+    "simulate": ["simulator.cli"],
     "collector": ["collector.cli", "sqlalchemy.dialects.sqlite"],
 }
 """Modules to import, by the first argument of `railscope`."""
