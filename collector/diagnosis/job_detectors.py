@@ -132,7 +132,9 @@ MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
 MAX_STEP_RATIO, MAX_STEP_SPREAD = 1.3, 0.06
 
 
-def has_usual_steps(view: DiagnosisView, job: ActiveJob) -> bool:
+def has_usual_steps(
+    view: DiagnosisView, job: ActiveJob, window_slots: int = SLOTS_PER_MINUTE
+) -> bool:
     """True unless a job does other work than before, as in an evaluation, or between phases of training.
 
     Each step exchanges the same over NICs and over NVLink, and all nodes take the same steps. So what slows the steps
@@ -143,7 +145,7 @@ def has_usual_steps(view: DiagnosisView, job: ActiveJob) -> bool:
         (DeviceKind.NIC, "send", job.nics, view.groups.nic_node),
         (DeviceKind.GPU, "nvlink", job.gpus, view.groups.gpu_node),
     ):
-        now = view.signals.table(kind, SLOTS_PER_MINUTE)[name][positions]
+        now = view.signals.table(kind, window_slots)[name][positions]
         past = view.base(kind, name)[positions]
         both = ~np.isnan(now + past)
         sums, usual = (
@@ -231,8 +233,9 @@ def _progress(view: DiagnosisView, job: ActiveJob) -> float:
     return float("nan")
 
 
-STEADY_USE = 0.9
+STEADY_USE = 0.8
 LATE_SLOTS = 6
+MIN_WINDOW_READINGS = 6.0
 MIN_LATE_SPEED = 0.3
 
 
@@ -259,7 +262,9 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         thresholds.gap_factor * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low),
     )
     past = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
-    slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    slots = sums.history("utilization", slot, LATE_SLOTS)
+    readings = sums.weight("utilization", slot, view.signals.window)
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
@@ -286,6 +291,10 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= _is_pressed(view)[nodes]
         if not hit.any() or not has_usual_steps(view, job):
+            continue
+        # The minute after a change of phase contains both; with enough readings, a shorter window decides.
+        count_now = float(np.median(readings[job.gpus]))
+        if count_now >= MIN_WINDOW_READINGS and not has_usual_steps(view, job, view.signals.window):
             continue
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
