@@ -277,7 +277,7 @@ class _ReadFrames:
         with ProcessStopwatch() as cost:
             for number, new in enumerate(items):
                 find_schema = lru_cache(partial(self._find_schema, number))
-                self.diagnosis.readings.add_devices(load.name(number), new, find_schema)
+                self.diagnosis.add_devices(load.name(number), new, find_schema, _same_clock)
                 for batch in new:
                     self.diagnosis.add(load.name(number), "", batch, find_schema, _same_clock)
             self.diagnosis.arrange()

@@ -25,13 +25,7 @@ from collector.diagnosis import (
     settings_advice,
 )
 from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
-from collector.diagnosis.node_readings import (
-    MAX_STREAMS_PER_NODE,
-    Clock,
-    FindSchema,
-    NodeEvent,
-    ReadingsCollector,
-)
+from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import mean_known
@@ -100,7 +94,6 @@ class ClusterDiagnosis:
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
         self._loads = network_advice.StandingLoads()
-        self._schemas: dict[str, dict[str, bytes]] = defaultdict(dict)
         self._progress: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
@@ -120,14 +113,18 @@ class ClusterDiagnosis:
         for sums in self.devices.sums.values():
             sums.advance(slot)
 
+    def add_devices(
+        self, node: str, batches: Iterable[Batch], find_schema: FindSchema, clock: Clock
+    ) -> None:
+        """Add the devices and settings of new schemas; before all batches, as a source may refer to the devices of another."""
+        for batch in batches:
+            entities = self.readings.add_devices(node, batch, find_schema)
+            if entities:
+                self.drift.settings.add(clock(batch.wall_ns[0]), node, entities)
+
     def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
         """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
-        schemas = self._schemas[node]
-        is_known = batch.stream in schemas or len(schemas) < MAX_STREAMS_PER_NODE
-        if is_known and schemas.get(batch.stream) != batch.schema and batch.rows:
-            schemas[batch.stream] = batch.schema
-            entities = find_schema(batch.schema).entities
-            self.drift.settings.add(clock(batch.wall_ns[0]), node, entities)
+        self.add_devices(node, (batch,), find_schema, clock)
         for node_event in self.readings.add(node, run, batch, find_schema, clock):
             event, seen_keys = node_event.event, self._seen_events[node]
             key = (event.name, event.entity.key, event.boot_ns)

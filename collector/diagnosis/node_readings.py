@@ -7,34 +7,34 @@ contributes nothing.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, TypeAlias
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.diagnosis.devices import NO_POSITION, ClusterDevices, ClusterNode
-from collector.diagnosis.quantities import QUANTITIES, DeviceKind, Quantity, QuantityKind
+from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.quantities import DeviceKind, QuantityKind
 from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from collector.diagnosis.step_period import TrafficTraces
+from collector.diagnosis.stream_columns import (
+    NO_TEMPLATE,
+    ColumnPattern,
+    ColumnSegments,
+    StreamTemplate,
+    StreamTemplates,
+)
 from collector.fleet.sheets import Codes, Integers, first_rows
-from railscope.catalog import KINDS
 from railscope.reading import PRESENT
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, part_of_key
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
 
 MAX_STEP_SECONDS = 60.0
 MAX_STREAMS_PER_NODE = 256
 MAX_WAITING = 32
 """Batches that are added together; more need more memory, and save no time."""
-
-_BY_METRIC: dict[str, list[Quantity]] = defaultdict(list)
-for _quantity in QUANTITIES.values():
-    _BY_METRIC[_quantity.metric].append(_quantity)
 
 _Flags: TypeAlias = NDArray[np.bool_]
 
@@ -53,41 +53,16 @@ class NodeEvent(NamedTuple):
     event: WireEvent
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Segments:
-    """Columns of quantities of one kind of device, in order; each segment is one quantity of one device.
-
-    `span` are their positions among the columns of the pattern; `starts` and `quantities` have one item for each segment.
-    """
-
-    device: DeviceKind
-    kind: QuantityKind
-    span: slice
-    starts: Positions
-    quantities: Positions
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class _Pattern:
-    """The columns that quantities use, counters first; shared by schemas that differ in the names of devices only."""
-
-    width: int
-    """Columns of the schema."""
-    columns: Positions
-    scales: Floats
-    counters: int
-    parts: tuple[_Segments, ...]
-
-
 @dataclass(slots=True)
 class _Stream:
     """A stream of a node: its pattern, the devices of its segments, and the counters of its last row."""
 
-    schema: bytes
-    names: int
+    schema: bytes = b""
+    names: int = -1
     """Names of the node's devices when the segments were determined; with more, more columns may be of use."""
-    pattern: _Pattern
-    devices: tuple[Positions, ...]
+    template: StreamTemplate = NO_TEMPLATE
+    firsts: tuple[int, ...] = ()
+    """Position of the first device of each part."""
     run: str = ""
     boot_ns: int = 0
     values: Integers | None = None
@@ -121,12 +96,9 @@ class ReadingsCollector:
         self.traces = traces
         self._traced = devices.sums[DeviceKind.NIC].index["rdma_sent_bytes"]
         self._first_ns, self._slot_ns = first_ns, slot_ns
-        self._schemas: dict[tuple[str, str], bytes] = {}
-        """Schemas with known devices, by node and stream."""
-        self._streams: dict[tuple[str, str], _Stream] = {}
-        self._count_of: Counter[str] = Counter()
-        """Streams of each node, which are bounded."""
-        self._patterns: WeakValueDictionary[tuple[object, ...], _Pattern] = WeakValueDictionary()
+        self._streams: dict[str, dict[str, _Stream]] = defaultdict(dict)
+        """Streams of each node by name, with their schemas, whose devices are known."""
+        self._templates = StreamTemplates()
         self._waiting: dict[tuple[int, int, int], list[_NewBatch]] = defaultdict(list)
 
     def slot_of(self, timestamp_ns: int) -> int:
@@ -136,24 +108,20 @@ class ReadingsCollector:
     def add(
         self, node_name: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock
     ) -> Iterator[NodeEvent]:
-        """Add a batch, at the latest with the next `flush`; yield its events."""
-        node = self.devices.node(node_name)
-        key = (node_name, batch.stream)
-        stream = self._streams.get(key)
-        if stream is None and self._count_of[node_name] >= MAX_STREAMS_PER_NODE:
-            node.has_ignored_devices = True
+        """Add a batch whose devices are known, at the latest with the next `flush`; yield its events."""
+        node, stream = self.devices.node(node_name), self._streams[node_name].get(batch.stream)
+        if stream is None or stream.schema != batch.schema:
             return
-        if stream is not None and stream.is_waiting:
+        if stream.is_waiting:
             self.flush()
-        self.add_devices(node_name, (batch,), find_schema)
-        if stream is None or stream.schema != batch.schema or stream.names != node.names:
-            schema = find_schema(batch.schema)
-            self._count_of[node_name] += stream is None
-            stream = self._streams[key] = self._stream(node, batch.schema, schema)
+        if stream.names != node.names:
+            found = self._templates.find(self.devices, node, find_schema(batch.schema))
+            stream = _Stream(batch.schema, node.names, *found)
+            self._streams[node_name][batch.stream] = stream
         first_ns, slot_ns = self._first_ns, self._slot_ns
         times_ns = [clock(wall_ns) - first_ns for wall_ns in batch.wall_ns]
         self.sample_slots[node_name].update([time_ns // slot_ns for time_ns in times_ns])
-        pattern = stream.pattern
+        pattern = stream.template.pattern
         if pattern.parts:
             group = self._waiting[id(pattern), len(times_ns), len(batch.reasons) // pattern.width]
             group.append(_NewBatch(node_name, stream, run, batch, times_ns))
@@ -166,18 +134,22 @@ class ReadingsCollector:
             yield NodeEvent(clock(event.wall_ns), node_name, event)
 
     def add_devices(
-        self, node_name: str, batches: Iterable[Batch], find_schema: FindSchema
-    ) -> None:
-        """Add the devices that schemas of a node state; before all of its batches, as a source may refer to another's."""
-        node = self.devices.node(node_name)
-        for batch in batches:
-            key = (node_name, batch.stream)
-            is_beyond = self._count_of[node_name] >= MAX_STREAMS_PER_NODE
-            if self._schemas.get(key) != batch.schema and not (
-                is_beyond and key not in self._streams
-            ):
-                self.devices.add_entities(node, find_schema(batch.schema).entities)
-                self._schemas[key] = batch.schema
+        self, node_name: str, batch: Batch, find_schema: FindSchema
+    ) -> Sequence[WireEntity]:
+        """Add the devices that the schema of a batch states, and return its entities; none if it was known."""
+        node, streams = self.devices.node(node_name), self._streams[node_name]
+        stream = streams.get(batch.stream)
+        if stream is None and len(streams) >= MAX_STREAMS_PER_NODE:
+            node.has_ignored_devices = True
+            return ()
+        if stream is not None and stream.schema == batch.schema:
+            return ()
+        entities = find_schema(batch.schema).entities
+        self.devices.add_entities(node, entities)
+        if stream is not None and stream.is_waiting:
+            self.flush()
+        streams[batch.stream] = _Stream(batch.schema)
+        return entities
 
     def flush(self) -> None:
         """Add the batches that wait for others."""
@@ -185,16 +157,6 @@ class ReadingsCollector:
         for group in waiting.values():
             if group:
                 self._add_batches(group)
-
-    def _stream(self, node: ClusterNode, digest: bytes, schema: WireSchema) -> _Stream:
-        width = sum(len(group.entities) for group in schema.groups)
-        found = sorted(_segments(self.devices, node, schema), key=_is_gauge)
-        key = (schema.stream, width, *chain.from_iterable(map(_identity, found)))
-        pattern = self._patterns.get(key)
-        if pattern is None:
-            pattern = self._patterns[key] = _make_pattern(width, found)
-        devices = tuple(each.devices for each in found)
-        return _Stream(digest, node.names, pattern, devices)
 
     def _add_batches(self, group: Sequence[_NewBatch]) -> None:
         """Add batches of one pattern, equal length and equal length of reasons."""
@@ -211,8 +173,11 @@ class ReadingsCollector:
             for new in group:
                 self._add_batches([new])
             return
-        for number, part in enumerate(group[0].stream.pattern.parts):
-            devices = np.stack([new.stream.devices[number] for new in group])
+        for number, part in enumerate(group[0].stream.template.pattern.parts):
+            streams = [new.stream for new in group]
+            devices = np.stack(
+                [each.firsts[number] + each.template.distances[number] for each in streams]
+            )
             sink = self.devices.sums[part.device]
             values, valid, weights = readings.rows_of(part)
             slots = readings.times_ns // self._slot_ns
@@ -239,7 +204,7 @@ class _GroupReadings:
     reasons, with one row if they are those of all rows, or None if no value is absent.
     """
 
-    pattern: _Pattern
+    pattern: ColumnPattern
     times_ns: Integers
     seconds: Floats
     steps: Integers
@@ -252,7 +217,7 @@ class _GroupReadings:
     @classmethod
     def from_batches(cls, group: Sequence[_NewBatch]) -> _GroupReadings:
         """Decode batches."""
-        pattern, batches = group[0].stream.pattern, [new.batch for new in group]
+        pattern, batches = group[0].stream.template.pattern, [new.batch for new in group]
         columns, counters, rows = pattern.columns, pattern.counters, batches[0].rows
         first = first_rows(batches, pattern.width).take(columns, axis=1)
         steps = np.zeros((len(group), len(columns), rows), np.int64)
@@ -291,7 +256,7 @@ class _GroupReadings:
         times_ns = np.array([new.times_ns for new in group], np.int64)
         return cls(pattern, times_ns, seconds, steps, valid, values, codes, last)
 
-    def rows_of(self, part: _Segments) -> tuple[Floats, _Flags, Floats]:
+    def rows_of(self, part: ColumnSegments) -> tuple[Floats, _Flags, Floats]:
         """Return the values of segments by row, which of them are valid, and the weights of rows."""
         span, counters = part.span, self.pattern.counters
         weights = np.ones(self.times_ns.shape)
@@ -344,87 +309,10 @@ def _by_slot(
             )
 
 
-def _codes(batches: Sequence[Batch], pattern: _Pattern) -> Codes | None:
+def _codes(batches: Sequence[Batch], pattern: ColumnPattern) -> Codes | None:
     """Return the absence reasons of batches with equally many, shape (batches, columns, rows or 1)."""
     if not batches[0].reasons:
         return None
     codes = np.frombuffer(b"".join([each.reasons for each in batches]), np.uint8)
     codes = codes.reshape(len(batches), -1, pattern.width).take(pattern.columns, axis=2)
     return codes.transpose(0, 2, 1)
-
-
-class _DeviceColumns(NamedTuple):
-    """Columns of a schema that quantities of one kind use, and the devices of their segments."""
-
-    device: DeviceKind
-    kind: QuantityKind
-    columns: Positions
-    scales: Floats
-    starts: Positions
-    quantities: Positions
-    devices: Positions
-
-
-def _is_gauge(found: _DeviceColumns) -> bool:
-    return found.kind is not QuantityKind.COUNTER
-
-
-def _identity(found: _DeviceColumns) -> tuple[object, ...]:
-    """Return all of its parts but the devices."""
-    return (found.device, found.kind, *(array.tobytes() for array in found[2:6]))
-
-
-def _make_pattern(width: int, found: Sequence[_DeviceColumns]) -> _Pattern:
-    parts, end = [], 0
-    for each in found:
-        span = slice(end, end + len(each.columns))
-        parts.append(_Segments(each.device, each.kind, span, each.starts, each.quantities))
-        end = span.stop
-    return _Pattern(
-        width,
-        np.concatenate([each.columns for each in found] or [np.array((), np.intp)]),
-        np.concatenate([each.scales for each in found] or [np.array(())]),
-        sum(len(each.columns) for each in found if not _is_gauge(each)),
-        tuple(parts),
-    )
-
-
-def _segments(
-    devices: ClusterDevices, node: ClusterNode, schema: WireSchema
-) -> Iterator[_DeviceColumns]:
-    """Yield the columns of a schema that quantities use, by kind of device and of quantity."""
-    found: dict[tuple[DeviceKind, QuantityKind], list[tuple[int, int, int, float]]]
-    found = defaultdict(list)
-    start = 0
-    for group in schema.groups:
-        scale = group.scale[0] / group.scale[1]
-        for quantity in _BY_METRIC.get(group.metric, ()):
-            index = devices.sums[quantity.device].index[quantity.name]
-            for column, entity in enumerate((schema.entities[m] for m in group.entities), start):
-                if quantity.parts and not quantity.selects(_part(entity)):
-                    continue
-                position = devices.position(node, quantity.device, entity)
-                if position != NO_POSITION:
-                    key = quantity.device, quantity.kind
-                    is_code = quantity.kind is QuantityKind.ABSENCE
-                    found[key].append((index, position, column, 1.0 if is_code else scale))
-        start += len(group.entities)
-    for (device, kind), rows in found.items():
-        yield _make_segments(device, kind, sorted(rows))
-
-
-def _part(entity: WireEntity) -> Sequence[str]:
-    """Return the part of its device that an entity is."""
-    kind = KINDS.get(entity.kind)
-    return part_of_key(entity) if kind else ()
-
-
-def _make_segments(
-    device: DeviceKind, kind: QuantityKind, rows: Iterable[tuple[int, int, int, float]]
-) -> _DeviceColumns:
-    quantities, positions, columns, scales = map(np.array, zip(*rows, strict=True))
-    changes = (np.diff(quantities) != 0) | (np.diff(positions) != 0)
-    starts = np.flatnonzero(np.concatenate([[True], changes]))
-    return _DeviceColumns(
-        device, kind, columns, scales, starts, quantities[starts], positions[starts]
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -328,8 +327,10 @@ class DiagnosisEngine:
 
         diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
         oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
-        with suppress(Exception):  # reported with the batches
-            diagnosis.readings.add_devices(item.node, item.batches, self.find_schema)
+        add_devices = partial(
+            diagnosis.add_devices, item.node, item.batches, self.find_schema, clock
+        )
+        self._attempt(f"devices of {item.node}", add_devices)
         for batch in item.batches:
             events = tuple(
                 event
