@@ -232,7 +232,13 @@ AFFECTED = "ens4f0np0"
 def simulate(scenario: str, nic: str = "cx7") -> dict[str, list[str]]:
     """Return the reasons against the NICs of a simulated node."""
     simulation = CaseSimulation(
-        scenario=scenario, model="h100", gpus=4, nic=nic, sources=CaseSources.NETWORK, moments=6
+        scenario=scenario,
+        model="h100",
+        gpus=4,
+        nic=nic,
+        sources=CaseSources.NETWORK,
+        step_seconds=5,
+        moments=6,
     )
     return dict(reasons_of_nics(simulated("node", simulation)))
 
