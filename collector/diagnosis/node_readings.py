@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.devices import MAX_FACT, ClusterDevices
 from collector.diagnosis.quantities import DeviceKind, QuantityKind
 from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from collector.diagnosis.step_period import TrafficTraces
@@ -144,7 +145,7 @@ class ReadingsCollector:
             return ()
         if stream is not None and stream.schema == batch.schema:
             return ()
-        entities = find_schema(batch.schema).entities
+        entities = tuple(map(_with_shared_texts, find_schema(batch.schema).entities))
         self.devices.add_entities(node, entities)
         if stream is not None and stream.is_waiting:
             self.flush()
@@ -307,6 +308,23 @@ def _by_slot(
                 np.einsum("bsr,br->bs", values, in_slot.astype(np.float64)),
                 np.einsum("bsr,br->bs", valid, weights * in_slot),
             )
+
+
+@lru_cache(maxsize=4096)
+def _shared(text: str) -> str:
+    """Return the first of equal texts: most are the same on all nodes, which keep them."""
+    return text
+
+
+def _with_shared_texts(entity: WireEntity) -> WireEntity:
+    if not entity.facts:
+        return entity
+    key = tuple(map(_shared, entity.key))
+    facts = {
+        name: _shared(text) if len(text) <= MAX_FACT else text
+        for name, text in entity.facts.items()
+    }
+    return WireEntity(entity.kind, key, facts)
 
 
 def _codes(batches: Sequence[Batch], pattern: ColumnPattern) -> Codes | None:
