@@ -356,7 +356,7 @@ def test_the_source_that_the_guide_adds_works_without_the_file(followed: Path, t
     assert "\nrailscope_open_files " not in outcome.stdout
     assert 'source="open_files",state="unsupported"} 1' in outcome.stdout
     checked = subprocess.run(
-        [*once[:4], "check", *once[5:]],
+        [*once[:4], "check", "--seconds", "0", *once[5:]],
         cwd=followed,
         env=os.environ | {"PYTHONPATH": str(followed)},
         capture_output=True,

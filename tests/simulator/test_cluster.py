@@ -64,7 +64,7 @@ def target(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FAULT_KINDS)
 def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, name: str) -> None:
     path = tmp_path / "scenario.toml"
-    text = CLUSTER.replace("seconds = 60", "seconds = 20", 1)
+    text = CLUSTER.replace("seconds = 60\nstep_seconds = 5", "seconds = 20\nstep_seconds = 10", 1)
     path.write_text(
         text + fault(name, begin_seconds=5, length_seconds=10, strength=1.0, **target(name))
     )
