@@ -87,7 +87,7 @@ def test_each_detail_contains_the_one_before_it(agent: Agent) -> None:
 @pytest.fixture(scope="module")
 def usual_node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Capture of a node with 8 GPUs and 10 NICs."""
-    capture = simulate(NodeSpec("n1"), 5, 1)
+    capture = simulate(NodeSpec("n1"), 2, 1)
     directory = tmp_path_factory.mktemp("node") / "capture"
     write_capture(directory, capture.about, capture.moments)
     return directory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -13,24 +11,23 @@ import pytest
 from collector.billing import billing_demo
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
+from tests.support.once_per_run import once_per_run
+
+FILE = "months.sqlite"
 
 
 def build_demo_months(factory: pytest.TempPathFactory) -> Path:
     """Return the SQLite file of the ledger, which nothing may change."""
-    directory = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent  # which the workers of a run share
-    file = directory / "demo-months.sqlite"
-    with (directory / "demo-months.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not file.exists():
-            partial = directory / "demo-months.partial"
-            ledger = Ledger.open(f"sqlite:///{partial}", metadata)
-            result = billing_demo.run_demo(ledger)
-            ledger.close()
-            file.with_suffix(".result").write_bytes(pickle.dumps(result))
-            partial.rename(file)
-    return file
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        file = directory / FILE
+        ledger = Ledger.open(f"sqlite:///{file}", metadata)
+        result = billing_demo.run_demo(ledger)
+        ledger.close()
+        file.with_suffix(".result").write_bytes(pickle.dumps(result))
+
+    return once_per_run(factory, "demo-months", write) / FILE
 
 
 def result_of_demo(months: Path) -> billing_demo.BillingDemo:
