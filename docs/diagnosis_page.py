@@ -53,9 +53,9 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row.
 
-The speed of a job is the data that it exchanges per second, relative to its past: each step exchanges the same amount, over NICs
-and over NVLink, on all nodes. If both measures change differently, or nodes do, the job does other work, such as an evaluation or a
-rollout, and its waits show no fault.
+The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
+less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
+rollout, and their waits show no fault.
 
 [`[diagnosis.thresholds]`](configuration.md#diagnosisthresholdsnetwork) changes what the detectors compare with, in the collector and in
 `railscope diagnose --config FILE`. The defaults are those that `python -m bench.diagnosis` measures.

@@ -22,7 +22,7 @@ from collector.diagnosis.findings import (
     JobState,
     above,
 )
-from collector.diagnosis.job_detectors import has_usual_steps, is_steady
+from collector.diagnosis.job_detectors import has_common_steps, is_steady
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
@@ -249,7 +249,7 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
         state = view.states.get(job.key)
         if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_have_straggler(state):
             continue
-        if not has_usual_steps(view, job):
+        if not has_common_steps(view, job):
             continue
         for signal in ("activity", "power"):
             changes = _changes_at_same_times(view, job, signal)

@@ -114,7 +114,7 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     The load of a service varies, and alternating phases differ: their work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    if not is_steady(view, job, "utilization") or not has_usual_steps(view, job):
+    if not is_steady(view, job, "utilization") or not has_common_steps(view, job):
         return False
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
     base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
@@ -129,18 +129,17 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
 MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
 """Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
 
-MAX_STEP_RATIO, MAX_STEP_SPREAD = 1.3, 0.06
+MAX_STEP_SPREAD = 0.06
 
 
-def has_usual_steps(
+def has_common_steps(
     view: DiagnosisView, job: ActiveJob, window_slots: int = SLOTS_PER_MINUTE
 ) -> bool:
-    """True unless a job does other work than before, as in an evaluation, or between phases of training.
+    """True unless nodes of a job work for themselves, as replicas of a service, or between phases of training.
 
-    Each step exchanges the same over NICs and over NVLink, and all nodes take the same steps. So what slows the steps
-    lowers both measures alike, and on all nodes alike.
+    All nodes take the same steps, so what slows the steps lowers the exchange over NICs, or over NVLink, alike on all nodes.
     """
-    known_changes = list[Floats]()
+    spreads = list[float]()
     for kind, name, positions, nodes in (
         (DeviceKind.NIC, "send", job.nics, view.groups.nic_node),
         (DeviceKind.GPU, "nvlink", job.gpus, view.groups.gpu_node),
@@ -153,14 +152,9 @@ def has_usual_steps(
             for each in (now, past)
         )
         if usual.any():
-            known_changes.append(sums[usual > 0] / usual[usual > 0])
-    medians = [float(np.median(changes)) for changes in known_changes]
-    if not medians:
-        return True
-    if max(medians) > MAX_STEP_RATIO * min(medians):
-        return False
-    spreads = [float(np.std(each)) / max(float(np.mean(each)), 1e-9) for each in known_changes]
-    return min(spreads) < MAX_STEP_SPREAD
+            changes = sums[usual > 0] / usual[usual > 0]
+            spreads.append(float(np.std(changes)) / max(float(np.mean(changes)), 1e-9))
+    return min(spreads, default=0.0) < MAX_STEP_SPREAD
 
 
 def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
@@ -204,7 +198,7 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
             continue
         progress = _progress(view, job)
         starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual)
-        if starves and has_usual_steps(view, job):
+        if starves and has_common_steps(view, job):
             evidence = FindingEvidence(
                 "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
             )
@@ -290,11 +284,13 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         hit &= ~((speed > 1 + gap / 2) | (speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE))
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= _is_pressed(view)[nodes]
-        if not hit.any() or not has_usual_steps(view, job):
+        if not hit.any() or not has_common_steps(view, job):
             continue
         # The minute after a change of phase contains both; with enough readings, a shorter window decides.
         count_now = float(np.median(readings[job.gpus]))
-        if count_now >= MIN_WINDOW_READINGS and not has_usual_steps(view, job, view.signals.window):
+        if count_now >= MIN_WINDOW_READINGS and not has_common_steps(
+            view, job, view.signals.window
+        ):
             continue
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
@@ -397,7 +393,7 @@ def slow_jobs(view: DiagnosisView) -> Iterator[Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
         works = state.utilization_change > MIN_BUSY_USE
-        if state.is_slow and works and has_usual_steps(view, state.job):
+        if state.is_slow and works and has_common_steps(view, state.job):
             evidence = FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload
             )
