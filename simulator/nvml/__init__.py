@@ -43,8 +43,14 @@ class SimulatedNvml:
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
         self._refresh_links(model)
         for gpu, of_links, constants in zip(model.gpus, self._links, self._constants, strict=True):
-            answers = _answers(model, gpu, constants) | of_links.found
-            into.calls |= _as_it_answers(gpu, answers)
+            if gpu.lost or gpu.hung or gpu.stuck or gpu.denied:
+                answers = results.NvmlResults(gpu.identity.index)
+                _add_answers(model, gpu, constants, answers)
+                into.calls |= _as_it_answers(gpu, answers.found | of_links.found)
+            else:
+                answers = results.NvmlResults(gpu.identity.index, into.calls)
+                _add_answers(model, gpu, constants, answers)
+                into.calls |= of_links.found
             sharing.show_files(gpu, into)
         self._events.show(model, into)
 
@@ -77,31 +83,29 @@ class _GpuConstants:
         return self._settings
 
 
-def _answers(
-    model: node_model.NodeModel, gpu: GpuState, constants: _GpuConstants
-) -> dict[str, Json]:
-    into = results.NvmlResults(gpu.identity.index)
+def _add_answers(
+    model: node_model.NodeModel,
+    gpu: GpuState,
+    constants: _GpuConstants,
+    into: results.NvmlResults,
+) -> None:
     into.found |= constants.identity
     load.add_load(gpu, into)
     health.add_health(gpu, into)
     into.found |= constants.settings(gpu)
     load.add_gpm_metrics(gpu, into)
     sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // MICROSECOND_NS, into)
-    found = into.found
     for device in gpu.sharing.mig_devices:
-        found |= sharing.instance_results(gpu, device).found
-    return found
+        into.found |= sharing.instance_results(gpu, device).found
 
 
 def _as_it_answers(gpu: GpuState, answers: dict[str, Json]) -> dict[str, Json]:
-    """Return the results as the caller receives them: the GPU may be lost, hung, stuck or denied."""
+    """Return the results of a GPU that is lost, hung, stuck or denied as the caller receives them."""
     if gpu.lost:
         return dict.fromkeys(answers, results.GPU_IS_LOST)
     if gpu.hung:
         return dict.fromkeys(answers, results.TIMEOUT)
     if gpu.stuck:
         return dict.fromkeys(answers, PENDING)
-    if gpu.denied:
-        denied_calls = [call for call in answers if call.startswith(_DENIED)]
-        return answers | dict.fromkeys(denied_calls, results.NO_PERMISSION)
-    return answers
+    denied_calls = [call for call in answers if call.startswith(_DENIED)]
+    return answers | dict.fromkeys(denied_calls, results.NO_PERMISSION)

@@ -29,9 +29,9 @@ class NvmlResults:
     A field or GPM metric that is not added is unsupported by the device.
     """
 
-    def __init__(self, device: int | str) -> None:
+    def __init__(self, device: int | str, found: dict[str, Json] | None = None) -> None:
         self.device = device
-        self.found: dict[str, Json] = {}
+        self.found: dict[str, Json] = {} if found is None else found
 
     def call(self, name: str, answer: Json, *arguments: int) -> None:
         """Add the result of `nvmlDeviceGet` followed by a name."""
