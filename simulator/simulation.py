@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
+from operator import ne
 
 from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
@@ -219,12 +221,9 @@ class CaptureRecorder:
         changed = CaptureMoment(now.offset_ns, log=now.log)
         for section in SECTIONS:
             recorded = self._recorded[section]
-            last = recorded.get
-            fresh = {
-                key: value
-                for key, value in getattr(now, section).items()
-                if (before := last(key, _NOTHING)) is not value and before != value
-            }
+            current: dict[str, Json] = getattr(now, section)
+            before = map(recorded.get, current, repeat(_NOTHING))
+            fresh = dict(compress(current.items(), map(ne, current.values(), before)))
             recorded.update(fresh)
             getattr(changed, section).update(fresh)
         return changed

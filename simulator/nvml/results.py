@@ -44,13 +44,13 @@ class NvmlResults:
 
     def field(self, entry: int | str, value: int) -> None:
         """Add a field, or a field and its scope as "138:3"."""
-        self.found[_field_key(self.device, entry, None)] = [0, value]
+        self.found[_field_keys(self.device, (entry,), None)[0]] = [0, value]
 
     def fields(self, values: Mapping[int, int], scope: int | None = None) -> None:
         """Add fields, all with the same scope."""
-        found, device = self.found, self.device
-        for number, value in values.items():
-            found[_field_key(device, number, scope)] = [0, value]
+        found, keys = self.found, _field_keys(self.device, tuple(values), scope)
+        for key, value in zip(keys, values.values(), strict=True):
+            found[key] = [0, value]
 
     def metrics(self, values: Mapping[int, float]) -> None:
         """Add GPM metrics."""
@@ -65,8 +65,9 @@ def _call_key(name: str, device: int | str, arguments: tuple[int, ...]) -> str:
 
 
 @lru_cache(_MAX_KEYS)
-def _field_key(device: int | str, entry: int | str, scope: int | None) -> str:
-    return f"{FIELDS}({device},{entry})" if scope is None else f"{FIELDS}({device},{entry}:{scope})"
+def _field_keys(device: int | str, entries: tuple[int | str, ...], scope: int | None) -> list[str]:
+    suffix = "" if scope is None else f":{scope}"
+    return [f"{FIELDS}({device},{entry}{suffix})" for entry in entries]
 
 
 def supported_if(condition: object, answer: Json) -> Json:
