@@ -56,17 +56,17 @@ async def webhook() -> AsyncIterator[AlertWebhook]:
         await runner.cleanup()
 
 
-def at_once(path: Path, *, short: bool = False) -> dict[str, Any]:
+def at_once(path: Path, *, short: bool = False, waits: bool = False) -> dict[str, Any]:
     """Return the rules of a file, with the shared evaluation interval and without `for` durations.
 
-    If `short`, their ranges are seconds.
+    If `short`, their ranges are seconds; and so are `for` durations, with `waits`.
     """
     rules: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)
     for group in rules["groups"]:
         group.pop("interval", None)
         for rule in group["rules"]:
             if "for" in rule:
-                rule["for"] = "0s"
+                rule["for"] = _scaled(rule["for"], SECONDS_PER_MINUTE / 60) if waits else "0s"
             if short:
                 rule["expr"] = re.sub(r"\[(\d+)m\]", _in_seconds, rule["expr"])
     return rules
@@ -77,7 +77,7 @@ def _in_seconds(minutes: re.Match[str]) -> str:
 
 
 def _scaled(duration: str, factor: float) -> str:
-    amount = int(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
+    amount = int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
     return f"{round(amount * factor)}s"
 
 
@@ -98,7 +98,7 @@ def write_settings(
     (site.directory / "alertmanager.yml").write_text(example)
     for path in RULES:
         (site.directory / f"rules-{path.name}").write_text(
-            yaml.safe_dump(at_once(path, short=short))
+            yaml.safe_dump(at_once(path, short=short, waits=wait_factor > 0))
         )
     targets = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     config = {
@@ -198,7 +198,8 @@ async def run_alerting(
 ) -> AsyncIterator[AlertingServers]:
     """Start them over the metrics endpoints of agents, by node, and that of the collector.
 
-    `wait_factor` scales the time for which Alertmanager waits before it sends an alert.
+    `wait_factor` scales the time for which Alertmanager waits before it sends an alert; then `for` durations
+    of the rules are in seconds too.
     """
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
