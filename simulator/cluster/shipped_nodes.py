@@ -28,7 +28,7 @@ from agent.sampling.status import ShippingStats
 from agent.service import allow_many_files
 from agent.shipping.shipper import MAX_FRAMES_PENDING, Shipper
 from collector.access.credentials import digest_token
-from railscope import server_connections, service
+from railscope import durable_files, server_connections, service
 from railscope.capture import CaptureMetadata, CaptureMoment
 from railscope.frame import Frame, NodeTimestamp
 from railscope.timestamps import SECOND_NS
@@ -250,7 +250,7 @@ class ShippedCluster:
                     address = await node.serve(f"[{host}]:{first and first + number}")
                     targets.append({"targets": [address], "labels": {"node": node.node}})
                 text = json.dumps(targets, indent=1) + "\n"
-                (self.directory / "targets.json").write_text(text, encoding="utf-8")
+                durable_files.write_atomically(self.directory / "targets.json", text.encode())
             yield
         finally:
             for node in self.nodes:
