@@ -61,7 +61,7 @@ def is_sent(text: str, by: Mapping[str, str]) -> bool:
         (carrier("xid_event", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=62"]),
         (carrier("thermal_straggler", GPU), ["GpuThermalThrottle critical node=n1 gpu=GPU-4"]),
         (carrier("nvlink_errors", GPU), ["GpuXid critical node=n1 pci_address=0000:43:00.0 xid=74", "NvlinkErrors critical node=n1 gpu=GPU-4 link=7"]),
-        (carrier("hw_slowdown", NODE), ["GpuPowerBrake critical node=n1 gpu=GPU-4"]),
+        (carrier("hw_slowdown", NODE), ["GpuPowerBrake critical node=n1 gpu=GPU-4", "GpuHealth warning node=n1 gpu=GPU-4 problem=degraded"]),
         (carrier("hw_slowdown", {"kind": "rack", "rack": "", "nodes": ["n1"]}), ["GpuPowerBrake critical node=n1 gpu=GPU-4"]),
         (carrier("pcie_degraded", NIC_AT), ["PcieDegraded warning node=n1 pci_address=0000:5e:00.0"]),
         (carrier("nic_lost", NIC_AT), ["PcieDeviceGone critical node=n1 pci_address=0000:5e:00.0", "RdmaPortMissing critical node=n1", "LinkDown critical node=n1 device=mlx5_3 port=1"]),
@@ -107,7 +107,7 @@ def test_an_incident_inhibits_its_symptoms(by: dict[str, str], texts: list[str])
         (carrier("link_flap", NIC), ["LinkDown critical node=n1 device=mlx5_3 port=1 problem=down"]),
         (carrier("link_down", NIC), ["LinkDown critical node=n1 device=mlx5_4 port=1", "LinkDown critical node=n2 device=mlx5_3 port=1", "GpuLost critical node=n1 gpu=GPU-4"]),
         (carrier("nic_lost", NIC_AT), ["PcieDeviceGone critical node=n1 pci_address=0000:43:00.0"]),
-        (carrier("hw_slowdown", NODE), ["GpuPowerBrake critical node=n2 gpu=GPU-4", "GpuLost critical node=n1 gpu=GPU-4"]),
+        (carrier("hw_slowdown", NODE), ["GpuPowerBrake critical node=n2 gpu=GPU-4", "GpuLost critical node=n1 gpu=GPU-4", "GpuHealth critical node=n1 gpu=GPU-4 problem=failed"]),
         (reach(PORT), [
             "PfcPauseShare critical node=n2 interface=eth3 direction=transmit", "PfcPauseShare critical node=n2 interface=eth4 direction=receive",
             "PfcPauseShare critical node=n3 interface=eth3 direction=receive", "LosslessDiscards critical node=n2 interface=eth3",
