@@ -17,7 +17,7 @@ from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MIN_MAJORITY
 from collector.diagnosis.signals import SIGNALS
 
-_ADVICE = AdviceThresholds()
+_THRESHOLDS = AdviceThresholds()
 _ROOT = Path(__file__).resolve().parent.parent
 _RUNBOOK = "alerts/runbooks/RailscopeIncident.md"
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
@@ -114,8 +114,8 @@ An advice is an incident of severity `info` about a state that lasts and costs. 
 the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice explains symptoms at most, and no baseline leaves its devices out.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
-  and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {_ADVICE.majority:.0%} of them agree on another one. Settings that
-  differ by rail on most nodes are a design; a setting that changed on several nodes within {_ADVICE.rollout_seconds / 60:.0f} minutes is a
+  and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of them agree on another one. Settings that
+  differ by rail on most nodes are a design; a setting that changed on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a
   rollout; NICs without a link are left out, as drivers report other settings then. One advice names all devices that deviate in the
   same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
   of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
@@ -125,13 +125,13 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   values. A largest frame that contradicts most NICs is taken for a wrong announcement. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
-  leaf is reported if {_ADVICE.min_late_nics:.0%} of its NICs are paused {_ADVICE.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_ADVICE.late_factor:.0f} times
-  as much as on other rails, or for {_ADVICE.certain_late_paused:.0%} of the time. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
+  leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times
+  as much as on other rails, or for {_THRESHOLDS.certain_late_paused:.0%} of the time. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
   share of paused time beyond that of other rails: an upper bound.
-- `rail_imbalance`: rails that carry more than {_ADVICE.max_rail_ratio} or less than {_ADVICE.min_rail_ratio} of the median rail of a job, on {_ADVICE.agreeing_nodes:.0%} of its nodes, in
+- `rail_imbalance`: rails that carry more than {_THRESHOLDS.max_rail_ratio} or less than {_THRESHOLDS.min_rail_ratio} of the median rail of a job, on {_THRESHOLDS.agreeing_nodes:.0%} of its nodes, in
   {BLOCKS} consecutive blocks of {BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
   bound. Unequal uplinks of a leaf do not show in the counters of hosts.
-- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {_ADVICE.placed_factor:.0f} times as much as those
+- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {_THRESHOLDS.placed_factor:.0f} times as much as those
   of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no such advice: marks may be those of its own
   receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
 
