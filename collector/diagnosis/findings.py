@@ -167,9 +167,11 @@ class Baselines:
     ) -> Floats:
         """Return the baseline of a signal for `count` devices; NaN for devices without a past.
 
-        A quantile other than the usual one shows how much the signal varied, after more minutes.
+        A quantile other than the usual one shows how much the signal varied, after more minutes; the lowest and the highest
+        value, 0 and 1, do after few.
         """
-        needed = _MIN_BASELINE_MINUTES if quantile is None else _MIN_VARIATION_MINUTES
+        is_early = quantile in {None, 0.0, 1.0}
+        needed = _MIN_BASELINE_MINUTES if is_early else _MIN_VARIATION_MINUTES
         if quantile is None:
             quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
         key = kind, name, quantile

@@ -177,6 +177,7 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
     baseline = view.base(DeviceKind.GPU, "utilization")
     lowest = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    lowest = np.fmax(lowest, view.base(DeviceKind.GPU, "utilization", 0.0))
     sums = view.devices.sums[DeviceKind.GPU]
     readings = sums.weight("utilization", view.signals.slot, INPUT_SLOTS)
     for job in view.jobs:
@@ -197,7 +198,7 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         if not thresholds.min_input < usual < thresholds.max_input or not alike:
             continue
         progress = _progress(view, job)
-        starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual)
+        starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
         if starves and has_common_steps(view, job):
             evidence = FindingEvidence(
                 "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
@@ -209,7 +210,9 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
 
 
 MIN_PROGRESS, PROGRESS_SHARE = 0.12, 0.25
-"""Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing."""
+"""Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing, or more
+than before, as after its start.
+"""
 
 MIN_READINGS = 4.0
 
@@ -266,6 +269,8 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             continue
         nodes, before = _node_means(view, job, past)
         used = np.stack([_node_means(view, job, values)[1] for values in slots])
+        if np.isnan(used).all():
+            continue
         usual = np.stack([_medians_of_others(row) for row in used])
         count = (~np.isnan(used - usual)).sum(axis=0)
         late = used - usual < np.fmin(limits[nodes], -thresholds.min_gap)

@@ -23,7 +23,7 @@ from railscope.capture import write_capture
 from simulator import NodeSpec, capture_metadata, moments
 from simulator.demo.process import Program
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.05
 
 

@@ -75,6 +75,18 @@ def a_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None
         row.nic[name][nodes] *= load
 
 
+def a_job_begins_to_exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Its start keeps the GPUs busy; then its steps exchange, and leave gaps."""
+    nodes = cluster.jobs[0].nodes
+    if since < 0:
+        row.gpu["utilization"][nodes] = 1.0
+        for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+            for name in names:
+                device[name][nodes] *= 0.1
+    else:
+        row.gpu["utilization"][nodes] *= 0.6
+
+
 def nodes_generate_samples(cluster: DrawnCluster, row: Row, since: int) -> None:
     """Training alternates with a phase in which each node works for itself."""
     if since >= 0:
@@ -97,12 +109,23 @@ def nodes_generate_samples(cluster: DrawnCluster, row: Row, since: int) -> None:
         switches_that_spray_packets,
         ranks_wait_for_a_checkpoint,
         a_service_has_less_load,
+        a_job_begins_to_exchange,
     ],
 )
 def test_a_healthy_cluster_has_no_incident(
     change: Callable[[DrawnCluster, Row, int], None],
 ) -> None:
     assert not classes_of(incidents_of(change))
+
+
+def test_a_job_without_input_is_found_after_four_minutes() -> None:
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 26 - ONSET:
+            nodes = cluster.jobs[0].nodes
+            row.gpu["utilization"][nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+
+    assert classes_of(incidents_of(input_is_late, 40)) == {("dataloader_stall", "job")}
 
 
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:
