@@ -311,19 +311,20 @@ def _by_slot(
 
 
 @lru_cache(maxsize=4096)
-def _shared(text: str) -> str:
-    """Return the first of equal texts: most are the same on all nodes, which keep them."""
+def _first_of_equal(text: str) -> str:
     return text
+
+
+def _shared(text: str) -> str:
+    """Return the first of equal texts, unless it is long: most are the same on all nodes, which keep them."""
+    return _first_of_equal(text) if len(text) <= MAX_FACT else text
 
 
 def _with_shared_texts(entity: WireEntity) -> WireEntity:
     if not entity.facts:
         return entity
     key = tuple(map(_shared, entity.key))
-    facts = {
-        name: _shared(text) if len(text) <= MAX_FACT else text
-        for name, text in entity.facts.items()
-    }
+    facts = {name: _shared(text) for name, text in entity.facts.items()}
     return WireEntity(entity.kind, key, facts)
 
 

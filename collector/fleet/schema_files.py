@@ -6,11 +6,12 @@ hash is that of their hashes. A node registers with a dozen schemas: one file co
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 
@@ -18,6 +19,8 @@ from railscope import durable_files
 from railscope.wire import HASH_BYTES, WireSchema
 
 _SINGLE, _SEVERAL = ".schema", ".schemas"
+MAX_DECODED_ENTITIES = 32_768
+"""Entities of the decoded schemas that are kept, about 10 MiB: some nodes, and schemas that all nodes share."""
 
 
 def schema_digest(content: bytes) -> bytes:
@@ -44,6 +47,8 @@ class SchemaFiles:
     """The file of each schema, by hash."""
     _last_read: tuple[str, Mapping[bytes, bytes]] = ("", {})
     """The file that was read last, which usually has further schemas of the same node, and its schemas."""
+    _decoded: OrderedDict[bytes, WireSchema] = field(default_factory=OrderedDict)
+    _lock: Lock = field(default_factory=Lock)
 
     def open(self) -> Iterator[bytes | None]:
         """Yield the content of every stored schema; None for a damaged file."""
@@ -62,7 +67,19 @@ class SchemaFiles:
         return self._names.get(digest, digest.hex() + _SINGLE)
 
     def read(self, digest: bytes) -> WireSchema:
-        """Return a stored schema."""
+        """Return a stored schema; the last ones are kept decoded."""
+        with self._lock:
+            if (decoded := self._decoded.get(digest)) is not None:
+                self._decoded.move_to_end(digest)
+                return decoded
+        decoded = self._read(digest)
+        with self._lock:
+            self._decoded[digest] = decoded
+            while sum(len(each.entities) for each in self._decoded.values()) > MAX_DECODED_ENTITIES:
+                self._decoded.popitem(last=False)
+        return decoded
+
+    def _read(self, digest: bytes) -> WireSchema:
         while True:
             name = self.name_of(digest)
             last_name, contents = self._last_read

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -195,7 +194,7 @@ class StoredSchemas:
         self._deriving, self._lock = Lock(), Lock()
         self.segment = 0
         """The segment of the frame log that is currently written or read."""
-        self.read = lru_cache(maxsize=32)(self._files.read)
+        self.read = self._files.read
 
     def open(self) -> int:
         """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -38,8 +37,6 @@ from railscope.wire import Batch, Envelope, WireEntity, WireEvent
 log = structlog.get_logger(__name__)
 
 MAX_WAIT_SECONDS = 10.0
-MAX_CACHED_SCHEMAS = 32
-"""Decoded schemas that are kept: those of the last node, and those that all nodes share."""
 
 _RECORD_TYPES = {
     "opened": "evidence.incident_open",
@@ -67,8 +64,7 @@ class DiagnosisService:
 
     def __post_init__(self) -> None:
         """Create the engine."""
-        find_schema = lru_cache(MAX_CACHED_SCHEMAS)(self.core.schemas.read)
-        self.engine = DiagnosisEngine(self.directory, find_schema, self.thresholds)
+        self.engine = DiagnosisEngine(self.directory, self.core.schemas.read, self.thresholds)
 
     @property
     def table(self) -> IncidentTable:

@@ -11,7 +11,12 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.config import FrameLogSettings, IngestLimits
-from collector.fleet.schema_files import encode_schema, schema_digest
+from collector.fleet.schema_files import (
+    MAX_DECODED_ENTITIES,
+    SchemaFiles,
+    encode_schema,
+    schema_digest,
+)
 from collector.fleet.schema_templates import EncodedSchema
 from collector.fleet.schemas import (
     MAX_SCHEMA_BYTES_PER_NODE,
@@ -40,6 +45,21 @@ def reopened(directory: Path) -> StoredSchemas:
 
 def files(directory: Path) -> int:
     return len(list(directory.glob("*.schema")))
+
+
+def test_few_schemas_are_kept_decoded(tmp_path: Path):
+    files, entities = SchemaFiles(tmp_path), MAX_DECODED_ENTITIES // 2
+    large = [
+        encode_schema(WireSchema(name, (), (WireEntity("gpu", (name,)),) * entities))
+        for name in ("a", "b", "c")
+    ]
+    digests = [schema_digest(content) for content in large]
+    files.write(dict(zip(digests, large, strict=True)))
+    first, second = map(files.read, digests[:2])
+    assert files.read(digests[0]) is first
+    files.read(digests[2])
+    assert files.read(digests[0]) is first, "the last ones that were read are kept"
+    assert files.read(digests[1]) is not second
 
 
 def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
