@@ -19,8 +19,8 @@ from railscope import durable_files
 from railscope.wire import HASH_BYTES, WireSchema
 
 _SINGLE, _SEVERAL = ".schema", ".schemas"
-MAX_DECODED_ENTITIES = 32_768
-"""Entities of the decoded schemas that are kept, about 10 MiB: some nodes, and schemas that all nodes share."""
+MAX_DECODED, MAX_DECODED_ENTITIES = 64, 32_768
+"""Decoded schemas that are kept, and their entities, about 10 MiB: some nodes, and schemas that all nodes share."""
 
 
 def schema_digest(content: bytes) -> bytes:
@@ -75,9 +75,13 @@ class SchemaFiles:
         decoded = self._read(digest)
         with self._lock:
             self._decoded[digest] = decoded
-            while sum(len(each.entities) for each in self._decoded.values()) > MAX_DECODED_ENTITIES:
+            while len(self._decoded) > MAX_DECODED or self._decoded_entities > MAX_DECODED_ENTITIES:
                 self._decoded.popitem(last=False)
         return decoded
+
+    @property
+    def _decoded_entities(self) -> int:
+        return sum(len(each.entities) for each in self._decoded.values())
 
     def _read(self, digest: bytes) -> WireSchema:
         while True:

@@ -60,7 +60,9 @@ class DiagnosisService:
     thresholds: DetectorThresholds = DetectorThresholds()
     queue: BatchQueue = field(default_factory=BatchQueue)
     duration_ns: int = 0
+    """Duration of the last evaluation, with the frames that were added since the one before."""
     opened_ns: int = 0
+    _spent_ns: int = 0
     engine: DiagnosisEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,8 +109,9 @@ class DiagnosisService:
         changes = await service.run_in_thread(
             self.engine.process, self.queue.take(), jobs, self.wall_ns()
         )
-        if self.table.timestamp_ns > evaluated_ns:
-            self.duration_ns = time.perf_counter_ns() - started
+        self._spent_ns += time.perf_counter_ns() - started
+        if self.table.timestamp_ns != evaluated_ns:
+            self.duration_ns, self._spent_ns = self._spent_ns, 0
         for change in changes:
             reported = self.table.find(change.incident.incident_id)
             if reported is not None:

@@ -12,6 +12,7 @@ from running_collector import gpu_frames, run_collector, settings_in
 
 from collector.config import FrameLogSettings, IngestLimits
 from collector.fleet.schema_files import (
+    MAX_DECODED,
     MAX_DECODED_ENTITIES,
     SchemaFiles,
     encode_schema,
@@ -60,6 +61,15 @@ def test_few_schemas_are_kept_decoded(tmp_path: Path):
     files.read(digests[2])
     assert files.read(digests[0]) is first, "the last ones that were read are kept"
     assert files.read(digests[1]) is not second
+
+
+def test_empty_schemas_are_not_kept_without_a_bound(tmp_path: Path):
+    files = SchemaFiles(tmp_path)
+    contents = [encode_schema(WireSchema(str(n), (), ())) for n in range(MAX_DECODED + 1)]
+    digests = [schema_digest(content) for content in contents]
+    files.write(dict(zip(digests, contents, strict=True)))
+    first, *_ = [files.read(digest) for digest in digests]
+    assert files.read(digests[0]) is not first
 
 
 def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
