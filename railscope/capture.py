@@ -87,7 +87,9 @@ class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
 
     def to_line(self) -> str:
         """Encode as a line of `timeline.jsonl`."""
-        return json.dumps(msgspec.to_builtins(self), separators=(",", ":"))
+        sections = {name: found for name in SECTIONS if (found := getattr(self, name))}
+        log = {"log": self.log} if self.log else {}
+        return json.dumps({"t": self.offset_ns, **sections, **log}, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str | bytes) -> CaptureMoment:

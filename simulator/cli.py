@@ -29,6 +29,7 @@ from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, SimulatorError, capture_metadata, find_model, moments
 from simulator.cluster import score_scenarios, scoring
 from simulator.cluster.captures import write_cluster
+from simulator.cluster.cluster_parts import count_processes
 from simulator.cluster.scenario import ScenarioError, read_scenario
 from simulator.cluster.shipped_nodes import ShippedCluster, ShippingOutcome
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
@@ -108,7 +109,7 @@ def cluster(
                     ShippedCluster(plan, directory, agents, is_real_time, options["listen"])
                 )
             else:
-                write_cluster(plan, directory)
+                write_cluster(plan, directory, count_processes(plan.topology.nodes))
         except OSError as error:
             raise click.ClickException(_problem(error)) from error
     nodes = format_count(plan.topology.nodes, "node")

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import network_interfaces, simulation
 from simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from simulator.cluster.cluster_model import ClusterModel
+from simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart, run_parts
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, JobPlan, PlannedClusterFault
 from simulator.nfs_mounts import server_name
+from simulator.node_hardware import build_node_hardware
 from simulator.owners import slurm_job_number
 from simulator.spec import STARTED_WALL_NS, TimeSpan, seconds_to_ns
 
@@ -62,7 +64,7 @@ class GroundTruthRecorder:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the ground truth of each fault."""
-        started_ns = self._model.nodes[0].spec.started_wall_ns
+        started_ns = self._model.specs[0].started_wall_ns
         duration_seconds = self._model.scenario.seconds
         for index, fault in enumerate(self._faults):
             kind = FAULT_KINDS[fault.fault]
@@ -93,7 +95,7 @@ class GroundTruthRecorder:
                 yield {**self._job(job.plan), "speed": round(float(speed), 3)}
 
     def _job(self, plan: JobPlan) -> dict[str, Any]:
-        spec = self._model.nodes[plan.nodes[0]].spec
+        spec = self._model.specs[plan.nodes[0]]
         workload = {"slurm": str(slurm_job_number(spec))}.get(spec.scheduler, plan.name)
         names = {"tenant": spec.tenant, "source": spec.scheduler, "workload": workload}
         return {"kind": "job", "job": plan.name, **names}
@@ -107,14 +109,14 @@ class GroundTruthRecorder:
                 yield self._nic(node, rail)
 
     def _nic(self, node: int, rail: int) -> dict[str, Any]:
-        model = self._model.nodes[node]
-        port = model.cables[rail].port
+        spec = self._model.specs[node]
+        port = build_node_hardware(spec).ports[rail]
         names = {
             "interface": port.interface,
             "device": port.rdma_device,
             "pci_address": port.pci_address,
         }
-        return {"kind": "nic", "node": model.spec.node, **names, "rail": rail}
+        return {"kind": "nic", "node": spec.node, **names, "rail": rail}
 
     def _cause(self, fault: PlannedClusterFault, entity: str) -> list[dict[str, Any]]:
         """Return the entities of a fault."""
@@ -127,9 +129,7 @@ class GroundTruthRecorder:
         if entity == "leaf":
             return [self._leaf(pod, rail) for pod in fault.pods for rail in rails]
         if entity == "node":
-            return [
-                {"kind": "node", "node": self._model.nodes[node].spec.node} for node in fault.nodes
-            ]
+            return [{"kind": "node", "node": self._model.specs[node].node} for node in fault.nodes]
         if entity == "nic":
             return [self._nic(node, rail) for node in fault.nodes for rail in rails]
         return [self._gpu(node, index) for node in fault.nodes for index in rails]
@@ -144,11 +144,11 @@ class GroundTruthRecorder:
         }
 
     def _gpu(self, node: int, index: int) -> dict[str, Any]:
-        model = self._model.nodes[node]
-        gpu = model.gpus[index].identity
+        spec = self._model.specs[node]
+        gpu = build_node_hardware(spec).gpus[index]
         return {
             "kind": "gpu",
-            "node": model.spec.node,
+            "node": spec.node,
             "index": index,
             "uuid": gpu.uuid,
             "pci_address": gpu.pci_address,
@@ -156,16 +156,20 @@ class GroundTruthRecorder:
 
 
 class SampledCluster:
-    """A cluster that advances from sample to sample, with its heartbeats and its ground truth."""
+    """A cluster, or a part of it, that advances from sample to sample, with its heartbeats and its ground truth."""
 
-    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
+    def __init__(
+        self,
+        scenario: ClusterScenario,
+        started_wall_ns: int = STARTED_WALL_NS,
+        part: ClusterPart = WHOLE_CLUSTER,
+    ) -> None:
         self.scenario = scenario
-        self.model = ClusterModel(scenario, started_wall_ns)
-        self.specs = [node.spec for node in self.model.nodes]
-        self.paths = [HeartbeatPath(scenario, spec, i) for i, spec in enumerate(self.specs)]
+        self.model = ClusterModel(scenario, started_wall_ns, part)
+        self.paths = [HeartbeatPath(scenario, spec, i) for i, spec in enumerate(self.model.specs)]
         self._truth = GroundTruthRecorder(self.model)
         self._recorders = [simulation.CaptureRecorder(node) for node in self.model.nodes]
-        self._rng = self.specs[0].shared_stream("samples")
+        self._rng = self.model.specs[0].shared_stream("samples")
 
     def offsets(self) -> Iterator[int]:
         """Yield the offsets of the samples, each with its own deviation from the period."""
@@ -187,16 +191,18 @@ class SampledCluster:
     def changes(self) -> Iterator[CaptureMoment | None]:
         """Yield the changes of each node since its last sample; None if it is down or the sample is lost."""
         offset_ns = self.model.offset_ns
-        for recorder, path in zip(self._recorders, self.paths, strict=True):
-            is_sampled = not offset_ns or self._rng.random() >= self.scenario.lost
-            is_sampled = is_sampled and not path.is_off(offset_ns / SECOND_NS)
+        # Drawn for all nodes, so that all parts draw the same.
+        is_kept = [not offset_ns or self._rng.random() >= self.scenario.lost for _ in self.paths]
+        for number, recorder in zip(self.model.numbers, self._recorders, strict=True):
+            is_sampled = is_kept[number] and not self.paths[number].is_off(offset_ns / SECOND_NS)
             yield recorder.changes() if is_sampled else None
 
     def metadata(self) -> Iterator[CaptureMetadata]:
-        """Yield the metadata of each node's capture."""
+        """Yield the metadata of the capture of each node of the part."""
         faults = ", ".join(fault.fault for fault in self.scenario.faults) or "no faults"
         origin = f"simulated cluster: {faults}, seed {self.scenario.seed}"
-        for spec in self.specs:
+        for node in self.model.nodes:
+            spec = node.spec
             yield replace(simulation.capture_metadata(spec, self.scenario.seconds), origin=origin)
 
     def write_truth(self, directory: Path) -> None:
@@ -212,13 +218,23 @@ def make_output_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
 
 
-def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
+class _CapturePlan(NamedTuple):
+    scenario: ClusterScenario
+    directory: Path
+
+
+def write_cluster(scenario: ClusterScenario, directory: Path, processes: int = 1) -> None:
     """Simulate a cluster, and write its captures and its ground truth into a new or empty directory.
 
     Raises OSError.
     """
     make_output_directory(directory)
-    cluster = SampledCluster(scenario)
+    run_parts(_write_part, _CapturePlan(scenario, directory), scenario.topology, processes)
+
+
+def _write_part(plan: _CapturePlan, part: ClusterPart) -> None:
+    """Write the captures of a part; the first part also writes the files of the cluster."""
+    directory, cluster = plan.directory, SampledCluster(plan.scenario, part=part)
     arrivals: list[Heartbeat] = []
     with contextlib.ExitStack() as stack:
         writers = [
@@ -227,13 +243,15 @@ def write_cluster(scenario: ClusterScenario, directory: Path) -> None:
         ]
         for offset_ns in cluster.offsets():
             span = cluster.advance(offset_ns)
-            arrivals += [heartbeat for path in cluster.paths for heartbeat in path.arrivals(span)]
+            if part.is_first:
+                arrivals += [beat for path in cluster.paths for beat in path.arrivals(span)]
             for writer, moment in zip(writers, cluster.changes(), strict=True):
                 if moment is not None:
                     writer.write(moment)
-    rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
-    (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
-    cluster.write_truth(directory)
+    if part.is_first:
+        rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
+        (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
+        cluster.write_truth(directory)
 
 
 def _received_ns(heartbeat: Heartbeat) -> int:

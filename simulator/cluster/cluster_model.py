@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from railscope.timestamps import SECOND_NS
 from simulator import conditions, device_models, fault_schedule, nfs_mounts, node_model, port
+from simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart
 from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
 from simulator.fabric import TrafficDemand
+from simulator.node_hardware import build_node_hardware
 from simulator.spec import STARTED_WALL_NS, NodeSpec, TimeSpan, seconds_to_ns
 from simulator.workload import JobDemand
 
@@ -109,12 +111,17 @@ class JobStep(NamedTuple):
 
 
 class ClusterModel:
-    """A cluster after its last step; `nodes` have the models of all nodes, in order of their numbers.
+    """A cluster after its last step; `nodes` have the models of the part's nodes, with these `numbers`.
 
     `steps` are the jobs' last steps, `paused` is the share of the last step in which each NIC was paused.
     """
 
-    def __init__(self, scenario: ClusterScenario, started_wall_ns: int = STARTED_WALL_NS) -> None:
+    def __init__(
+        self,
+        scenario: ClusterScenario,
+        started_wall_ns: int = STARTED_WALL_NS,
+        part: ClusterPart = WHOLE_CLUSTER,
+    ) -> None:
         self.scenario = scenario
         self._started_wall_ns = started_wall_ns
         self.topology = scenario.topology
@@ -123,26 +130,36 @@ class ClusterModel:
         self._job_of = {
             node: index for index, job in enumerate(scenario.jobs) for node in job.nodes
         }
-        specs = [self._spec(model, number) for number in range(self.topology.nodes)]
+        self.specs = [self._spec(model, number) for number in range(self.topology.nodes)]
         self._node_faults = [
             fault_schedule.NodeFaultSchedule(
                 spec, self._occurrences(spec, number), has_job=number in self._job_of
             )
-            for number, spec in enumerate(specs)
+            for number, spec in enumerate(self.specs)
         ]
         for fault in scenario.faults:
             if xid := FAULT_KINDS[fault.fault].xid:
                 error = seconds_to_ns(fault.begin_seconds), fault.indices[0], xid
                 self._node_faults[fault.nodes[0]].errors.append(error)
-        self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in self._node_faults]
-        self.jobs = [
-            ClusterJob(plan, specs[0].shared_stream(f"job {plan.name}")) for plan in scenario.jobs
-        ]
+        self.part = part
+        self.numbers = part.numbers(self.topology.nodes)
+        schedules = (self._node_faults[number] for number in self.numbers)
+        self.nodes = [node_model.NodeModel(faults.spec, faults) for faults in schedules]
+        self._clocks = np.ones((self.topology.nodes, self.topology.rails))
+        self._exchange_clocks()
+        shared = self.specs[0].shared_stream
+        self.jobs = [ClusterJob(plan, shared(f"job {plan.name}")) for plan in scenario.jobs]
         self._incasts = [fault for fault in scenario.faults if fault.senders]
         groups = [*map(self._job_flows, self.jobs), *map(self._incast_flows, self._incasts)]
         self._solver = FlowSolver(self.topology, groups) if groups else None
         self.steps: list[JobStep] = []
         self.paused = np.zeros((self.topology.nodes, self.topology.rails))
+
+    def _exchange_clocks(self) -> None:
+        """Update the clocks of all GPUs relative to those without throttling."""
+        for number, node in zip(self.numbers, self.nodes, strict=True):
+            self._clocks[number] = [gpu.silicon.unthrottled_share for gpu in node.gpus]
+        self.part.exchange(self._clocks, self.numbers)
 
     def _spec(self, model: device_models.GpuModel, number: int) -> NodeSpec:
         size = self.scenario.cluster
@@ -230,11 +247,12 @@ class ClusterModel:
         span: TimeSpan,
     ) -> None:
         """Add the clocks of a node's GPUs, and the effects of its own faults on its ports."""
-        node, state = self.nodes[number], found.fabric
-        found.pace[number] = [gpu.silicon.unthrottled_share for gpu in node.gpus]
+        state = found.fabric
+        found.pace[number] = self._clocks[number]
         if not faults.faults_at(span.end_ns):
             return
-        for rail, cable in enumerate(node.cables[: self.topology.rails]):
+        hardware = build_node_hardware(faults.spec)
+        for rail, nic_port in enumerate(hardware.ports[: self.topology.rails]):
             port_state = faults.own_port(rail, span)
             up = 1.0 - sum(span.share_in(outage) for outage in faults.link_outages(rail, span))
             link = max(
@@ -244,13 +262,13 @@ class ClusterModel:
             pcie = 1.0
             if port_state.pcie_halved:
                 pcie = min(
-                    cable.port.nic.halved_pcie_bytes_per_second / cable.port.bytes_per_second, 1.0
+                    nic_port.nic.halved_pcie_bytes_per_second / nic_port.bytes_per_second, 1.0
                 )
             state.send[number, rail] = min(link, pcie)
             state.deliver[number, rail], state.drain[number, rail] = link, pcie
             state.notifies[number, rail] = port_state.settings.notifying
             state.stuck[number, rail] = port_state.stuck
-        for index in range(len(node.gpus)):
+        for index in range(len(hardware.gpus)):
             gpu = faults.gpu(index, span)
             if gpu.lost or gpu.hung or gpu.stuck:
                 found.pace[number, index] = 0.0
@@ -291,8 +309,9 @@ class ClusterModel:
             self._substep(TimeSpan(start_ns, end_ns), found, traffic, totals, span.length_ns)
         self.steps = [JobStep(*step) for step in zip(totals, working, strict=True)]
         self.paused = traffic.paused
-        for number, node in enumerate(self.nodes):
+        for number, node in zip(self.numbers, self.nodes, strict=True):
             self._advance_node(number, node, found, traffic, until_ns)
+        self._exchange_clocks()
         self.offset_ns = until_ns
 
     def _substep(

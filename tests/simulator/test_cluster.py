@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from railscope.capture import CaptureTimeline, read_capture
 from railscope.timestamps import SECOND_NS
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.cluster_model import ClusterModel
+from simulator.cluster.cluster_parts import ClusterPart, run_parts
 from simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
+from simulator.cluster.topology import ClusterTopology
 from simulator.owners import slurm_job_number
 
 CLUSTER = """
@@ -82,12 +86,26 @@ def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, nam
         assert read_capture(tmp_path / "out" / node).moments
 
 
+def fail_in_second_part(directory: Path, part: ClusterPart) -> None:
+    (directory / f"{part.number}").write_bytes(b"")
+    if part.number == 1:
+        raise OSError(errno.ENOSPC, "no space", str(directory))
+    part.exchange(np.zeros((4, 8)), part.numbers(4))
+
+
+def test_an_error_of_one_process_ends_the_simulation(tmp_path: Path):
+    topology = ClusterTopology(pods=2, nodes_per_pod=2)
+    with pytest.raises(OSError, match="no space"):
+        run_parts(fail_in_second_part, tmp_path, topology, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
 def test_equal_scenarios_produce_equal_captures(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     noisy = CLUSTER.replace("seed = 4", "seed = 4\njitter = 0.4\nlost = 0.2")
     path.write_text(noisy + fault("slow_receiver", begin_seconds=20, nodes=[1], indices=[3]))
-    for name in ("first", "second"):
-        write_cluster(read_scenario(path), tmp_path / name)
+    for name, processes in (("first", 1), ("second", 2)):
+        write_cluster(read_scenario(path), tmp_path / name, processes)
     written = sorted(
         file.relative_to(tmp_path / "first") for file in (tmp_path / "first").rglob("*.*")
     )
