@@ -32,7 +32,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lock demo test quick thorough check bench dashboards docs pictures cases install clean servers validator
+.PHONY: help lock demo test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -103,6 +103,14 @@ pictures: $(VENV)/.ready-to-test servers
 
 cases: $(VENV)/.ready-to-test
 	PYTHONPATH=tests $(PY) -m captures.make
+
+# The vendored files of the console, again from their packages, with their hashes.
+UPLOT := uplot@1.6.32
+vendored:
+	cd collector/console/static/vendor && npm pack --silent $(UPLOT) \
+		&& tar -xzf uplot-*.tgz --strip-components=2 package/dist/uPlot.iife.min.js package/dist/uPlot.min.css \
+		&& tar -xzf uplot-*.tgz --strip-components=1 --transform 's/LICENSE/uPlot.LICENSE/' package/LICENSE \
+		&& rm uplot-*.tgz && sha256sum uPlot.* > SHA256SUMS
 
 # The servers that the tests use; reports those that it cannot install.
 servers:

@@ -1,0 +1,1 @@
+"""The web console: server-rendered pages, their history and their curves."""

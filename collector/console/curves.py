@@ -1,0 +1,250 @@
+"""Curves: values over time with their gaps, thinned to the width of a picture, as JSON, SVG, words and rows of a table.
+
+A curve is thinned by minimum and maximum of each pixel, never by a mean: a burst of one sample stays visible. A value that
+is not known is a gap with its reason: nothing is drawn through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railscope.timestamps import format_timestamp
+
+Times: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+POINTS_PER_PIXEL = 4
+"""Minimum, maximum, and the first and the last unknown value."""
+MAX_WIDTH = 2000
+MAX_GAPS = 100
+"""Gaps of a curve that are listed; the number of all is stated."""
+TABLE_ROWS = 20
+_MICROSECOND_NS, _MILLISECOND_NS = 1_000, 1_000_000
+HEIGHT = 120
+"""Height of a server-made picture in its own units; its width is one unit for each pixel."""
+
+
+class CurveGap(NamedTuple):
+    """A period without values, and the reason."""
+
+    from_ns: int
+    to_ns: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCurve:
+    """Values of one quantity in order of time; NaN is unknown."""
+
+    name: str
+    label: str
+    unit: str
+    times_ns: Times
+    values: Floats
+    gaps: Sequence[CurveGap] = ()
+
+
+class TimeRange(NamedTuple):
+    """The period that a page shows."""
+
+    from_ns: int
+    to_ns: int
+
+
+def thin(times_ns: Times, values: Floats, period: TimeRange, width: int) -> NDArray[np.intp]:
+    """Return the positions of the values that a picture of a width needs, in order: at most four of each pixel.
+
+    These are minimum and maximum, and the first and the last unknown value, so that two known values of different pixels
+    with an unknown one between them stay apart.
+    """
+    inside = np.flatnonzero((times_ns >= period.from_ns) & (times_ns <= period.to_ns))
+    # In microseconds: the product of nanoseconds and pixels exceeds 64 bits in some weeks.
+    span = max((period.to_ns - period.from_ns) // _MICROSECOND_NS, 1)
+    offsets = (times_ns[inside] - period.from_ns) // _MICROSECOND_NS
+    pixels = np.minimum(offsets * width // span, width - 1)
+    is_known = np.isfinite(values[inside])
+    positions_found = []
+    for chosen, ordered_by in ((is_known, values[inside]), (~is_known, times_ns[inside])):
+        positions = np.flatnonzero(chosen)
+        order = positions[np.lexsort((ordered_by[positions], pixels[positions]))]
+        begins = np.flatnonzero(np.diff(pixels[order], prepend=-1))
+        positions_found += [order[begins], order[np.append(begins, len(order))[1:] - 1]]
+    found: NDArray[np.intp] = inside[np.unique(np.concatenate(positions_found))]
+    return found
+
+
+def thinned(curve: HistoryCurve, period: TimeRange, width: int) -> HistoryCurve:
+    """Return a curve with the values that a picture of a width needs."""
+    chosen = thin(curve.times_ns, curve.values, period, width)
+    times_ns, values = curve.times_ns[chosen], curve.values[chosen]
+    return HistoryCurve(curve.name, curve.label, curve.unit, times_ns, values, curve.gaps)
+
+
+def to_json(curve: HistoryCurve, period: TimeRange, width: int) -> dict[str, Any]:
+    """Return a thinned curve as JSON: times in milliseconds, unknown values as null."""
+    thin_curve = thinned(curve, period, width)
+    return {
+        "name": curve.name,
+        "label": curve.label,
+        "unit": curve.unit,
+        "times_ms": (thin_curve.times_ns // _MILLISECOND_NS).tolist(),
+        "values": [value if np.isfinite(value) else None for value in thin_curve.values.tolist()],
+        "gaps": [gap._asdict() for gap in curve.gaps[:MAX_GAPS]],
+        "gap_count": len(curve.gaps),
+    }
+
+
+@dataclass(slots=True)
+class SvgFigure:
+    """Server-made picture of curves with one axis: points of the lines of each curve, and the gaps as rectangles."""
+
+    width: int
+    height: int
+    top: float
+    """Value at the upper edge; the lower edge is `bottom`."""
+    bottom: float
+    lines: list[list[str]] = field(default_factory=list)
+    """Lines of each curve: `x,y x,y`, one for each run of known values."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Position and width of the gaps of all curves."""
+
+
+def to_svg(curves: Sequence[HistoryCurve], period: TimeRange, width: int) -> SvgFigure:
+    """Return the picture of curves; the axis begins at zero unless a value is negative."""
+    all_thinned = [thinned(curve, period, width) for curve in curves]
+    known_values = [each.values[np.isfinite(each.values)] for each in all_thinned]
+    everything = np.concatenate([np.zeros(1), *known_values])
+    bottom, top = float(everything.min()), float(everything.max())
+    figure = SvgFigure(width, HEIGHT, top if top > bottom else bottom + 1.0, bottom)
+    scale = HEIGHT / (figure.top - bottom)
+    for curve in all_thinned:
+        figure.lines.append(
+            [
+                " ".join(
+                    f"{x:.1f},{HEIGHT - (value - bottom) * scale:.1f}"
+                    for x, value in zip(xs, values, strict=True)
+                )
+                for xs, values in _runs(curve, period, width)
+            ]
+        )
+    spans = {gap[:2] for curve in curves for gap in curve.gaps[:MAX_GAPS]}
+    for from_ns, to_ns in sorted(spans):
+        begin = max(_place(from_ns, period, width), 0.0)
+        end = min(_place(to_ns, period, width), float(width))
+        if end > begin:
+            figure.gaps.append((round(begin, 1), round(max(end - begin, 1.0), 1)))
+    return figure
+
+
+def _place(timestamp_ns: int, period: TimeRange, width: int) -> float:
+    return (timestamp_ns - period.from_ns) / max(period.to_ns - period.from_ns, 1) * width
+
+
+def _runs(
+    curve: HistoryCurve, period: TimeRange, width: int
+) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield the horizontal positions and values of each run of known values; one alone becomes a short line."""
+    is_known = np.isfinite(curve.values)
+    for run in np.split(np.arange(len(is_known)), np.flatnonzero(~is_known)):
+        known_positions = run[is_known[run]]
+        if len(known_positions):
+            xs = [_place(ns, period, width) for ns in curve.times_ns[known_positions].tolist()]
+            values = curve.values[known_positions].tolist()
+            if len(known_positions) == 1:
+                xs, values = [xs[0], xs[0] + 1.0], values * 2
+            yield xs, values
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSummary:
+    """The numbers of a curve that its caption states."""
+
+    last: float
+    last_ns: int
+    minimum: float
+    minimum_ns: int
+    maximum: float
+    maximum_ns: int
+
+
+def summarize(curve: HistoryCurve) -> CurveSummary | None:
+    """Return the last, the smallest and the largest value of a curve; None if nothing is known."""
+    known_positions = np.flatnonzero(np.isfinite(curve.values))
+    if not len(known_positions):
+        return None
+    values, times_ns = curve.values[known_positions], curve.times_ns[known_positions]
+    places = len(known_positions) - 1, int(values.argmin()), int(values.argmax())
+    last, low, high = ((float(values[place]), int(times_ns[place])) for place in places)
+    return CurveSummary(*last, *low, *high)
+
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_UNIT_SYMBOLS = {
+    "watts": "W",
+    "celsius": "°C",
+    "hertz": "Hz",
+    "bytes per second": "B/s",
+    "seconds": "s",
+    "per second": "/s",
+}
+
+
+def format_value(value: float, unit: str) -> str:
+    """Return a value in words: with a prefix from a thousand on, and a ratio as a percentage."""
+    if unit == "ratio":
+        return f"{value * 100:.3g} %"
+    factor, prefix = next(((f, p) for f, p in _PREFIXES if abs(value) >= f), (1.0, ""))
+    if unit == "celsius":
+        factor, prefix = 1.0, ""
+    return f"{value / factor:.4g} {prefix}{_UNIT_SYMBOLS.get(unit, unit)}".rstrip()
+
+
+def caption(curve: HistoryCurve) -> str:
+    """Return what a curve shows in words: last, smallest and largest value with their times, and the gaps."""
+    summary = summarize(curve)
+    missing = f"{len(curve.gaps)} gaps" if len(curve.gaps) != 1 else "1 gap"
+    reasons = "; ".join(dict.fromkeys(gap.reason for gap in curve.gaps[:MAX_GAPS]))
+    gaps = f" {missing}: {reasons}." if curve.gaps else ""
+    if summary is None:
+        return f"{curve.label}: no value in this period.{gaps}"
+    low, high, last = (
+        f"{format_value(value, curve.unit)} at {clock_text(ns)}"
+        for value, ns in (
+            (summary.minimum, summary.minimum_ns),
+            (summary.maximum, summary.maximum_ns),
+            (summary.last, summary.last_ns),
+        )
+    )
+    return f"{curve.label}: last {last}; minimum {low}; maximum {high}.{gaps}"
+
+
+def clock_text(timestamp_ns: int) -> str:
+    """Return a time of day in UTC."""
+    return format_timestamp(timestamp_ns, "seconds")[11:19]
+
+
+class TableRow(NamedTuple):
+    """Smallest and largest value of a curve in one part of the period; NaN if nothing is known."""
+
+    from_ns: int
+    minimum: float
+    maximum: float
+
+
+def table_rows(curve: HistoryCurve, period: TimeRange, rows: int = TABLE_ROWS) -> list[TableRow]:
+    """Return the smallest and the largest value of equal parts of a period."""
+    edges = np.linspace(period.from_ns, period.to_ns, rows + 1).astype(np.int64)
+    found = []
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        is_last = end == edges[-1]
+        upper = curve.times_ns <= end if is_last else curve.times_ns < end
+        values = curve.values[(curve.times_ns >= begin) & upper]
+        values = values[np.isfinite(values)]
+        low, high = (values.min(), values.max()) if len(values) else (np.nan, np.nan)
+        found.append(TableRow(begin, float(low), float(high)))
+    return found
