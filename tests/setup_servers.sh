@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages of the servers that the tests use, if permitted. Packages that cannot be
+# Installs the Debian packages of the servers, and the browser, that the tests use, if permitted. Packages that cannot be
 # installed are reported; the tests that need them are skipped.
 set -eu
 
@@ -15,6 +15,7 @@ want prometheus-node-exporter prometheus-node-exporter
 want victoria-metrics victoria-metrics
 want systemd-analyze systemd
 want cc gcc
+want chromium chromium
 want ip iproute2
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 if ! PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v initdb >/dev/null; then
