@@ -13,9 +13,12 @@ import collector.console
 ROOT = Path(__file__).parents[3]
 PACKAGE = Path(collector.console.__file__).parent
 VENDORED = PACKAGE / "static" / "vendor"
-HASHES = dict(
-    reversed(line.split("  ")) for line in (VENDORED / "SHA256SUMS").read_text().splitlines()
-)
+HASHES = {
+    name: digest
+    for digest, _, name in (
+        line.partition("  ") for line in (VENDORED / "SHA256SUMS").read_text().splitlines()
+    )
+}
 
 
 def test_the_files_have_the_listed_hashes() -> None:
