@@ -26,7 +26,9 @@ Flags: TypeAlias = NDArray[np.bool_]
 SLOTS_PER_MINUTE = 6
 _MAX_BASELINE_MINUTES = 30
 _ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
-_MIN_BASELINE_MINUTES, _MIN_VARIATION_MINUTES = 2, 4
+_MIN_VARIATION_MINUTES = 4
+_NEEDED_MINUTES = MappingProxyType({None: 2, 0.0: 2, 1.0: 2, 0.5: 3})
+"""Minutes of the past from which on a quantile is known; None is the usual value."""
 _BASELINE_GAP_MINUTES = 2
 """Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
 
@@ -168,10 +170,9 @@ class Baselines:
         """Return the baseline of a signal for `count` devices; NaN for devices without a past.
 
         A quantile other than the usual one shows how much the signal varied, after more minutes; the lowest and the highest
-        value, 0 and 1, do after few.
+        value, 0 and 1, do after few, the median after three.
         """
-        is_early = quantile in {None, 0.0, 1.0}
-        needed = _MIN_BASELINE_MINUTES if is_early else _MIN_VARIATION_MINUTES
+        needed = _NEEDED_MINUTES.get(quantile, _MIN_VARIATION_MINUTES)
         if quantile is None:
             quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
         key = kind, name, quantile

@@ -27,7 +27,6 @@ from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
     Floats,
-    Positions,
     mean_known,
     means_known,
     median,
@@ -239,8 +238,8 @@ def _peer_clocks(view: DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
-MIN_COMPARED_SHARE = 0.6
-"""Slots with readings of a GPU, relative to those of the others."""
+MAX_STRAGGLING_NODES = 0.25
+"""Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
 def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
@@ -252,28 +251,15 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
         if not has_common_steps(view, job):
             continue
         for signal in ("activity", "power"):
-            changes = _changes_at_same_times(view, job, signal)
-            if np.isnan(changes).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
+            base = view.base(DeviceKind.GPU, signal)[job.gpus]
+            back = range(SLOTS_PER_MINUTE + 1)
+            tables = (view.signals.table(DeviceKind.GPU, 1, slots) for slots in back)
+            changes = np.stack([table[signal][job.gpus] / base for table in tables])
+            if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
             if is_steady(view, job, signal):
-                yield from _outliers(view, job.gpus, changes, signal)
+                yield from _outliers(view, job, changes, signal)
             break
-
-
-def _changes_at_same_times(view: DiagnosisView, job: ActiveJob, signal: str) -> Floats:
-    """Return a signal of the last minute relative to the past, of each GPU of a job.
-
-    A GPU is compared with the others in the slots in which it has readings: without those of a checkpoint, its mean would
-    be higher than theirs.
-    """
-    base = view.base(DeviceKind.GPU, signal)[job.gpus]
-    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in range(SLOTS_PER_MINUTE))
-    slots = np.stack([table[signal][job.gpus] / base for table in tables])
-    usual = np.array([median_known(changes) for changes in slots])
-    changes = mean_known(usual) + means_known(slots - usual[:, None])
-    count = (~np.isnan(slots)).sum(axis=0)
-    found: Floats = np.where(count >= MIN_COMPARED_SHARE * count.max(), changes, np.nan)
-    return found
 
 
 def _may_have_straggler(state: JobState) -> bool:
@@ -283,28 +269,49 @@ def _may_have_straggler(state: JobState) -> bool:
     return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
 
 
-def _outliers(
-    view: DiagnosisView, gpus: Positions, changes: Floats, signal: str
-) -> Iterator[Finding]:
-    thresholds = view.thresholds.gpus
-    usual = np.nanmedian(changes)
-    deviation = MAD_SCALE * np.nanmedian(np.abs(changes - usual))
-    limit = usual + max(thresholds.min_excess, thresholds.straggler_deviations * deviation)
-    hit = np.flatnonzero(above(changes, limit))
-    if usual > 0.98 or not 0 < len(hit) <= max(1, thresholds.max_stragglers * len(gpus)):  # noqa: PLR2004 - peers must have fallen
+def _outliers(view: DiagnosisView, job: ActiveJob, slots: Floats, signal: str) -> Iterator[Finding]:
+    """Yield stragglers by the change of a signal in the slots of the last minute, the newest first, and one before."""
+    thresholds, gpus = view.thresholds.gpus, job.gpus
+    changes = np.array([median_known(of_slot) for of_slot in slots[:-1]])
+    usual = mean_known(changes)
+    if usual > 0.98:  # noqa: PLR2004 - peers must have fallen
         return
-    worst = int(hit[np.argmax(changes[hit])])
+    excess = _excess(view, job, slots)
+    deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
+    limit = max(thresholds.min_excess, thresholds.straggler_deviations * deviation)
+    hit = np.flatnonzero(above(excess, limit))
+    nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
+    if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
+        return
+    if nodes > max(1, MAX_STRAGGLING_NODES * len(job.nodes)):
+        return
+    worst = float(excess[hit].max())
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
-        if changes[index] >= changes[worst] - max(thresholds.min_excess, 2 * deviation):
+        if excess[index] >= worst - max(thresholds.min_excess, 2 * deviation):
             position = int(gpus[index])
-            evidence = FindingEvidence(
-                signal,
-                float(changes[index]),
-                float(limit),
-                CHANGE,
-                view.gpu_name(position),
-            )
+            value = usual + float(excess[index])
+            name = view.gpu_name(position)
+            evidence = FindingEvidence(signal, value, usual + limit, CHANGE, name)
             yield Finding(
                 "gpu_straggler", Cause("gpu", position), (evidence,), float(min(1.0, 1.5 - usual))
             )
+
+
+def _excess(view: DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
+    """Return by how much the changes of each GPU exceed those of its peers: of its node, or else of the job.
+
+    The GPUs of a node are sampled together. After a lost sample, a reading has the mean of two slots, and another node
+    differs without a reason: a GPU without peers on its node counts while it lacks no sample.
+    """
+    of_node, found = view.groups.gpu_node[job.gpus], slots - np.nan
+    usual = np.array([median_known(of_slot) for of_slot in slots])
+    for node in np.unique(of_node):
+        members = np.flatnonzero(of_node == node)
+        own = slots[:, members]
+        if len(members) >= MIN_JOB_GPUS:
+            found[:, members] = own - np.array([median_known(each) for each in own])[:, None]
+        else:
+            is_complete = ~np.isnan(own).any(axis=0)
+            found[:, members[is_complete]] = (own - usual[:, None])[:, is_complete]
+    return means_known(found[:-1])

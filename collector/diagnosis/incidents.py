@@ -380,7 +380,7 @@ class IncidentTracker:
             self._note(ChangeKind.CLOSED, incident)
 
     def _explain_late(self) -> None:
-        """Link an incident to one that opened after it and explains it."""
+        """Link an incident to one that opened after it and explains it, of one device also if it began much later."""
         newest = self.incidents[-MAX_OPEN_PER_CAUSE_NODE:]
         lasting = [each for each in newest if not (each.explained_by or each.ended_ns)]
         if not lasting:
@@ -394,7 +394,7 @@ class IncidentTracker:
                     other is not None
                     and other is not incident
                     and not (other.ended_ns or other.explained_by)
-                    and other.onset_ns <= limit_ns
+                    and (other.onset_ns <= limit_ns or other.reach.device == incident.reach.device)
                     and not may_explain(name, incident.reach, other.class_name, other.reach)
                 ):
                     incident.explained_by = other.incident_id

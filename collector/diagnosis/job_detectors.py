@@ -117,7 +117,7 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     if not is_steady(view, job, "utilization") or not has_common_steps(view, job):
         return False
     used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
-    base = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    base = _low_use(view)
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
     speed: float = view.states[job.key].speed
@@ -158,9 +158,18 @@ def has_common_steps(
 
 
 def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
-    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
-    low, high = (view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in (LOW_QUANTILE, 0.7))
-    return bool(median_known(low / high) >= view.thresholds.jobs.steady)
+    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
+
+    After few minutes, most of them must be like the highest one.
+    """
+    ratios = [
+        median_known(
+            np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
+        )
+        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0))
+    ]
+    ratio = ratios[1] if np.isnan(ratios[0]) else ratios[0]
+    return bool(ratio >= view.thresholds.jobs.steady)
 
 
 MAX_RANK_DEVIATION = 0.12
@@ -176,14 +185,13 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     thresholds = view.thresholds.jobs
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
     baseline = view.base(DeviceKind.GPU, "utilization")
-    lowest = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
-    lowest = np.fmax(lowest, view.base(DeviceKind.GPU, "utilization", 0.0))
+    past = view.base(DeviceKind.GPU, "utilization", 0.5)
     sums = view.devices.sums[DeviceKind.GPU]
     readings = sums.weight("utilization", view.signals.slot, INPUT_SLOTS)
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = above(lowest[job.gpus], MIN_USE).mean() > thresholds.majority
+        computes = above(past[job.gpus], MIN_USE).mean() > thresholds.majority
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
         usual = median(known_values)
@@ -234,6 +242,8 @@ STEADY_USE = 0.8
 LATE_SLOTS = 6
 MIN_WINDOW_READINGS = 6.0
 MIN_LATE_SPEED = 0.3
+PRESSED_GAP_SHARE = 0.5
+"""Share of the usual limit that suffices for a node with tasks that wait for processors."""
 
 
 def node_gaps(view: DiagnosisView) -> Floats:
@@ -258,7 +268,8 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         thresholds.min_gap,
         thresholds.gap_factor * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low),
     )
-    past = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    past = _low_use(view)
+    pressed = _is_pressed(view)
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     slots = sums.history("utilization", slot, LATE_SLOTS)
     readings = sums.weight("utilization", slot, view.signals.window)
@@ -273,7 +284,11 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             continue
         usual = np.stack([_medians_of_others(row) for row in used])
         count = (~np.isnan(used - usual)).sum(axis=0)
-        late = used - usual < np.fmin(limits[nodes], -thresholds.min_gap)
+        # Tasks that wait for processors explain a gap, also a small one, and one that the job has time for.
+        has_reason = pressed[nodes]
+        min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
+        limit = np.where(has_reason, -min_gap, np.fmin(limits[nodes], -min_gap))
+        late = used - usual < limit
         late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
         hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
         hit &= above(_medians_of_others(before), STEADY_USE)
@@ -282,13 +297,14 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             deviation = float(np.nanstd(used - means_known(used)))
             gap = means_known(used - usual)
         hit &= gap < -np.fmax(
-            thresholds.min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
+            min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
         )
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         speed = view.states[job.key].speed
-        hit &= ~((speed > 1 + gap / 2) | (speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE))
+        hit &= has_reason | ~(speed > 1 + gap / 2)
+        hit &= ~(speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE)
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
-            hit &= _is_pressed(view)[nodes]
+            hit &= has_reason
         if not hit.any() or not has_common_steps(view, job):
             continue
         # The minute after a change of phase contains both; with enough readings, a shorter window decides.
@@ -306,6 +322,12 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
                 FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
             )
             yield Finding("host_late", Cause("node", name=name), evidence)
+
+
+def _low_use(view: DiagnosisView) -> Floats:
+    """Return a utilization that each GPU had in most minutes; after few, the usual one."""
+    low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    return np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", 0.5), low)
 
 
 def _is_pressed(view: DiagnosisView) -> Flags:

@@ -35,6 +35,7 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     loads = _means(view, nic["receive"], use)
     usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
     losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
+    paused = _means(view, nic["paused_share"], use)
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
         if len(positions) < MIN_MEMBERS:
@@ -76,13 +77,13 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
             )
             continue
         usual_losses = float(np.nan_to_num(median_known(losses[other_leaves])))
-        yield from _losses(view, cause, positions, frames, usual_losses)
+        yield from _losses(view, cause, positions, paused, usual_losses)
 
 
 def _losses(
-    view: DiagnosisView, cause: Cause, positions: Positions, frames: Floats, usual: float
+    view: DiagnosisView, cause: Cause, positions: Positions, paused: Floats, usual: float
 ) -> Iterator[Finding]:
-    """Yield a leaf that loses packets, without pause or with it."""
+    """Yield a leaf that loses packets, and pauses none of its NICs, or some as others do."""
     thresholds = view.thresholds.leaves
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
@@ -90,7 +91,7 @@ def _losses(
     clean = ~above(nic["discards"], thresholds.min_losses) & ~above(nic["uncorrected_symbols"], 0.0)
     clean &= ~above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
     leaf = cause.position
-    other_leaves = np.delete(np.arange(len(frames)), leaf)
+    other_leaves = np.delete(np.arange(len(paused)), leaf)
     evidence = (
         FindingEvidence(
             "out_of_order", mean_known(order), thresholds.min_out_of_order, "limit", cause.name
@@ -106,7 +107,7 @@ def _losses(
     limits = np.fmax(thresholds.min_losses, thresholds.loss_factor * np.fmax(usual, past))
     lossy = mean_known(order) > float(limits[positions].mean())
     lossy |= mean_known(timeouts) > thresholds.min_timeouts
-    if frames[leaf] == 0 and lossy and (frames[other_leaves] > 0).any():
+    if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
         yield Finding("lossless_broken", cause, evidence)
         return
     hit = above(losses, limits) & clean
@@ -115,6 +116,7 @@ def _losses(
         len(affected) >= MIN_MEMBERS
         and len(affected) >= 0.3 * len(positions)
         and _is_lost(view, affected)
+        and not _has_one_sender(view, affected)
     ):
         rates = tuple(
             FindingEvidence(
@@ -138,6 +140,13 @@ def _is_lost(view: DiagnosisView, affected: Positions) -> bool:
         return True
     reordered = float(np.nansum(nic["out_of_order"][of_rails]))
     return float(np.nansum(naks)) >= view.thresholds.leaves.min_reported * reordered
+
+
+def _has_one_sender(view: DiagnosisView, affected: Positions) -> bool:
+    """True if the receivers report all missing packets to one NIC: its link corrupts them, not the switch."""
+    rails, naks = view.groups.nic_rail, view.signals.nic["naks"]
+    senders = np.isin(rails, rails[affected]) & loaded_nics(view) & ~np.isnan(naks)
+    return int(senders.sum()) > MIN_MEMBERS and int((naks[senders] > 0).sum()) == 1
 
 
 def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:

@@ -75,6 +75,8 @@ class ClusterJob:
         self._evaluation = TimeSpan(first_ns, first_ns + seconds_to_ns(plan.evaluation_seconds))
         self._load_drift = DriftNoise(rng, 20.0)
         self._load = plan.load
+        self._is_hung = False
+        """True in an exchange that makes no progress: no rank gets as far as a checkpoint."""
         self._breaks = [
             TimeSpan(seconds_to_ns(begin), seconds_to_ns(begin + length))
             for begin, length in plan.breaks
@@ -98,7 +100,7 @@ class ClusterJob:
         return self._phase() == 1 and self.working_share(span) > 0
 
     def _checkpoint_share(self, span: TimeSpan) -> float:
-        if not self._checkpoint_period_ns:
+        if not self._checkpoint_period_ns or self._is_hung:
             return 0.0
         return span.share_recurring(self._checkpoint, self._checkpoint_period_ns)
 
@@ -113,6 +115,7 @@ class ClusterJob:
         if self.plan.load < 1.0:
             drift = _LOAD_DRIFT * self._load_drift.advance(span.seconds)
             self._load = min(max(self.plan.load + drift, _MIN_LOAD), 1.0)
+        self._is_hung = speed <= 0 and self._phase() == 1
         checkpoint = self._checkpoint_share(span) * present
         work = self.working_share(span) * present
         progress = JobProgress(

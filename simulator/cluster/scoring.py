@@ -190,7 +190,10 @@ def compare(
             and _is_in_time(incident, truth, period_seconds)
             and _covered(incident["cause"], truth) > 0
         ]
+        # A fault that becomes another one is one fault: the later incident explains the first.
+        explaining = {incident.get("explained_by") for _, incident in named} - {None}
         correct |= {index for index, _ in named}
+        correct |= {i for i, incident in enumerate(incidents) if incident["id"] in explaining}
         fault = FaultOutcome(truth["class"], truth["strength"])
         if sum(_covered(incident["cause"], truth) for _, incident in named) >= _MIN_COVERED:
             detected = min(_seconds(incident["detected"]) for _, incident in named)
