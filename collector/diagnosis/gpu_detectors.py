@@ -308,10 +308,12 @@ def _excess(view: DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
     usual = np.array([median_known(of_slot) for of_slot in slots])
     for node in np.unique(of_node):
         members = np.flatnonzero(of_node == node)
-        own = slots[:, members]
+        of_members = slots[:, members]
         if len(members) >= MIN_JOB_GPUS:
-            found[:, members] = own - np.array([median_known(each) for each in own])[:, None]
+            found[:, members] = (
+                of_members - np.array([median_known(each) for each in of_members])[:, None]
+            )
         else:
-            is_complete = ~np.isnan(own).any(axis=0)
-            found[:, members[is_complete]] = (own - usual[:, None])[:, is_complete]
+            is_complete = ~np.isnan(of_members).any(axis=0)
+            found[:, members[is_complete]] = (of_members - usual[:, None])[:, is_complete]
     return means_known(found[:-1])
