@@ -11,17 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.drawn_cluster import (
-    GPUS,
-    IDLE_WATTS,
-    LINE_BYTES,
-    RAILS,
-    SPIN_ACTIVITY,
-    SPIN_WATTS,
-    DrawnCluster,
-    DrawnJob,
-    Row,
-)
+from bench import drawn_cluster
 from collector.diagnosis.slot_sums import Floats
 
 KINDS = (
@@ -78,7 +68,7 @@ class JobReadings:
 
 
 @dataclass(slots=True)
-class ShapedJob(DrawnJob):
+class ShapedJob(drawn_cluster.DrawnJob):
     """A job with its shape; `rate` is the share of the line rate while it exchanges."""
 
     seed: int = 0
@@ -201,7 +191,10 @@ class ShapedJob(DrawnJob):
         if self.overlaps:
             share = np.minimum(share + 0.8 * exchange, 1.0)
         level = 0.7 if is_evaluation else 1.0
-        activity = SPIN_ACTIVITY + (self.activity * level - SPIN_ACTIVITY) * share
+        activity = (
+            drawn_cluster.SPIN_ACTIVITY
+            + (self.activity * level - drawn_cluster.SPIN_ACTIVITY) * share
+        )
         noise = self.rng.lognormal(0, 0.01, activity.shape)
         moved = self.exchange_share if self.overlaps else exchange
         send = self.rate * moved * self.nic_shares * self._nic_drift.next()
@@ -213,7 +206,8 @@ class ShapedJob(DrawnJob):
             use,
             activity * noise * (1 - gap),
             0.5 * share * level * noise,
-            (SPIN_WATTS + (self.watts * level - SPIN_WATTS) * share) * noise,
+            (drawn_cluster.SPIN_WATTS + (self.watts * level - drawn_cluster.SPIN_WATTS) * share)
+            * noise,
             nvlink * (1.0 if shape[1] > 1 else 0.0),
             send,
             np.roll(send, 1, axis=0),
@@ -253,7 +247,7 @@ class ShapedJob(DrawnJob):
             np.minimum(share * 1.2, 1.0),
             0.3 * share,
             0.12 * share,
-            IDLE_WATTS + 300 * share,
+            drawn_cluster.IDLE_WATTS + 300 * share,
             20e9 * share,
             send,
             np.roll(send, 1, axis=0),
@@ -274,10 +268,10 @@ class ShapedJob(DrawnJob):
         writes = 200.0 if self.phase == "checkpoint" else 0.1
         reads = 400.0 if self.phase == "start" else 1.0
         use = np.ones(shape) if spins else zeros + (0.1 if self.phase == "start" else 0.02)
-        watts = SPIN_WATTS * 0.8 if spins else IDLE_WATTS + 40
+        watts = drawn_cluster.SPIN_WATTS * 0.8 if spins else drawn_cluster.IDLE_WATTS + 40
         return JobReadings(
             use,
-            use * SPIN_ACTIVITY,
+            use * drawn_cluster.SPIN_ACTIVITY,
             zeros,
             np.full(shape, watts),
             zeros,
@@ -306,7 +300,7 @@ GPU_LACKS: dict[str, tuple[str, ...]] = {
 }
 
 
-class ShapedCluster(DrawnCluster):
+class ShapedCluster(drawn_cluster.DrawnCluster):
     """A cluster with jobs of drawn shapes; `draw` returns the readings of the next second."""
 
     def __init__(self, seed: int, *, fault: bool = False) -> None:
@@ -324,13 +318,13 @@ class ShapedCluster(DrawnCluster):
         self.has_mounts = bool(rng.integers(3))
         self.has_arrivals = bool(rng.integers(3))
         if fault:
-            self.rails, self.gpus = RAILS, GPUS
+            self.rails, self.gpus = drawn_cluster.RAILS, drawn_cluster.GPUS
             self.fabric, self.nic_kind = "rails", "mlx5"
             self.has_claims = self.has_arrivals = self.has_mounts = True
         self.shaped_jobs = self._shaped_jobs(rng, fault=fault)
-        self.jobs: list[DrawnJob] = [*self.shaped_jobs]
+        self.jobs: list[drawn_cluster.DrawnJob] = [*self.shaped_jobs]
         self.latency_seconds = log_uniform(rng, 3e-4, 8e-3)
-        shape = self.nodes, RAILS
+        shape = self.nodes, drawn_cluster.RAILS
         self.levels = {
             "pausing": log_uniform(rng, 1e-7, 5e-4) * np.exp(rng.normal(0, 0.7, shape)),
             "paused": log_uniform(rng, 1e-6, 5e-3) * np.exp(rng.normal(0, 0.7, shape)),
@@ -340,7 +334,9 @@ class ShapedCluster(DrawnCluster):
         self.drifts = {
             name: Drift(rng, shape, 0.6, log_uniform(rng, 10, 300)) for name in self.levels
         }
-        self.clocks = np.exp(rng.normal(0, float(rng.uniform(0.002, 0.03)), (self.nodes, GPUS)))
+        self.clocks = np.exp(
+            rng.normal(0, float(rng.uniform(0.002, 0.03)), (self.nodes, drawn_cluster.GPUS))
+        )
         self.storage_load = Drift(rng, (1,), 0.4, log_uniform(rng, 20, 300))
         self.latency_drift = Drift(rng, (self.nodes,), 0.25, 10.0)
         self.offset_seconds = rng.normal(0, float(rng.choice([3e-4, 3e-3, 8e-3])), self.nodes)
@@ -381,7 +377,7 @@ class ShapedCluster(DrawnCluster):
         """Return the job of a node."""
         return next((job for job in self.shaped_jobs if node in job.nodes), None)
 
-    def draw(self) -> Row:
+    def draw(self) -> drawn_cluster.Row:
         """Return the readings of the next second."""
         jobs, self.jobs = self.jobs, []
         row = super().draw()
@@ -399,12 +395,12 @@ class ShapedCluster(DrawnCluster):
         nic["marked"] = np.minimum(factors["marked"], 0.3)
         nic["pausing"], nic["paused"] = factors["pausing"], factors["paused"]
         nic["naks"] = nic["order"] = factors["naks"]
-        nic["reacts"] = 0.8 * nic["marked"] * nic["send"] * LINE_BYTES / 4096
+        nic["reacts"] = 0.8 * nic["marked"] * nic["send"] * drawn_cluster.LINE_BYTES / 4096
         self._add_storage(row)
         self._move_claims()
         return row
 
-    def _add_job(self, row: Row, job: ShapedJob) -> None:
+    def _add_job(self, row: drawn_cluster.Row, job: ShapedJob) -> None:
         readings, (first, last) = job.next(), job.gpus
         if job.phase == "down":
             return
@@ -424,7 +420,7 @@ class ShapedCluster(DrawnCluster):
         row.mount["operations"][members] += readings.reads
         row.mount["writes"][writers] += readings.writes
 
-    def _add_storage(self, row: Row) -> None:
+    def _add_storage(self, row: drawn_cluster.Row) -> None:
         """Set the latency: it rises with the load of all clients, and with background work of the server."""
         operations = row.mount["operations"] + row.mount["writes"]
         load = operations.sum() / (200.0 * self.nodes)

@@ -17,6 +17,7 @@ from collector.access.credentials import Role
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
 from collector.billing import tenant_statements
+from collector.console.console_server import Console
 from collector.evidence import evidence_records, evidence_store, review_rules
 from collector.files.seller_file import find_seller
 from collector.finalization import day_finalizer, ledger_days
@@ -25,7 +26,6 @@ from collector.framelog import framelog, segment_files
 from collector.http import audit_api, billing_api, read_api, web_server
 from collector.http.access_control import RequestAuthorizer, Route, make_application
 from collector.http.identity_conflicts import IdentityConflictDetector
-from collector.http.incidents_api import IncidentsApi
 from collector.http.ingest import Ingest
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
@@ -332,20 +332,18 @@ class Collector:
         billing = billing_api.BillingApi(
             self.billing or self.books.open, self.reading, self.access.record_export
         )
+        console = Console.from_api(authorizer, api)
         handlers = {
+            **console.handlers(),
             "frames": ingest.handle,
             **api.handlers(),
-            **read_api.JobsApi(
-                lambda: self.refresher.views.jobs,
-                self.core.names_of_gpu,
-                lambda: self.diagnosis.table.steps,
-            ).handlers(),
             **audit_api.AuditApi(self.entries, self.reading).handlers(),
-            **IncidentsApi(lambda: self.diagnosis.table).handlers(),
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }
-        return make_application(authorizer, handlers, self.settings.limits.body_bytes)
+        return make_application(
+            authorizer, handlers, self.settings.limits.body_bytes, console.routes
+        )
 
     def _count_rejection(self, route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""

@@ -91,6 +91,15 @@ class AccessTrail:
             kind = "access.token" if key.kind == "token" else "access.login"
             self._add_draft(self._draft(kind, _actor(credential, key.kind, address), "done", data))
 
+    def record_session(
+        self, credential: Credential, key: CredentialKey, address: str, action: str
+    ) -> None:
+        """Record that a session of the web console begins (`sign_in`) or is ended by its holder (`sign_out`)."""
+        data: RecordData = {"console": action, "key": key.short, "role": credential.role.value}
+        data |= _tenant(credential)
+        actor = _actor(credential, key.kind, address)
+        self._add_draft(self._draft("access.login", actor, "done", data))
+
     def record_export(self, export: DeliveredExport) -> None:
         """Record a delivered export: recorded the first time per day, while its content is the same."""
         if self._is_first_today(export):

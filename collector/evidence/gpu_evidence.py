@@ -10,19 +10,12 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
-from collector.evidence import claim_events, gpu_node_history, node_intervals, review_rules
-from collector.evidence.node_claims import (
-    ClaimPart,
-    GpuFacts,
-    ReviewedHistory,
-    claimed_time_under_review,
-    clip_claim,
-    find_claimed_absence,
-    find_reviewed_history,
-    find_service,
-    reported_id,
-    resolve_claims,
-    subtract_stays,
+from collector.evidence import (
+    claim_events,
+    gpu_node_history,
+    node_claims,
+    node_intervals,
+    review_rules,
 )
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
@@ -76,7 +69,7 @@ def collect_facts(
     claims: Iterable[claim_events.ReportedClaim],
     ended: Iterable[claim_events.ReportedEnd],
     contacts: node_intervals.Contacts | None = None,
-) -> GpuFacts:
+) -> node_claims.GpuFacts:
     """Collect the facts about a GPU from intervals and claims."""
     presences: list[gpu_node_history.GpuPresence] = []
     layouts: list[node_intervals.LayoutSpans] = []
@@ -97,14 +90,16 @@ def collect_facts(
             valueless.setdefault(interval.node, []).extend(interval.valueless.get(gpu, ()))
             report_spans.setdefault(interval.node, []).extend(interval.report_spans())
     by_node = (contacts or {}, valueless, report_spans)
-    return GpuFacts(gpu, presences, tuple(claims), tuple(ended), layouts, reports, *by_node)
+    return node_claims.GpuFacts(
+        gpu, presences, tuple(claims), tuple(ended), layouts, reports, *by_node
+    )
 
 
 def build_evidence(
-    facts: GpuFacts, files: AdministratorInputs
+    facts: node_claims.GpuFacts, files: AdministratorInputs
 ) -> tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory]:
     """Return the evidence of a GPU for metering, and its places."""
-    placed = find_reviewed_history(facts, files.expected)
+    placed = node_claims.find_reviewed_history(facts, files.expected)
     history = placed.history
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     nodes = {stay.node for stay in history.stays}
@@ -112,18 +107,22 @@ def build_evidence(
     home = find_first_node(facts, history)
     reported = _select_claims(facts, nodes | {home} | history.under_review.keys(), placed)
     reserved = {claim.id for claim in active_claims}
-    parts = resolve_claims(reported, ends, files.tenants, files.expected, reserved)
-    shown = claimed_time_under_review(parts, history, active_claims)
-    served = find_service(facts.gpu, history.stays, placed.excess, files.expected)
-    served = subtract_stays(served, shown)
+    parts = node_claims.resolve_claims(reported, ends, files.tenants, files.expected, reserved)
+    shown = node_claims.claimed_time_under_review(parts, history, active_claims)
+    served = node_claims.find_service(facts.gpu, history.stays, placed.excess, files.expected)
+    served = node_claims.subtract_stays(served, shown)
     extra = (
-        *subtract_stays(find_claimed_absence(parts, history.stays, served, home), shown),
+        *node_claims.subtract_stays(
+            node_claims.find_claimed_absence(parts, history.stays, served, home), shown
+        ),
         *shown,
     )
     pieces = (piece for claim in active_claims for piece in files.retired.clip(facts.gpu, claim))
     claims = [part.claim for part in parts]
     claims += (
-        piece for claim in pieces for piece in (clip_claim(claim, served) if extra else (claim,))
+        piece
+        for claim in pieces
+        for piece in (node_claims.clip_claim(claim, served) if extra else (claim,))
     )
     stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
     evidence = usage_evidence.Evidence(
@@ -139,7 +138,7 @@ def build_evidence(
     return evidence, history
 
 
-def find_first_node(facts: GpuFacts, history: gpu_node_history.GpuNodeHistory) -> str:
+def find_first_node(facts: node_claims.GpuFacts, history: gpu_node_history.GpuNodeHistory) -> str:
     """Return the node that reported a GPU first."""
     receipts = (
         (gpus[facts.gpu].received_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
@@ -148,32 +147,38 @@ def find_first_node(facts: GpuFacts, history: gpu_node_history.GpuNodeHistory) -
     return min(receipts, default=min(stays, default=(0, "")))[1]
 
 
-def _select_claims(facts: GpuFacts, nodes: Container[str], placed: ReviewedHistory) -> GpuFacts:
+def _select_claims(
+    facts: node_claims.GpuFacts, nodes: Container[str], placed: node_claims.ReviewedHistory
+) -> node_claims.GpuFacts:
     """Return the facts with the claims of these nodes only: the GPU was never in the others."""
     claims = [claim for claim in facts.claims if claim.node in nodes]
     return msgspec.structs.replace(facts, claims=claims, disputed=placed.disputed)
 
 
-def find_claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
+def find_claims_under_review(
+    facts: node_claims.GpuFacts, files: AdministratorInputs
+) -> list[node_claims.ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
     ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
     reported = facts
     if claim_events.is_gpu(facts.gpu):
-        placed = find_reviewed_history(facts, files.expected)
+        placed = node_claims.find_reviewed_history(facts, files.expected)
         nodes = {stay.node for stay in placed.history.stays} | placed.history.under_review.keys()
         reported = _select_claims(facts, nodes | {find_first_node(facts, placed.history)}, placed)
-    parts = resolve_claims(reported, ends, files.tenants, files.expected)
+    parts = node_claims.resolve_claims(reported, ends, files.tenants, files.expected)
     return [part for part in parts if part.claim.review]
 
 
-def find_nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
+def find_nodes_under_review(
+    facts: node_claims.GpuFacts, files: AdministratorInputs, now_ns: int
+) -> list[str]:
     """Return the nodes that list a GPU of another node, which a person may decide about."""
-    waiting = find_reviewed_history(facts, files.expected).history.under_review
+    waiting = node_claims.find_reviewed_history(facts, files.expected).history.under_review
     return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
 
 def assemble_gpu(
-    facts: GpuFacts,
+    facts: node_claims.GpuFacts,
     intervals: Sequence[node_intervals.EvidenceInterval],
     files: AdministratorInputs,
     placed: tuple[usage_evidence.Evidence, gpu_node_history.GpuNodeHistory] | None = None,
@@ -189,7 +194,7 @@ def assemble_gpu(
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
     mig_profiles: dict[str, str] = {}
     for claim in evidence.claims if known_profiles else ():
-        if reported := reported_id(claim.id, known_profiles):
+        if reported := node_claims.reported_id(claim.id, known_profiles):
             mig_profiles[claim.id] = known_profiles[reported]
     doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, history.stays))))
     return AssembledGpu(
@@ -224,13 +229,15 @@ def _find_clock_doubts(
 
 
 def find_deviceless_claims(
-    facts: GpuFacts,
+    facts: node_claims.GpuFacts,
     ends: claim_events.Ends,
     tenants: TenantMappings,
     decisions: review_rules.ReviewDecisions,
 ) -> list[placement.UnplacedClaim]:
     """Return a node's claims without a device, from the facts stored under the node's key."""
-    parts = resolve_claims(facts, ends, tenants, review_rules.ExpectedGpus(decisions=decisions))
+    parts = node_claims.resolve_claims(
+        facts, ends, tenants, review_rules.ExpectedGpus(decisions=decisions)
+    )
     firsts = claim_events.select_first_reports(facts.claims)
     return [
         placement.UnplacedClaim(
@@ -279,7 +286,7 @@ def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
 
 
 def _find_sightings(
-    facts: GpuFacts, ends: claim_events.Ends, history: gpu_node_history.GpuNodeHistory
+    facts: node_claims.GpuFacts, ends: claim_events.Ends, history: gpu_node_history.GpuNodeHistory
 ) -> Iterator[usage_evidence.NodeSighting]:
     """Yield independent evidence that the node was running.
 

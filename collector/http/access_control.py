@@ -1,9 +1,10 @@
-"""Access control of every route: authentication, authorization, responses to denied requests.
+"""Access control of every route: authorization, responses to denied requests.
 
 401  no credential, or no valid one               429  too many of those from one address
 403  a credential without the required role       404, 405  only for authenticated requests
 
-The application is built from the table of routes only, so there is no route without roles.
+The application is built from the tables of routes only, so there is no route without roles. A session of the web
+console is accepted for GET routes. A browser gets denials as pages, and is sent to the sign-in without a credential.
 
 Only failed authentications are limited: a request with a valid credential is served even from an
 address with many failures. The stored state is bounded; the address with the oldest last failure is
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -27,96 +29,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
-from collector.access import access_trail, credentials as access
+from collector.access import access_trail, authentication, credentials as access
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
 from railscope.server_connections import source_of
-
-_SCHEME = "bearer "
-
-NO_CREDENTIAL, UNKNOWN_TOKEN, UNKNOWN_CERTIFICATE = (
-    "no credential",
-    "unknown token",
-    "unknown certificate",
-)
-EXPIRED, REVOKED = "expired", "revoked"
-
-
-@dataclass(frozen=True, slots=True)
-class AuthenticationResult:
-    """Credential and key of a request; or the reason why it has none."""
-
-    credential: access.Credential | None
-    reason: str = ""
-    key: access.CredentialKey | None = None
-    holder: access.Credential | None = None
-    """Former holder of a key that is expired or revoked."""
-
-    @property
-    def credential_kind(self) -> str:
-        """`token`, `certificate`, or nothing."""
-        if self.key:
-            return self.key.kind
-        return "token" if self.reason == UNKNOWN_TOKEN else ""
-
-
-_NO_CREDENTIAL = AuthenticationResult(None, NO_CREDENTIAL)
-
-
-def authenticate(
-    credentials: access.Credentials, authorization: Sequence[str], der: bytes, now_ns: int
-) -> AuthenticationResult:
-    """Authenticate a request by its Authorization headers and certificate (empty for none).
-
-    A request with a token is judged by the token only: a certificate does not compensate for an invalid
-    token.
-    """
-    if authorization:
-        return _by_token(credentials, authorization, now_ns)
-    return _by_certificate(credentials, der, now_ns) if der else _NO_CREDENTIAL
-
-
-def _by_token(
-    credentials: access.Credentials, authorization: Sequence[str], now_ns: int
-) -> AuthenticationResult:
-    header = authorization[0]
-    if len(authorization) > 1 or header[: len(_SCHEME)].lower() != _SCHEME:
-        return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = access.CredentialKey("token", access.digest_token(header[len(_SCHEME) :]))
-    entry = credentials.entries.get(key)
-    if entry is None:
-        return AuthenticationResult(None, UNKNOWN_TOKEN)
-    return _result_of_entry(entry, key, now_ns)
-
-
-def _by_certificate(
-    credentials: access.Credentials, der: bytes, now_ns: int
-) -> AuthenticationResult:
-    certificate = access.read_certificate(der)
-    key = access.CredentialKey("certificate", certificate.fingerprint)
-    entry = credentials.entries.get(key)
-    if entry is None and certificate.named:
-        entry = access.CredentialEntry(certificate.named)
-    if entry is None and certificate.common_name:
-        entry = credentials.entries.get(
-            access.CredentialKey("common_name", certificate.common_name)
-        )
-    if certificate.fingerprint in credentials.revoked:
-        return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
-    if entry is None:
-        return AuthenticationResult(None, UNKNOWN_CERTIFICATE, key)
-    if now_ns >= certificate.until_ns:
-        return AuthenticationResult(None, EXPIRED, key, entry.credential)
-    return _result_of_entry(entry, key, now_ns)
-
-
-def _result_of_entry(
-    entry: access.CredentialEntry, key: access.CredentialKey, now_ns: int
-) -> AuthenticationResult:
-    if entry.is_expired(now_ns):
-        return AuthenticationResult(None, EXPIRED, key, entry.credential)
-    return AuthenticationResult(entry.credential, "", key)
-
 
 INGEST_PATH = "/v1/frames"
 
@@ -173,7 +89,6 @@ def _open(name: str, path: str) -> Route:
 
 
 ROUTES: Collection[Route] = (
-    _open("landing", "/"),
     _open("healthy", "/-/healthy"),
     _open("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
@@ -231,8 +146,9 @@ class FailureThrottle:
 log = structlog.get_logger(__name__)
 
 WRONG_ROLE, CROSS_TENANT = "role", "another tenant"
-_PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization"}
-_CHALLENGES = {NO_CREDENTIAL: 'Bearer realm="railscope"'}
+TOO_MANY_FAILURES = "too many invalid credentials from this address"
+_PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization, Cookie, Accept"}
+_CHALLENGES = {authentication.NO_CREDENTIAL: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
 _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
 _UNQUOTED_IN_PATHS = "/%:@!$&'()*+,;=~-._"
@@ -242,6 +158,9 @@ RouteHandler: TypeAlias = Callable[[web.Request, access.Credential], Awaitable[w
 """Handler of an authorized request; an open route is called with `ANYONE`."""
 RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
 """Handlers by route name."""
+BrowserPage: TypeAlias = Callable[
+    [web.Request, HTTPStatus, str, access.Credential | None], web.Response | None
+]
 
 
 @dataclass(slots=True)
@@ -258,6 +177,9 @@ class RequestAuthorizer:
     declared_routes: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
     """Declared routes. Other routes of the application are not served."""
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    sessions: authentication.BrowserSessions = field(default_factory=authentication.BrowserSessions)
+    browser_page: BrowserPage = lambda _request, _status, _text, _credential: None
+    """Returns the page for a browser of an answer without content; None for other clients."""
     _throttle: FailureThrottle = field(default_factory=FailureThrottle)
 
     @web.middleware
@@ -272,9 +194,13 @@ class RequestAuthorizer:
         try:
             # Without a handler, aiohttp responds with 404 or 405.
             response = await (answer(request, admitted) if answer else handler(request))
-        except web.HTTPException as answer:
-            answer.headers.update(_PRIVATE)
-            raise
+        except web.HTTPException as error:
+            status, text = HTTPStatus(error.status), (error.text or error.reason).strip()
+            page = self.browser_page(request, status, text, admitted)
+            if page is None:
+                error.headers.update(_PRIVATE)
+                raise
+            response = page
         response.headers.update(_PRIVATE)
         return response
 
@@ -282,7 +208,7 @@ class RequestAuthorizer:
         self, request: web.Request, route: Route | None
     ) -> access.Credential | web.Response:
         """Return the credential of an authorized request, or the response that denies it."""
-        result = self._authenticate(request)
+        result = self._authenticate(request, route)
         credential = result.credential
         if credential is None:
             return self._unauthorized(request, route, result)
@@ -292,7 +218,7 @@ class RequestAuthorizer:
             return credential
         if not route.admits(credential.role):
             if credential is access.ANYONE:
-                return self._unauthorized(request, route, AuthenticationResult(None, NO_CREDENTIAL))
+                return self._unauthorized(request, route, authentication.NOT_PRESENTED)
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, result, (WRONG_ROLE, text))
         if credential.role is access.Role.TENANT and not _is_own_data(request, credential.tenant):
@@ -301,30 +227,36 @@ class RequestAuthorizer:
             return self._forbidden(request, route, result, (CROSS_TENANT, text))
         return credential
 
-    def _authenticate(self, request: web.Request) -> AuthenticationResult:
+    def _authenticate(
+        self, request: web.Request, route: Route | None
+    ) -> authentication.AuthenticationResult:
         authorization = request.headers.getall("Authorization", [])
-        result = authenticate(
-            self.credentials(), authorization, _certificate(request), self.wall_ns()
+        is_read = route is None or route.method == "GET"
+        result = authentication.authenticate(
+            self.credentials(),
+            authorization,
+            _certificate(request),
+            self.wall_ns(),
+            self.sessions.find(session_cookie(request)) if is_read else None,
         )
-        if self.allow_anonymous_read and result.reason == NO_CREDENTIAL:
-            return AuthenticationResult(access.ANYONE)
+        if self.allow_anonymous_read and result.reason == authentication.NO_CREDENTIAL:
+            return authentication.AuthenticationResult(access.ANYONE)
         return result
 
-    def _unauthorized(
-        self, request: web.Request, route: Route | None, result: AuthenticationResult
-    ) -> web.Response:
+    def record_failure(
+        self, request: web.Request, route: Route | None, result: authentication.AuthenticationResult
+    ) -> bool:
+        """Record and count a failed authentication; return True if its address has had too many."""
         address = request.remote or ""
         label = result.holder.label if result.holder else ""
         self.trail.record_denial(
             DeniedRequest(address, _path(request), result.reason, label, result.credential_kind)
         )
-        if result.holder and result.key and result.reason == EXPIRED:
+        if result.holder and result.key and result.reason == authentication.EXPIRED:
             self.trail.record_expired_use(result.holder, result.key, address)
         self.on_denial(route, "token")
         if self._throttle.count_failure(address, time.monotonic()):
-            headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
-            text = "too many invalid credentials from this address"
-            return json_error(HTTPStatus.TOO_MANY_REQUESTS, text, headers)
+            return True
         repetitions = self.log_limit.count_repetitions(source_of(address), result.reason)
         if repetitions is not None:
             log.warning(
@@ -334,7 +266,20 @@ class RequestAuthorizer:
                 reason=result.reason,
                 repetitions=repetitions,
             )
+        return False
+
+    def _unauthorized(
+        self, request: web.Request, route: Route | None, result: authentication.AuthenticationResult
+    ) -> web.Response:
         text = "invalid or missing credential: expected a bearer token or a client certificate"
+        if result is authentication.NOT_PRESENTED:
+            # A browser that has not signed in yet counts as no failed authentication.
+            page = self.browser_page(request, HTTPStatus.UNAUTHORIZED, text, None)
+            if page:
+                return page
+        if self.record_failure(request, route, result):
+            headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
+            return json_error(HTTPStatus.TOO_MANY_REQUESTS, TOO_MANY_FAILURES, headers)
         headers = {"WWW-Authenticate": _CHALLENGES.get(result.reason, _BAD), **_PRIVATE}
         return json_error(HTTPStatus.UNAUTHORIZED, text, headers)
 
@@ -342,7 +287,7 @@ class RequestAuthorizer:
         self,
         request: web.Request,
         route: Route,
-        result: AuthenticationResult,
+        result: authentication.AuthenticationResult,
         denial: tuple[str, str],
     ) -> web.Response:
         reason, text = denial
@@ -352,6 +297,9 @@ class RequestAuthorizer:
             DeniedRequest(address, _path(request), reason, label, result.credential_kind)
         )
         self.on_denial(route, reason)
+        page = self.browser_page(request, HTTPStatus.FORBIDDEN, text, result.credential)
+        if page:
+            return page
         headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
         return json_error(HTTPStatus.FORBIDDEN, text, headers)
 
@@ -419,6 +367,34 @@ def _path(request: web.Request) -> str:
     """Return the path as received, percent-encoded, including characters that should have been encoded."""
     raw = request.rel_url.raw_path.encode(errors="surrogateescape")
     return quote(raw, safe=_UNQUOTED_IN_PATHS)
+
+
+SECURE_COOKIE, LOOPBACK_COOKIE = "__Host-railscope", "railscope"
+_FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
+
+
+def cookie_name(request: web.Request) -> str:
+    """Return the name of the session's cookie; empty if the connection may not have one.
+
+    Plain HTTP is accepted from a browser on this machine only: not from a proxy here, and not for another name.
+    """
+    if request.secure:
+        return SECURE_COOKIE
+    is_local = _is_loopback(request.remote or "") and _is_loopback(request.url.host or "")
+    is_forwarded = any(name in request.headers for name in _FORWARDED)
+    return LOOPBACK_COOKIE if is_local and not is_forwarded else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def session_cookie(request: web.Request) -> str:
+    """Return the value of the session's cookie; empty if there is none."""
+    return request.cookies.get(cookie_name(request), "")
 
 
 def _certificate(request: web.Request) -> bytes:

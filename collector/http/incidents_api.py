@@ -44,16 +44,13 @@ class IncidentsApi:
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
                 return json_error(HTTPStatus.BAD_REQUEST, text)
-        found = []
-        for incident in reversed(table.incidents):
-            visible = _visible(incident, credential)
-            if (
-                visible is not None
-                and ("open" if visible.is_open else "closed") in selected["state"]
-                and visible.document.incident_class in selected["class"]
-                and visible.document.severity in selected["severity"]
-            ):
-                found.append(visible.document)
+        found = [
+            visible.document
+            for visible in visible_incidents(table, credential)
+            if ("open" if visible.is_open else "closed") in selected["state"]
+            and visible.document.incident_class in selected["class"]
+            and visible.document.severity in selected["severity"]
+        ]
         content = {
             "view": "incidents",
             "timestamp_ns": table.timestamp_ns,
@@ -64,8 +61,7 @@ class IncidentsApi:
 
     async def _incident(self, request: web.Request, credential: Credential) -> web.Response:
         table, number = self.table(), request.match_info["incident"]
-        incident = table.find(number)
-        visible = _visible(incident, credential) if incident else None
+        visible = find_visible(table, number, credential)
         if visible is None:
             text = f"unknown incident {number[:40]!r}: expected an `id` of /api/v1/incidents"
             return json_error(HTTPStatus.NOT_FOUND, text)
@@ -75,6 +71,20 @@ class IncidentsApi:
             lambda: [_curve_json(curve) for curve in visible.curves]
         )
         return json_response(content)
+
+
+def visible_incidents(table: IncidentTable, credential: Credential) -> list[ReportedIncident]:
+    """Return what a reader may see of the incidents, newest first."""
+    visible = (_visible(incident, credential) for incident in reversed(table.incidents))
+    return [incident for incident in visible if incident is not None]
+
+
+def find_visible(
+    table: IncidentTable, number: str, credential: Credential
+) -> ReportedIncident | None:
+    """Return what a reader may see of an incident; None if there is no such incident for the reader."""
+    incident = table.find(number)
+    return _visible(incident, credential) if incident else None
 
 
 def _visible(incident: ReportedIncident, credential: Credential) -> ReportedIncident | None:

@@ -1,4 +1,4 @@
-"""Routes for readers: /metrics, the JSON API of the views and jobs, health and a landing page.
+"""Routes for readers: /metrics, the JSON API of the views and jobs, health.
 
 The collector's /metrics: the aggregates of the views, and the collector's own state.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from itertools import chain
@@ -29,15 +29,27 @@ from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
 from collector.framelog import framelog, segment_files
 from collector.http.access_control import RouteHandler, RouteHandlers, json_error, json_response
 from collector.http.identity_conflicts import IdentityConflictDetector
+from collector.http.incidents_api import IncidentsApi
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.views.rollups import find_fresh_rows, node_rollups
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
-from railscope import __version__, exposition, reading, server_connections, service, timestamps
+from railscope import exposition, reading, server_connections, service, timestamps
 from railscope.catalog import METRICS, collector as catalog, declare
 from railscope.catalog.rollup import part_labels
+
+UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"
+
+
+def visible_jobs(
+    view: RunningJobs, credential: Credential, tenants: Collection[str] = ()
+) -> list[RunningJob]:
+    """Return the jobs that a reader may see, of some tenants; of all if none is named."""
+    if credential.role is Role.TENANT:
+        tenants = {credential.tenant}
+    return [job for job in view.jobs if not tenants or job.key.tenant in tenants]
 
 
 @dataclass(slots=True)
@@ -55,33 +67,33 @@ class JobsApi:
 
     async def _list(self, request: web.Request, credential: Credential) -> web.Response:
         view = self.jobs()
-        tenants = (
-            {credential.tenant}
-            if credential.role is Role.TENANT
-            else set(request.query.getall("tenant", []))
-        )
-        jobs = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-        rows = await service.run_in_thread(lambda: [self._row(view, job) for job in jobs])
+        jobs = visible_jobs(view, credential, set(request.query.getall("tenant", [])))
+        rows = await service.run_in_thread(lambda: [self.row(view, job) for job in jobs])
         content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
         if credential.role is not Role.TENANT:
             content["suppressed"] = view.suppressed
         return json_response(content)
 
     async def _job(self, request: web.Request, _: Credential) -> web.Response:
-        view, named = self.jobs(), request.match_info
-        key = JobKey(named["tenant"], named["source"], named["workload"])
-        job = next((job for job in view.jobs if job.key == key), None)
+        view, job = self.find(request.match_info)
         if job is None:
-            text = "unknown job: expected one that holds GPUs now"
-            return json_error(HTTPStatus.NOT_FOUND, text)
-        return json_response(await service.run_in_thread(self._job_document, view, job))
+            return json_error(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
+        return json_response(await service.run_in_thread(self.job_document, view, job))
 
-    def _row(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob | None]:
+        """Return the view and the running job that the parts of a path name; None if there is none."""
+        view = self.jobs()
+        key = JobKey(named["tenant"], named["source"], named["workload"])
+        return view, next((job for job in view.jobs if job.key == key), None)
+
+    def row(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+        """Return a job with its step."""
         step = self.steps().get(job.key)
         return view.to_json(job, self.names_of) | {"step": step and asdict(step)}
 
-    def _job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        document = {"timestamp_ns": view.timestamp_ns, **self._row(view, job)}
+    def job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+        """Return a job with its GPUs and their readings."""
+        document = {"timestamp_ns": view.timestamp_ns, **self.row(view, job)}
         return document | {"places": view.gpu_rows(job, self.names_of)}
 
 
@@ -219,7 +231,6 @@ class ViewApi:
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
         return {
-            "landing": self._landing,
             "healthy": self._healthy,
             "ready": self._ready,
             "metrics": self._metrics,
@@ -231,7 +242,16 @@ class ViewApi:
             "inventory": self._inventory,
             "account": self._account,
             "events": self._events,
+            **self.jobs_api.handlers(),
+            **IncidentsApi(self.incidents).handlers(),
         }
+
+    @property
+    def jobs_api(self) -> JobsApi:
+        """Handlers of jobs."""
+        return JobsApi(
+            lambda: self.views().jobs, self.core.names_of_gpu, lambda: self.incidents().steps
+        )
 
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
@@ -382,9 +402,6 @@ class ViewApi:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
 
-    async def _landing(self, _: web.Request, __: Credential) -> web.Response:
-        return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
-
 
 def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
@@ -406,17 +423,3 @@ def _view_response(view: view_cells.View) -> web.Response:
     return json_response(
         {"view": view.name, "timestamp_ns": view.timestamp_ns, "rows": view.rows()}
     )
-
-
-_LANDING = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Railscope collector</title>
-<style>body{{font:15px system-ui;margin:2rem}}</style>
-<h1>Railscope collector</h1>
-<p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
-<a href="/-/ready">ready</a>.</p>
-<ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
-<li><a href="/api/v1/incidents">incidents</a><li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
-<li><a href="/api/v1/nodes">nodes</a><li><a href="/api/v1/inventory">inventory</a>
-<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
-<li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
-"""

@@ -12,6 +12,7 @@ from support import examples
 from support.certificates import ClientAuthority
 
 from collector.access import credentials as certificate
+from collector.access.authentication import authenticate
 from collector.access.credentials import (
     SCHEME,
     Credential,
@@ -29,7 +30,6 @@ from collector.access.credentials import (
     section_name,
 )
 from collector.access.tokens_file import RecordedCredentials, find_changes
-from collector.http.access_control import authenticate
 from railscope.settings import SettingsError
 
 NOON_NS = 1_790_000_000_000_000_000

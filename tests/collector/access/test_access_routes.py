@@ -92,7 +92,7 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/-/healthy/..%2f..%2fmetrics"): (ALL, 404),
     ("GET", "/nothing"): (ALL, 404),
 }
-OPEN = {("GET", "/"): 200, ("GET", "/-/healthy"): 200, ("GET", "/-/ready"): 200}
+OPEN = {("GET", "/-/healthy"): 200, ("GET", "/-/ready"): 200}
 _addresses = (f"127.0.{high}.{low}" for high in itertools.count(1) for low in range(1, 250))
 
 
@@ -353,7 +353,7 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
         assert (route.method, path) in walked
         named = "{tenant}" in route.path
         assert named is (route.tenants is TenantScope.NAMED)
-    assert {route.name for route in ROUTES if route.open} == {"landing", "healthy", "ready"}
+    assert {route.name for route in ROUTES if route.open} == {"healthy", "ready"}
     assert len({route.name for route in ROUTES}) == len(list(ROUTES))
 
 

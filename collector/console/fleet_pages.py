@@ -1,0 +1,255 @@
+"""Models of the pages about the whole fleet: overview, list of nodes, list of the API's routes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from collector.console import (
+    incident_rows,
+    node_states,
+    page_rendering,
+    page_table,
+    rail_grid,
+    recent_events,
+)
+from collector.diagnosis.incident_table import IncidentTable
+from collector.http.access_control import ROUTES
+from collector.http.incidents_api import visible_incidents
+from collector.http.read_api import visible_jobs
+from collector.state.collector_state import CollectorState
+from collector.view_refresh import CollectorViews
+from railscope.service import run_in_thread
+
+PAGE_ROWS = 100
+MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
+NOT_COMPUTED = "the views have not been computed yet"
+RowT = TypeVar("RowT")
+
+
+class NodeCounts(msgspec.Struct, frozen=True):
+    """Nodes by state; `since_ns` is the onset of the oldest open incident, or null."""
+
+    total: int
+    bad: int
+    unknown: int
+    touched: int
+    ok: int
+    gpus: int
+
+
+class DataState(msgspec.Struct, frozen=True):
+    """Completeness of the picture; ages are null while no node has reported."""
+
+    newest_seconds: float | None
+    oldest_seconds: float | None
+    """Age of the newest frame of the node that is silent longest."""
+    stale_nodes: tuple[str, ...]
+    """The first ones."""
+    stale_count: int
+    missing_frames: int
+    missing_nodes: tuple[str, ...]
+    """The nodes with most missing frames."""
+    refresh_seconds: float
+    """Time that the last refresh of the views took."""
+
+
+class OverviewModel(msgspec.Struct, frozen=True):
+    """First page. What a tenant may not see is null."""
+
+    timestamp_ns: int
+    summary: str
+    """State in one line of words."""
+    since_ns: int | None
+    running_jobs: int | None
+    """Null while the claims of GPUs are not known."""
+    touched_jobs: int
+    touched_tenants: tuple[str, ...]
+    touched_tenant_count: int
+    diagnosis_ns: int
+    """Time of the last evaluation of incidents; 0 for none."""
+    incidents: tuple[incident_rows.IncidentRow, ...]
+    open_incidents: int
+    nodes: NodeCounts | None = None
+    data: DataState | None = None
+    grid: rail_grid.RailGrid | None = None
+    worst: tuple[node_states.NodeRow, ...] = ()
+    events: tuple[recent_events.EventRow, ...] = ()
+
+
+class NodesModel(msgspec.Struct, frozen=True):
+    """One page of the list of nodes, worst first."""
+
+    timestamp_ns: int
+    query: page_table.NodesQuery
+    counts: NodeCounts
+    rows: tuple[node_states.NodeRow, ...]
+    found: int
+    pages: int
+
+
+class ApiRoute(msgspec.Struct, frozen=True):
+    """A route that the reader may read."""
+
+    name: str
+    path: str
+    is_linked: bool
+    """True if the path has no parts to fill in."""
+
+
+class ApiModel(msgspec.Struct, frozen=True):
+    """Routes of the API."""
+
+    routes: tuple[ApiRoute, ...]
+
+
+def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
+    """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
+    start = (page - 1) * PAGE_ROWS
+    return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
+
+
+@dataclass(slots=True)
+class FleetPages:
+    """Models from the state of the collector; `views` and `incidents` are called for each page."""
+
+    core: CollectorState
+    views: Callable[[], CollectorViews]
+    incidents: Callable[[], IncidentTable]
+    _rows: list[node_states.NodeRow] = field(default_factory=list)
+    _rows_of: tuple[int, int] = (-1, -1)
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {"overview": self._overview, "nodes": self._nodes, "api": self._api}
+
+    def node_rows(self) -> list[node_states.NodeRow]:
+        """Return all nodes, worst first; computed once per refresh. Blocking."""
+        views, table = self.views(), self.incidents()
+        version = views.timestamp_ns, table.timestamp_ns
+        if self._rows_of != version:
+            gpu_rails = dict(self.core.gpus_by_node)
+            self._rows = node_states.node_rows(views.node, table.incidents, gpu_rails)
+            self._rows_of = version
+        return self._rows
+
+    async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
+        missing = Counter(dict(self.core.received.missing_of_nodes()))
+        return await run_in_thread(self._make_overview, request, missing)
+
+    def _make_overview(
+        self, request: page_table.PageRequest, missing: Counter[str]
+    ) -> OverviewModel:
+        views, table = self.views(), self.incidents()
+        visible = visible_incidents(table, request.credential)
+        roots = [each for each in visible if each.is_root]
+        urgent = [each for each in roots if each.document.severity != "info"]
+        touched = incident_rows.touched_jobs(visible)
+        tenants = sorted({tenant for tenant, _, _ in touched if tenant})
+        jobs = (
+            len(visible_jobs(views.jobs, request.credential)) if views.jobs.timestamp_ns else None
+        )
+        if jobs is not None and request.tenant is None:
+            jobs += views.jobs.suppressed
+        shown = [incident_rows.incident_row(each) for each in incident_rows.worst_first(roots)]
+        model = OverviewModel(
+            timestamp_ns=views.timestamp_ns,
+            summary="",
+            since_ns=min((each.onset_ns for each in urgent), default=None),
+            running_jobs=jobs,
+            touched_jobs=len(touched),
+            touched_tenants=tuple(tenants[:MAX_NAMED]),
+            touched_tenant_count=len(tenants),
+            diagnosis_ns=table.timestamp_ns,
+            incidents=tuple(shown[:MAX_INCIDENTS]),
+            open_incidents=len(shown),
+        )
+        if request.tenant is None:
+            rows = self.node_rows()
+            events = recent_events.event_rows(
+                self.core.events, dict(self.core.fleet.nodes), self.core.names_of, MAX_EVENTS
+            )
+            model = msgspec.structs.replace(
+                model,
+                nodes=count_nodes(rows),
+                data=_data_state(rows, views, missing),
+                grid=rail_grid.make_grid(rows),
+                worst=tuple(row for row in rows[:MAX_WORST] if row.state != node_states.OK),
+                events=tuple(events),
+            )
+        return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
+
+    async def _nodes(self, request: page_table.PageRequest) -> NodesModel:
+        return await run_in_thread(self._make_nodes, request.query)
+
+    def _make_nodes(self, query: page_table.NodesQuery) -> NodesModel:
+        rows = self.node_rows()
+        found = [
+            row
+            for row in rows
+            if query.state in {"all", row.state} and query.name.lower() in row.name.lower()
+        ]
+        shown, pages = split_page(found, query.page)
+        timestamp_ns = self.views().timestamp_ns
+        return NodesModel(timestamp_ns, query, count_nodes(rows), shown, len(found), pages)
+
+    async def _api(self, request: page_table.PageRequest) -> ApiModel:
+        role = request.credential.role
+        pages = (page.routes()[1] for page in page_table.PAGES)
+        return ApiModel(
+            tuple(
+                ApiRoute(route.name, route.path, "{" not in route.path)
+                for route in (*ROUTES, *pages)
+                if route.method == "GET" and (route.open or route.admits(role))
+            )
+        )
+
+
+def count_nodes(rows: Sequence[node_states.NodeRow]) -> NodeCounts:
+    """Return the number of nodes by state."""
+    counts = Counter(row.state for row in rows)
+    states = {state: counts[state] for state in node_states.STATES}
+    return NodeCounts(total=len(rows), **states, gpus=sum(row.gpus for row in rows))
+
+
+def _data_state(
+    rows: Sequence[node_states.NodeRow], views: CollectorViews, missing: Counter[str]
+) -> DataState:
+    ages = [row.age_seconds for row in rows if row.age_seconds is not None]
+    stale = [row.name for row in rows if row.state == node_states.UNKNOWN]
+    return DataState(
+        min(ages, default=None),
+        max(ages, default=None),
+        tuple(stale[:MAX_NAMED]),
+        len(stale),
+        missing.total(),
+        tuple(name for name, _ in missing.most_common(MAX_NAMED)),
+        views.duration_ns / 1e9,
+    )
+
+
+def _summary(model: OverviewModel, urgent: int) -> str:
+    """Return the state in one line."""
+    if not model.timestamp_ns:
+        return NOT_COMPUTED
+    parts = []
+    if model.nodes:
+        named = (
+            (model.nodes.bad, "bad"),
+            (model.nodes.unknown, "unknown"),
+            (model.nodes.touched, "touched"),
+        )
+        states = ", ".join(f"{count} {name}" for count, name in named if count)
+        parts.append(
+            f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all ok'}"
+        )
+    parts.append(
+        page_rendering.count_text(urgent, "open incident") if urgent else "no open incident"
+    )
+    if model.touched_jobs:
+        parts.append(f"{page_rendering.count_text(model.touched_jobs, 'job')} touched")
+    return "; ".join(parts)

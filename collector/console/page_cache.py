@@ -1,0 +1,65 @@
+"""Cache of rendered pages: each is made once per refresh of the views and scope, however many readers there are."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+
+MAX_PAGES = 64
+MAX_RENDERINGS = 2
+"""Pages that are rendered at the same time; others wait."""
+_DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedContent:
+    """Content of a page or of its twin, and its entity tag."""
+
+    body: str
+    tag: str
+
+    @classmethod
+    def from_body(cls, body: str) -> RenderedContent:
+        """Return a content with its tag."""
+        return cls(body, content_tag(body))
+
+
+def content_tag(*texts: str) -> str:
+    """Return the entity tag of texts; it is weak because responses may be compressed."""
+    digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
+    return f'W/"{digest[:_DIGITS]}"'
+
+
+@dataclass(slots=True)
+class PageCache:
+    """Keeps the newest contents; concurrent requests for one wait for the same rendering."""
+
+    _pages: OrderedDict[Hashable, asyncio.Future[RenderedContent]] = field(
+        default_factory=OrderedDict
+    )
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RENDERINGS))
+
+    async def get(
+        self, key: Hashable, make: Callable[[], Awaitable[RenderedContent]]
+    ) -> RenderedContent:
+        """Return the content of a key, made if it is not stored. Raises as `make`; failures are not stored."""
+        page = self._pages.get(key)
+        if page is None:
+            page = self._pages[key] = asyncio.ensure_future(self._make(key, make))
+            if len(self._pages) > MAX_PAGES:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(key)
+        return await asyncio.shield(page)
+
+    async def _make(
+        self, key: Hashable, make: Callable[[], Awaitable[RenderedContent]]
+    ) -> RenderedContent:
+        try:
+            async with self._turns:
+                return await make()
+        except BaseException:
+            self._pages.pop(key, None)
+            raise

@@ -1,0 +1,111 @@
+"""Rendering of pages: templates, static files, and the forms of numbers, times and links in both."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from collector.console import page_table
+from railscope.timestamps import SECOND_NS, format_timestamp
+
+_DIRECTORY = Path(__file__).parent
+_DIGITS = 12
+_NONE = "\N{EN DASH}"
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file that pages refer to by the digest of its content."""
+
+    url: str
+    content: bytes
+    content_type: str
+
+
+def _read_static_files() -> dict[str, StaticFile]:
+    found = {}
+    for path in sorted((_DIRECTORY / "static").rglob("*")):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+            url = f"/static/{digest}/{path.name}"
+            found[url] = StaticFile(url, content, _TYPES[path.suffix])
+    return found
+
+
+STATIC_FILES: Mapping[str, StaticFile] = _read_static_files()
+"""By URL."""
+_URLS = {Path(url).name: url for url in STATIC_FILES}
+
+
+def format_number(value: float | None, unit: str = "") -> str:
+    """Return three digits of a number with a decimal prefix, and its unit; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return _NONE
+    if abs(value) < 1:
+        return f"{value:.3g} {unit}".strip()
+    size, prefix = next(each for each in _PREFIXES if abs(value) >= each[0])
+    scaled = value / size
+    decimals = 0 if float(scaled).is_integer() or abs(scaled) >= 100 else 1 + (abs(scaled) < 10)  # noqa: PLR2004 - three digits
+    return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units; a dash for none."""
+    if seconds is None:
+        return _NONE
+    rounded = round(abs(seconds))
+    if rounded < _MINUTE:
+        text = f"{abs(seconds):.1f} s" if abs(seconds) < 10 else f"{rounded} s"  # noqa: PLR2004 - one digit
+    elif rounded < _HOUR:
+        text = f"{rounded // _MINUTE} min {rounded % _MINUTE} s"
+    elif rounded < _DAY:
+        text = f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE} min"
+    else:
+        text = f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
+    return f"-{text}" if seconds < 0 else text
+
+
+def time_element(timestamp_ns: int | None) -> Markup | str:
+    """Return a `time` element in UTC, to the second; a dash for none."""
+    if not timestamp_ns:
+        return _NONE
+    text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
+    shown = text.replace("T", " ").removesuffix("Z")
+    return Markup('<time datetime="{}">{}</time>').format(text, shown)
+
+
+_environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_DIRECTORY / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_environment.globals |= {"path": page_table.page_path, "static": _URLS.__getitem__}
+_environment.filters |= {
+    "number": format_number,
+    "count": count_text,
+    "duration": format_duration,
+    "when": time_element,
+}
+
+
+def render(template: str, **values: object) -> Markup:
+    """Render a template. Blocking."""
+    return Markup(_environment.get_template(template).render(values))  # noqa: S704 - the templates escape

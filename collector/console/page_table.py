@@ -1,0 +1,187 @@
+"""Table of the pages of the web console: paths, roles, titles, templates and queries.
+
+Each page is two routes of the collector's application: HTML at its path, and its JSON twin at the same path below
+`/api/v1/pages`. Both have the same roles, and are made from the same model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from collector.access.credentials import Credential, Role
+from collector.console import PageProblemError
+from collector.http.access_control import Route, TenantScope
+
+TWIN_PREFIX = "/api/v1/pages"
+PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+SearchText = Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class EmptyQuery(msgspec.Struct, frozen=True):
+    """Query of a page without parameters."""
+
+
+class NodesQuery(msgspec.Struct, frozen=True):
+    """Query of the list of nodes."""
+
+    page: PageNumber = 1
+    state: Literal["all", "bad", "touched", "unknown", "ok"] = "all"
+    name: SearchText = ""
+    """Part of the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page; its template is `NAME.html`, and its model has the same name."""
+
+    name: str
+    path: str
+    title: str
+    """With the parts of the path in braces."""
+    roles: frozenset[Role]
+    tenants: TenantScope = TenantScope.NOTHING
+    query: type[msgspec.Struct] = EmptyQuery
+    is_live: bool = True
+    """True if the script of the page refreshes it."""
+    in_menu: bool = True
+
+    def routes(self) -> tuple[Route, Route]:
+        """Return the route of the page and that of its JSON twin."""
+        return (
+            Route(f"page_{self.name}", self.path, self.roles, self.tenants),
+            Route(f"page_{self.name}_json", TWIN_PREFIX + self.path, self.roles, self.tenants),
+        )
+
+    def admits(self, role: Role) -> bool:
+        """True if a role may read the page."""
+        return self.routes()[0].admits(role)
+
+
+RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
+READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
+
+PAGES: Collection[Page] = (
+    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA),
+    Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
+    Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
+)
+"""The first page that a role may read is the one after its sign-in."""
+
+SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
+_ANYONE = frozenset(Role) - {Role.TENANT}
+
+
+def _open(name: str, path: str, method: str = "GET") -> Route:
+    return Route(name, path, _ANYONE, TenantScope.SAME, method, open=True)
+
+
+CONSOLE_ROUTES: Collection[Route] = (
+    *(route for page in PAGES for route in page.routes()),
+    _open("static", "/static/{digest}/{name}"),
+    _open("sign_in_form", SIGN_IN),
+    _open("sign_in", SIGN_IN, "POST"),
+    _open("sign_out", SIGN_OUT, "POST"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Request of one page: the parts of its path, its query, and the credential of the reader."""
+
+    page: Page
+    credential: Credential
+    parts: Mapping[str, str] = field(default_factory=dict)
+    query: Any = field(default_factory=EmptyQuery)
+    """An instance of the page's type of query."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose data is shown; None for all."""
+        return self.credential.tenant if self.credential.role is Role.TENANT else None
+
+    @property
+    def scope(self) -> tuple[Role, str]:
+        """Distinction of readers: those of one scope see the same."""
+        return self.credential.role, self.credential.tenant
+
+    @property
+    def title(self) -> str:
+        """Title of the page with the parts of the path."""
+        return self.page.title.format(**self.parts)
+
+    def allows(self, page: str) -> bool:
+        """True if there is another page that the reader may read, so that a link leads there."""
+        return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
+
+
+PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
+"""Functions by name of the page that return its model; they raise PageProblemError."""
+PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
+
+
+def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
+    """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
+    fields = {each.name: each for each in msgspec.structs.fields(page.query)}
+    values_by_name = {name: values[name] for name in fields if name in values}
+    for name, text in values_by_name.items():
+        try:
+            msgspec.convert(text, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            quoted, expected = f"{name} {text[:40]!r}", _expectation(fields[name].type, error)
+            message = f"invalid {quoted}: expected {expected}"
+            raise PageProblemError(HTTPStatus.BAD_REQUEST, message) from None
+    return msgspec.convert(values_by_name, page.query, strict=False)
+
+
+def _expectation(kind: object, error: msgspec.ValidationError) -> str:
+    match msgspec.inspect.type_info(kind):
+        case msgspec.inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
+        case msgspec.inspect.IntType(ge=low, le=high):
+            return f"a number from {low} to {high}"
+        case msgspec.inspect.StrType(max_length=length):
+            return f"at most {length} characters"
+    return str(error)
+
+
+def page_path(name: str, /, *parts: str, **query: object) -> str:
+    """Return the path of a page, with the parts of its path and its query quoted."""
+    texts = iter(parts)
+    path = re.sub(r"\{\w+\}", lambda _: quote(next(texts), safe=""), PAGES_BY_NAME[name].path)
+    chosen = {key: value for key, value in query.items() if value not in (None, "")}
+    return (
+        path
+        + "?" * bool(chosen)
+        + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in chosen.items())
+    )
+
+
+_PATTERNS = [re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(page.path))) for page in PAGES]
+
+
+def local_target(text: str) -> str:
+    """Return a text if it is the path of a page, with its query; otherwise nothing."""
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        return ""
+    is_local = not found.scheme and not found.netloc and text.isascii() and text.isprintable()
+    is_page = any(pattern.fullmatch(found.path) for pattern in _PATTERNS)
+    return text if is_local and is_page and "\\" not in text else ""
+
+
+def first_page(role: Role) -> Page | None:
+    """Return the first page that a role may read."""
+    return next(menu(role), None) or next((page for page in PAGES if page.admits(role)), None)
+
+
+def menu(role: Role) -> Iterator[Page]:
+    """Yield the pages of a role's menu."""
+    return (page for page in PAGES if page.in_menu and page.admits(role))

@@ -1,0 +1,249 @@
+"""Every page for every role; sign-in, sessions, cookies, and their records."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from console_site import (
+    TOKENS,
+    browser,
+    console,
+    count_elements,
+    tokens_text,
+)
+from support.audit import verified_records
+
+from collector.access.authentication import (
+    MAX_SESSIONS,
+    MAX_SESSIONS_PER_KEY,
+    SESSION_IDLE_SECONDS,
+    SESSION_SECONDS,
+    BrowserSessions,
+)
+from collector.access.credentials import CredentialKey, Role, digest_token
+from collector.console.console_server import SECURITY_HEADERS
+from collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
+from collector.http.access_control import ROUTES
+
+PATHS = {  # roles of each page, repeated here by hand
+    "/": "operator auditor tenant",
+    "/nodes": "operator auditor",
+    "/api": "operator auditor finance tenant",
+}
+
+
+def test_every_page_has_roles_and_is_in_the_test() -> None:
+    assert {page.path for page in PAGES} == set(PATHS)
+    names = [route.name for route in (*ROUTES, *CONSOLE_ROUTES)]
+    assert len(set(names)) == len(names)
+    assert all(route.roles for route in CONSOLE_ROUTES)
+    open_routes = {(route.method, route.path) for route in CONSOLE_ROUTES if route.open}
+    assert open_routes == {
+        ("GET", "/sign-in"),
+        ("POST", "/sign-in"),
+        ("POST", "/sign-out"),
+        ("GET", "/static/{digest}/{name}"),
+    }
+
+
+def test_the_document_lists_the_pages_as_they_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
+    for page in PAGES:
+        roles = ", ".join(sorted(role for role in Role if page.admits(role)))
+        assert f"| `{page.path}` | {roles} | {page.tenants} |\n" in text
+    assert text.count("| `/") == len(list(PAGES))
+
+
+def check_headers(headers: Any) -> None:
+    assert {name: headers.get(name) for name in SECURITY_HEADERS} == dict(SECURITY_HEADERS)
+    assert headers["Cache-Control"] == "no-store"
+
+
+async def test_every_page_and_its_twin_for_every_role(tmp_path: Path) -> None:
+    async with console(tmp_path) as running:
+        for role in set(Role) - {Role.NODE}:
+            async with browser(running.url) as reader:
+                assert (await reader.sign_in(TOKENS[role])).status == 303
+                for path, roles in PATHS.items():
+                    expected = 200 if role in roles.split() else 403
+                    page = await reader.get(path)
+                    assert page.status == expected, (path, role)
+                    check_headers(page.headers)
+                    counted = count_elements(page.text)
+                    assert not {"style", "onclick", "onload"} & counted.attributes
+                    twin = await reader.get(f"/api/v1/pages{path}")
+                    assert twin.status == expected
+                    assert twin.headers["Content-Type"].startswith("application/json")
+                    if expected == 200:
+                        assert f"/api/v1/pages{path}" in counted.links
+                    else:
+                        assert "access denied" in page.text
+
+
+async def test_without_a_credential_a_browser_is_sent_to_the_sign_in(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        for path, target in {
+            "/": "/sign-in",
+            "/nodes?state=bad": "/sign-in?next=%2Fnodes%3Fstate%3Dbad",
+            "/nothing": "/sign-in",
+        }.items():
+            answer = await reader.get(path)
+            assert (answer.status, answer.headers["Location"]) == (303, target)
+            check_headers(answer.headers)
+            answer = await reader.get(path, Accept="*/*")
+            assert (answer.status, "error" in answer.text) == (401, True)
+        assert (await reader.get("/api/v1/pages/")).status == 401
+        followed = await reader.get("/nodes?state=bad", Sec_Fetch_Site="cross-site")
+        assert (followed.status, "url=/nodes?state=bad" in followed.text) == (200, True)
+
+
+async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Path) -> None:
+    async with (
+        console(tmp_path, allow_anonymous_read=True) as running,
+        browser(running.url) as reader,
+    ):
+        page = await reader.get("/")
+        assert page.status == 200
+        assert "1 node: all ok" in page.text
+        assert "Sign in" in page.text
+        missing = await reader.get("/nothing")
+        assert (missing.status, "<h1>Not Found</h1>" in missing.text) == (404, True)
+        check_headers(missing.headers)
+
+
+async def test_a_session_reads_and_never_reports(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        answer = await reader.sign_in(TOKENS[Role.OPERATOR], "/nodes?page=1")
+        assert (answer.status, answer.headers["Location"]) == (303, "/nodes?page=1")
+        cookie = answer.headers["Set-Cookie"]
+        assert cookie.startswith("railscope=")
+        assert {"HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
+        assert "Max-Age" not in cookie
+        assert TOKENS[Role.OPERATOR] not in cookie
+        assert (await reader.get("/api/v1/nodes")).status == 200
+        assert (await reader.post("/v1/frames", {}, Sec_Fetch_Site="same-origin")).status == 401
+        page = await reader.get("/nodes")
+        assert "operator/reader" in page.text
+        out = await reader.post("/sign-out", {}, Sec_Fetch_Site="same-origin")
+        assert (out.status, out.headers["Location"]) == (303, "/sign-in")
+        assert reader.cookies() == {}
+        assert (await reader.get("/nodes", Cookie=cookie.partition(";")[0])).status == 303
+    recorded = [r for r in verified_records(tmp_path / "state" / "audit") if "console" in r.data]
+    assert [(r.type, r.data["console"], r.actor.id, r.out) for r in recorded] == [
+        ("access.login", "sign_in", "operator/reader", "done"),
+        ("access.login", "sign_out", "operator/reader", "done"),
+    ]
+
+
+async def test_a_session_ends_with_its_token(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        assert (await reader.get("/nodes")).status == 200
+        (tmp_path / "tokens.toml").write_text(tokens_text(without=Role.OPERATOR))
+        async with asyncio.timeout(60):
+            while (await reader.get("/nodes")).status == 200:  # noqa: ASYNC110 - the file has no event
+                await asyncio.sleep(0.05)
+        assert (await reader.get("/nodes")).headers["Location"].startswith("/sign-in")
+
+
+DENIED = {
+    "wrong": ({"token": "wrong"}, {"Sec-Fetch-Site": "same-origin"}, 403, "unknown token"),
+    "empty": ({}, {"Sec-Fetch-Site": "same-origin"}, 403, "unknown token"),
+    "node": ({"token": TOKENS[Role.NODE]}, {"Sec-Fetch-Site": "same-origin"}, 403, "no pages"),
+    "other site": (
+        {"token": TOKENS[Role.OPERATOR]}, {"Sec-Fetch-Site": "cross-site"}, 403, "another site",
+    ),
+    "other origin": (
+        {"token": TOKENS[Role.OPERATOR]}, {"Origin": "http://evil.example"}, 403, "another site",
+    ),
+    "proxy": (
+        {"token": TOKENS[Role.OPERATOR]},
+        {"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": "10.0.0.1"}, 403, "needs TLS",
+    ),
+    "other name": (
+        {"token": TOKENS[Role.OPERATOR]},
+        {"Sec-Fetch-Site": "same-origin", "Host": "collector.example"}, 403, "needs TLS",
+    ),
+    "too long": (
+        {"token": TOKENS[Role.OPERATOR], "x": "y" * 9000}, {"Sec-Fetch-Site": "same-origin"},
+        403, "unknown token",
+    ),
+}  # fmt: skip
+
+
+async def test_a_denied_sign_in_states_the_reason_and_is_recorded(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        for name, (form, headers, status, text) in DENIED.items():
+            answer = await reader.post("/sign-in", form, **headers)
+            assert (answer.status, text in answer.text) == (status, True), name
+            assert "Set-Cookie" not in answer.headers
+            check_headers(answer.headers)
+        for _ in range(30):
+            answer = await reader.sign_in("wrong")
+        assert (answer.status, "too many" in answer.text) == (429, True)
+        assert (await reader.sign_in(TOKENS[Role.OPERATOR])).status == 303, (
+            "a valid one is accepted"
+        )
+    denied = [
+        r
+        for r in verified_records(tmp_path / "state" / "audit")
+        if r.data.get("path") == "/sign-in"
+    ]
+    assert {r.data["reason"] for r in denied} == {
+        "unknown token", "role", "sign-in from another site", "sign-in without TLS",
+    }  # fmt: skip
+    assert TOKENS[Role.OPERATOR] not in str(denied)
+
+
+async def test_sign_ins_of_one_credential_are_limited(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        statuses = [(await reader.sign_in(TOKENS[Role.AUDITOR])).status for _ in range(40)]
+        assert set(statuses) == {303, 429}
+        assert statuses[:20] == [303] * 20
+
+
+async def test_the_first_page_after_the_sign_in_is_one_that_the_role_may_read(
+    tmp_path: Path,
+) -> None:
+    async with console(tmp_path) as running:
+        for role, path in {Role.OPERATOR: "/", Role.TENANT: "/", Role.FINANCE: "/api"}.items():
+            async with browser(running.url) as reader:
+                answer = await reader.sign_in(TOKENS[role], "//evil.example/")
+                assert answer.headers["Location"] == path
+                assert (await reader.get(path)).status == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nodes", "//evil.example", "https://evil.example/nodes", "/\\evil.example", "/sign-out",
+     "/nodes\n", "javascript:alert(1)", "/v1/frames", "/nodes/../v1", "http://[", "/nodes?x=é"],
+)  # fmt: skip
+def test_a_target_is_the_path_of_a_page_only(text: str) -> None:
+    assert local_target(text) == ""
+
+
+def test_sessions_are_bounded_and_end() -> None:
+    now = [0.0]
+    sessions = BrowserSessions(lambda: now[0])
+    keys = [CredentialKey("token", digest_token(str(n))) for n in range(MAX_SESSIONS)]
+    own = [sessions.open(keys[0]) for _ in range(MAX_SESSIONS_PER_KEY + 1)]
+    assert [sessions.find(value) for value in own] == [None] + [keys[0]] * MAX_SESSIONS_PER_KEY
+    for key in keys[1:]:
+        sessions.open(key)
+    assert len(sessions) == MAX_SESSIONS
+    value = sessions.open(keys[1])
+    now[0] += SESSION_IDLE_SECONDS - 1
+    assert sessions.find(value) == keys[1]
+    now[0] += SESSION_IDLE_SECONDS
+    assert sessions.find(value) is None
+    value = sessions.open(keys[1])
+    for _ in range(int(SESSION_SECONDS / SESSION_IDLE_SECONDS) * 2 - 1):
+        now[0] += SESSION_IDLE_SECONDS / 2
+        assert sessions.find(value) == keys[1]
+    now[0] += SESSION_IDLE_SECONDS / 2
+    assert sessions.find(value) is None
+    assert sessions.find("") is None
+    assert sessions.close(value) is None

@@ -1,0 +1,220 @@
+"""Content of pages: bounds at any number of nodes, hostile names, twins, entity tags, static files, cache."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from console_site import TOKENS, browser, console, count_elements, incident_at
+
+from collector.access.credentials import ANYONE, Role
+from collector.console import PageProblemError, page_rendering
+from collector.console.fleet_pages import FleetPages
+from collector.console.node_states import marks_of, node_rows
+from collector.console.page_cache import PageCache, RenderedContent
+from collector.console.page_table import PAGES_BY_NAME, PageRequest, page_path, parse_query
+from collector.console.rail_grid import make_grid
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.fleet.schemas import StoredSchemas
+from collector.fleet.view_cells import View, ViewCell
+from collector.state.collector_state import CollectorState
+from collector.view_refresh import CollectorViews
+from railscope.catalog import collector as catalog
+from railscope.timestamps import SECOND_NS
+
+MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
+NOW_NS = 1_790_000_000 * SECOND_NS
+
+
+def fleet(
+    directory: Path, nodes: list[str], incidents: list[ReportedIncident], stale: int = 0
+) -> FleetPages:
+    """Pages of nodes with eight GPUs each; the last `stale` ones are stale."""
+    core = CollectorState(StoredSchemas(directory))
+    core.gpus_by_node = {name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes}
+    fresh = len(nodes) - stale
+    cells = [ViewCell(catalog.NODE_UP, (name,), n < fresh) for n, name in enumerate(nodes)]
+    cells += [ViewCell(catalog.NODE_AGE, (name,), 1.5) for name in nodes]
+    views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)))
+    table = IncidentTable(NOW_NS, tuple(incidents))
+    return FleetPages(core, lambda: views, lambda: table)
+
+
+async def page_of(pages: FleetPages, name: str, /, **query: Any) -> tuple[str, Any]:
+    page = PAGES_BY_NAME[name]
+    asked = PageRequest(page, ANYONE, {}, parse_query(page, query))
+    model = await pages.models()[name](asked)
+    return page_rendering.render(f"{name}.html", model=model, request=asked), model
+
+
+@pytest.mark.parametrize("count", [1_000, 4_000])
+async def test_pages_are_bounded_whatever_the_size_of_the_fleet(tmp_path: Path, count: int) -> None:
+    nodes = [f"gpu-node-{number:05}.cluster.example" for number in range(count)]
+    incidents = [
+        incident_at(node, number % 8, number=str(number), victims=nodes[:200])
+        for number, node in enumerate(nodes[::3])
+    ]
+    pages = fleet(tmp_path, nodes, incidents, stale=count // 3)
+    for name in ("overview", "nodes"):
+        text, model = await page_of(pages, name)
+        assert len(text.encode()) < MAX_BYTES, name
+        assert count_elements(text).nodes < MAX_ELEMENTS, name
+        assert len(msgspec.json.encode(model)) < MAX_BYTES
+
+
+async def test_a_checkered_grid_is_bounded(tmp_path: Path) -> None:
+    nodes = [f"n{number:05}" for number in range(4_000)]
+    rows = [
+        msgspec.structs.replace(row, rails=".B" * 4 if number % 2 else "B." * 4)
+        for number, row in enumerate(fleet(tmp_path, nodes, []).node_rows())
+    ]
+    grid = make_grid(rows)
+    assert sum(len(path) for _, path in grid.paths()) + len(grid.separators()) < 500_000
+    assert len(grid.paths()) == 2
+    assert grid.caption == "4000 nodes by 8 rails, worst first: 16000 bad, 16000 ok"
+
+
+async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: Path) -> None:
+    nodes = ["a", "b", "c", "d"]
+    pages = fleet(tmp_path, nodes, [incident_at("b", 3, victims=["c"])], stale=1)
+    _, model = await page_of(pages, "overview")
+    assert [(row.name, row.state, row.rails) for row in model.worst] == [
+        ("b", "bad", "...B...."),
+        ("d", "unknown", "UUUUUUUU"),
+        ("c", "touched", "...T...."),
+    ]
+    assert [row.name for row in pages.node_rows()] == ["b", "d", "c", "a"]
+    counts = model.nodes
+    assert (counts.total, counts.bad, counts.unknown, counts.touched, counts.ok) == (4, 1, 1, 1, 1)
+    assert model.summary == "4 nodes: 1 bad, 1 unknown, 1 touched; 1 open incident; 1 job touched"
+    text, model = await page_of(pages, "nodes", state="unknown")
+    assert [row.name for row in model.rows] == ["d"]
+    assert "no fresh frames" in text
+
+
+async def test_advice_and_closed_incidents_change_no_state() -> None:
+    advice = incident_at("a", 1, severity="info")
+    closed = incident_at("a", 1, ended="2026-01-01T00:00:00Z")
+    assert marks_of([advice, closed], {}) == {}
+
+
+async def test_a_node_that_never_reported_has_no_age_and_a_reason() -> None:
+    view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 0.0),))
+    (row,) = node_rows(view, (), {})
+    assert (row.state, row.age_seconds, row.since_ns) == ("unknown", None, None)
+    assert row.reason == "no frames since the collector started"
+
+
+async def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    pages = fleet(tmp_path, [HOSTILE], [incident_at(HOSTILE, 0, victims=[HOSTILE])])
+    for name, query in (("overview", {}), ("nodes", {"name": "img"})):
+        text, _ = await page_of(pages, name, **query)
+        assert "<img" not in text
+        assert "&lt;img src=x onerror=alert(1)&gt;" in text
+        assert "{{7*7}}" in text
+        count_elements(text)
+    assert page_path("nodes", name=HOSTILE) == (
+        "/nodes?name=%3Cimg%20src%3Dx%20onerror%3Dalert%281%29%3E%22%27%26%7B%7B7%2A7%7D%7D"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ({"page": "0"}, "invalid page '0': expected a number from 1 to 100000"),
+        ({"page": "x"}, "invalid page 'x': expected a number from 1 to 100000"),
+        ({"state": "good"}, "invalid state 'good': expected one of all, bad, ok, touched, unknown"),
+        ({"name": "n" * 101}, f"invalid name '{'n' * 40}': expected at most 100 characters"),
+    ],
+)
+def test_an_invalid_query_states_what_is_expected(query: dict[str, str], text: str) -> None:
+    with pytest.raises(PageProblemError) as problem:
+        parse_query(PAGES_BY_NAME["nodes"], query)
+    assert (problem.value.text, problem.value.status) == (text, 400)
+
+
+async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        running.collector.refresher.period_seconds = 3600.0
+        await running.collector.refresher.refresh()
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        page = await reader.get("/nodes?state=ok")
+        assert (
+            '<link rel="alternate" type="application/json" href="/api/v1/pages/nodes?state=ok">'
+            in page.text
+        )
+        twin = await reader.get("/api/v1/pages/nodes?state=ok")
+        rows = msgspec.json.decode(twin.text)["rows"]
+        assert [row["name"] for row in rows] == ["n1"]
+        for path in ("/nodes?state=ok", "/nodes?fragment=1", "/api/v1/pages/nodes"):
+            tag = (await reader.get(path)).headers["ETag"]
+            again = await reader.get(path, If_None_Match=tag)
+            assert (again.status, again.text) == (304, "")
+            assert (await reader.get(path, If_None_Match='"other"')).status == 200
+        fragment = await reader.get("/nodes?fragment=1")
+        assert "<html" not in fragment.text
+        assert "data-live" in fragment.text
+        bad = await reader.get("/nodes?page=0")
+        assert (bad.status, "expected a number" in bad.text) == (400, True)
+        bad = await reader.get("/api/v1/pages/nodes?page=0", Accept="*/*")
+        assert (bad.status, "expected a number" in msgspec.json.decode(bad.text)["error"]) == (
+            400,
+            True,
+        )
+        for url in re.findall(r'"(/static/[^"]+)"', page.text):
+            file = await reader.get(url)
+            assert file.status == 200
+            assert file.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+            assert hashlib.sha256(file.text.encode()).hexdigest().startswith(url.split("/")[2])
+            assert (await reader.get(url.replace("/static/", "/static/0"))).status == 404
+
+
+async def test_a_page_is_made_once_for_concurrent_requests() -> None:
+    cache, made = PageCache(), []
+    release = asyncio.Event()
+
+    async def make() -> RenderedContent:
+        made.append(1)
+        await release.wait()
+        return RenderedContent.from_body("text")
+
+    waiting = [asyncio.ensure_future(cache.get("key", make)) for _ in range(10)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    release.set()
+    found = await asyncio.gather(*waiting[1:])
+    assert {content.body for content in found} == {"text"}
+    assert len(made) == 1
+
+    async def fail() -> RenderedContent:
+        raise PageProblemError(HTTPStatus.NOT_FOUND, "nothing")
+
+    for _ in range(2):
+        with pytest.raises(PageProblemError):
+            await cache.get("other", fail)
+    assert (await cache.get("other", make)).body == "text"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "\N{EN DASH}"), (0, "0"), (0.5, "0.5"), (1, "1"), (12.34, "12.3"), (999.9, "1000"), (1234, "1.23 k"),
+     (4e11, "400 G")],
+)  # fmt: skip
+def test_numbers(value: float | None, text: str) -> None:
+    assert page_rendering.format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "\N{EN DASH}"), (0, "0.0 s"), (9.94, "9.9 s"), (59.9, "1 min 0 s"), (3599, "59 min 59 s"),
+     (3700, "1 h 1 min"), (200_000, "2 d 7 h"), (-5, "-5.0 s")],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert page_rendering.format_duration(seconds) == text
