@@ -27,6 +27,7 @@ from collector.diagnosis.cluster_diagnosis import (
 )
 from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
 from collector.diagnosis.gpu_detectors import USED_EVENTS
+from collector.diagnosis.group_history import GroupHistory
 from collector.diagnosis.incident_report import incident_document, victims_of
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import ChangeKind, Incident, IncidentChange
@@ -123,6 +124,7 @@ class DiagnosisEngine:
     """Changes that are not in the audit log yet."""
     notified: dict[str, str] = field(default_factory=dict)
     """State of which the webhook was notified, by incident."""
+    history: GroupHistory = field(default_factory=GroupHistory)
     failures: int = 0
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
     _diagnosis: ClusterDiagnosis | None = None
@@ -288,6 +290,9 @@ class DiagnosisEngine:
             if changed is not None:
                 self._evaluated_slot = slot
                 changes += changed
+                if diagnosis.view is not None:
+                    add = partial(self.history.add, diagnosis.view, diagnosis.steps)
+                    self._attempt("history of groups", add)
             self._attempt("curves", lambda: self._extend_curves(diagnosis))
             self._next_slot = slot + 1
         self._next_slot = max(self._next_slot, last_slot + 1)
@@ -305,6 +310,7 @@ class DiagnosisEngine:
         except (saved_state.SavedStateError, OSError) as error:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
         self._reported.clear()
+        self.history.clear()
         continued = self._begin(now_ns)
         if continued.devices.node_names:
             continued.baselines = diagnosis.baselines

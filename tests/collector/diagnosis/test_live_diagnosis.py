@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+import numpy as np
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 
@@ -309,3 +310,23 @@ def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path
     assert "physics" not in repr(seen.document)
     assert "secret" not in repr(seen.document)
     assert seen.curves == ()
+
+
+def test_rails_and_jobs_have_a_history_until_the_clock_is_set_back(
+    frames: ArrivingFrames, tmp_path: Path
+) -> None:
+    engine = opened(frames, tmp_path, frames.start_ns)
+    end_ns = frames.start_ns + 400 * SECOND_NS
+    list(run_until(engine, frames, frames.start_ns, end_ns))
+    (job,) = frames.jobs
+    power = engine.history.read(job, "power", frames.start_ns, end_ns)
+    assert power is not None
+    assert len(power.values) >= 35
+    assert (power.values[5:35] > 1000).all()
+    pausing = {
+        rail: engine.history.read(rail, "max_pausing", frames.start_ns, end_ns) for rail in "0123"
+    }
+    peaks = {rail: np.nanmax(points.values) for rail, points in pausing.items() if points}
+    assert max(peaks, key=peaks.__getitem__) == "3"
+    engine.process([], frames.jobs, frames.start_ns - 3600 * SECOND_NS)
+    assert engine.history.read(job, "power", 0, end_ns) is None
