@@ -109,8 +109,12 @@ def test_every_fault_has_a_case() -> None:
     ("fault", "minutes"),
     [
         *(
-            (fault, SLOW_MINUTES if fault in SLOW else MINUTES)
-            for fault in SENT_BY_FAULT
+            pytest.param(
+                fault,
+                SLOW_MINUTES if fault in SLOW else MINUTES,
+                marks=[pytest.mark.thorough] if number % 3 else [],
+            )
+            for number, fault in enumerate(SENT_BY_FAULT)
             if fault not in RARER
         ),
         *(

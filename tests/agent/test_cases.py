@@ -19,7 +19,7 @@ from support.cases import (
     names,
     page,
     read_case,
-    third_of_names,
+    third_of,
     without_agent_metrics,
 )
 from support.metric_samples import Sample, samples
@@ -77,7 +77,7 @@ def test_the_active_health_reasons_are_those_of_the_case(case: str) -> None:
     }
 
 
-@pytest.mark.parametrize("case", third_of_names())
+@pytest.mark.parametrize("case", third_of(names()))
 def test_the_capture_of_a_scenario_is_up_to_date(case: str, tmp_path: Path) -> None:
     simulation = read_case(CASES / case).simulation
     if simulation is None:

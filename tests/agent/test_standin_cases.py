@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from support.cases import capture_of, third_of_names
+from support.cases import capture_of, names, third_of
 from support.clock import ManualClock
 from support.full_gpus import full_gpus, nvml_sources
 from support.reading import ORIGIN, Label, readings
@@ -131,7 +131,7 @@ def full_capture() -> Capture:
     return Capture(about, (CaptureMoment(0, calls=calls),))
 
 
-@pytest.mark.parametrize("case", ["everything", *third_of_names()])
+@pytest.mark.parametrize("case", ["everything", *third_of(names())])
 def test_the_binding_gives_the_readings_of_the_replay(
     tmp_path_factory: pytest.TempPathFactory, case: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases import third_of
 
 from railscope.capture import CaptureTimeline, read_capture
 from railscope.timestamps import SECOND_NS
@@ -65,7 +66,7 @@ def target(name: str) -> dict[str, Any]:
     return {**keys, "senders": [0, 2]} if "incast" in FAULT_KINDS[name].effects else keys
 
 
-@pytest.mark.parametrize("name", FAULT_KINDS)
+@pytest.mark.parametrize("name", third_of(FAULT_KINDS))
 def test_every_fault_can_be_simulated_and_has_a_ground_truth(tmp_path: Path, name: str) -> None:
     path = tmp_path / "scenario.toml"
     text = CLUSTER.replace("seconds = 60\nstep_seconds = 5", "seconds = 20\nstep_seconds = 10", 1)

