@@ -59,7 +59,7 @@ QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table
 
 quick: $(VENV)/.ready-to-test
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
-		tests/vocabulary tests/slurm tests/pictures tests/agent/owners \
+		tests/vocabulary tests/client tests/slurm tests/pictures tests/agent/owners \
 		$(QUICK_AGENT:%=tests/agent/test_%.py) $(QUICK_TENANCY:%=tests/agent/tenancy/test_%.py) \
 		tests/collector/inventory tests/collector/account tests/collector/workloads \
 		$(QUICK_COLLECTOR:%=tests/collector/%.py) tests/simulator/test_driver_counters.py \

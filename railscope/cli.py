@@ -18,10 +18,16 @@ _ON_DEMAND = {
     "audit": ("collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
     "claim": ("agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
+    "context": ("railscope.client.commands", "context", "Store servers by name, so that a URL is typed once."),
     "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
     "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
+    "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
+    "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
+    "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
     "simulate": ("simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
     "simulate-agent": ("simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
+    "status": ("railscope.client.commands", "status", "Print the status of a running cluster or node on one screen."),
+    "tenants": ("railscope.client.commands", "tenants", "List the tenants of a running cluster."),
 }  # fmt: skip
 """Module, name and help of each command."""
 

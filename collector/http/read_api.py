@@ -312,17 +312,29 @@ class ViewApi:
             text = f"unknown node {name!r}: expected one that has reported"
             return json_error(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
+        selected = set(request.query.getall("stream", node.rows))
         content = {
             "node": node.name,
             "agent_version": node.agent_version,
             "timestamp_ns": now_ns,
             "rollups": _rollup_rows(self._fresh_rows(node, now_ns)),
+            "gpus": self._gpus(node.name),
             "streams": {
                 stream: self._readings(node.name, row, now_ns)
                 for stream, row in sorted(node.rows.items())
+                if stream in selected
             },
         }
         return json_response(content)
+
+    def _gpus(self, node: str) -> list[dict[str, Any]]:
+        """Return the GPUs of a node by rail, with the jobs that hold them."""
+        holders = self.views().jobs.holders_by_gpu(node)
+        return [
+            {"rail": rail, "gpu": gpu, "holders": holders.get(gpu, [])}
+            | {name: self.core.names_of_gpu(node, gpu)[name] for name in ("index", "pci_address")}
+            for rail, gpu in sorted(self.core.gpus_by_rail(node).items())
+        ]
 
     def _fresh_rows(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""

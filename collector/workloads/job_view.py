@@ -215,6 +215,16 @@ class RunningJobs:
             "deviation_ratio": straggler.deviation,
         }
 
+    def holders_by_gpu(self, node: str) -> dict[str, list[dict[str, Any]]]:
+        """Return the jobs that hold each GPU of a node."""
+        holders: dict[str, list[dict[str, Any]]] = {}
+        for job in self.jobs:
+            for place in job.places:
+                if place.holding.node == node:
+                    share = {"held_ratio": float(place.holding.units / GPU_CAPACITY)}
+                    holders.setdefault(place.gpu, []).append(job.key._asdict() | share)
+        return holders
+
     def gpu_rows(
         self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu
     ) -> list[dict[str, Any]]:

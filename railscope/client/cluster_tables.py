@@ -1,0 +1,342 @@
+"""Tables of a cluster: nodes, jobs, incidents, tenants and events, worst or newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from railscope import timestamps
+from railscope.client import answers, tables
+from railscope.client.cluster_reading import ClusterReading, severity_rank
+
+NODE_STATES = ("degraded", "stale", "unknown", "healthy")
+"""Worst first."""
+NODE_COLUMNS = (
+    tables.TableColumn("node", "NODE", is_key=True),
+    tables.TableColumn("state", "STATE"),
+    tables.number("age_seconds", "AGE", tables.show_age),
+    tables.number("gpus", "GPUS"),
+    tables.TableColumn("reason", "REASON"),
+    tables.number("clock_offset_seconds", "CLOCK", lambda value: f"{value:+.3f} s", wide=True),
+    tables.number("sources", "SOURCES", wide=True),
+    tables.TableColumn("agent_version", "AGENT", is_wide=True),
+)
+JOB_COLUMNS = (
+    tables.TableColumn("tenant", "TENANT"),
+    tables.TableColumn("workload", "JOB", is_key=True),
+    tables.TableColumn("state", "STATE"),
+    tables.number("gpus", "GPUS"),
+    tables.number("nodes", "NODES"),
+    tables.number("runtime_seconds", "RUNTIME", tables.show_age),
+    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("step_seconds", "STEP", lambda value: f"{value:.2f} s"),
+    tables.TableColumn("reason", "REASON"),
+    tables.TableColumn("straggler", "SLOWEST GPU", is_wide=True),
+    tables.number("power_watts", "POWER", tables.show_watts, wide=True),
+    tables.TableColumn("source", "SOURCE", is_wide=True),
+    tables.TableColumn("start", "START", tables.show_time, is_wide=True),
+)
+INCIDENT_COLUMNS = (
+    tables.TableColumn("severity", "SEVERITY"),
+    tables.number("age_seconds", "SINCE", tables.show_age),
+    tables.TableColumn("title", "INCIDENT", is_key=True),
+    tables.number("victims", "VICTIMS"),
+    tables.TableColumn("action", "ACTION"),
+    tables.TableColumn("state", "STATE", is_wide=True),
+    tables.TableColumn("onset", "ONSET", tables.show_time, is_wide=True),
+    tables.TableColumn(
+        "jobs", "JOBS", lambda value: tables.show_text(", ".join(value)), is_wide=True
+    ),
+    tables.TableColumn("explained_by", "EXPLAINED BY", is_wide=True),
+    tables.TableColumn("id", "ID", is_wide=True),
+)
+TENANT_COLUMNS = (
+    tables.TableColumn("tenant", "TENANT", is_key=True),
+    tables.number("gpus", "GPUS"),
+    tables.number("jobs", "JOBS"),
+    tables.number("held_gpu_seconds", "GPU-HOURS", tables.show_gpu_hours),
+    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("power_watts", "POWER", tables.show_watts),
+    tables.number("incidents", "INCIDENTS"),
+)
+EVENT_COLUMNS = (
+    tables.TableColumn("time", "TIME", tables.show_time),
+    tables.TableColumn("node", "NODE"),
+    tables.TableColumn("event", "EVENT"),
+    tables.TableColumn("device", "DEVICE"),
+    tables.TableColumn("text", "TEXT"),
+)
+
+
+def node_table(reading: ClusterReading) -> tables.ClientTable:
+    """Return the nodes, worst first."""
+    document: answers.NodesAnswer | None = reading.document("nodes")
+    if document is None:
+        return tables.ClientTable("nodes", NODE_COLUMNS, absence=reading.absence("nodes"))
+    stale, undiagnosed = reading.absence("nodes"), reading.absence("incidents")
+    rows = [_node_row(reading, facts, stale, undiagnosed) for facts in document.rows]
+    reported = {facts.node for facts in document.rows}
+    inventory: answers.InventoryAnswer | None = reading.document("inventory")
+    rows += [
+        {"node": node.node, "state": "unknown", "reason": "in the inventory, but never reported"}
+        for node in (inventory.nodes if inventory and inventory.nodes else ())
+        if node.state == "missing" and node.node not in reported
+    ]
+    rows.sort(
+        key=lambda row: (
+            NODE_STATES.index(row["state"]),
+            severity_rank(row.get("severity", "")),
+            row["node"],
+        )
+    )
+    notes = (f"nodes: {stale}",) if stale else ()
+    reasons = {
+        "age_seconds": "the node has never reported",
+        "clock_offset_seconds": "no frame has been received",
+    }
+    return tables.ClientTable("nodes", NODE_COLUMNS, rows, notes=notes, reasons=reasons)
+
+
+def _node_row(
+    reading: ClusterReading, facts: answers.NodeItem, stale: str, undiagnosed: str
+) -> tables.Row:
+    incidents = reading.incidents_by_node.get(facts.node, [])
+    severity = ""
+    if stale:
+        state, reason = "unknown", f"the views are {stale}"
+    elif not facts.reporting:
+        state, reason = "stale", "no frame is received"
+    elif incidents:
+        state, severity, reason = "degraded", incidents[0].severity, incidents[0].title
+    elif undiagnosed:
+        state, reason = "unknown", f"incidents: {undiagnosed}"
+    else:
+        state, reason = "healthy", ""
+    return {
+        "node": facts.node,
+        "state": state,
+        "severity": severity,
+        "reason": reason,
+        "age_seconds": facts.age_seconds,
+        "gpus": facts.gpus,
+        "clock_offset_seconds": facts.clock_offset_seconds,
+        "sources": len(facts.streams),
+        "agent_version": facts.agent_version,
+        "incidents": [incident.id for incident in incidents],
+    }
+
+
+def job_table(reading: ClusterReading) -> tables.ClientTable:
+    """Return the running jobs, worst first."""
+    document: answers.JobsAnswer | None = reading.document("jobs")
+    if document is None:
+        return tables.ClientTable("jobs", JOB_COLUMNS, absence=reading.absence("jobs"))
+    rows = [_job_row(reading, job) for job in document.rows]
+    order = ("degraded", "unknown", "healthy")
+    rows.sort(key=lambda row: (order.index(row["state"]), row["tenant"], row["workload"]))
+    notes = [f"jobs: {stale}"] if (stale := reading.absence("jobs")) else []
+    notes += [f"{document.suppressed} more jobs are not listed"] if document.suppressed else []
+    reasons = {
+        "utilization_ratio": "no GPU of the job reports it now",
+        "step_seconds": "the traffic of the job shows no steps",
+        "straggler": "no GPU of the job is behind the others",
+    }
+    return tables.ClientTable("jobs", JOB_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
+
+
+def _job_row(reading: ClusterReading, job: answers.JobItem) -> tables.Row:
+    touching = [
+        incident
+        for incident in reading.open_incidents
+        if incident.severity != "info"
+        and any(
+            (entry.tenant, entry.workload) == (job.tenant, job.workload) for entry in incident.jobs
+        )
+    ]
+    state, reason = "healthy", ""
+    if touching:
+        state, reason = "degraded", touching[0].title
+    elif stale := reading.absence("jobs"):
+        state, reason = "unknown", stale
+    elif job.stale_gpus:
+        state, reason = (
+            "unknown",
+            f"{job.stale_gpus} of {tables.show_number(job.gpus)} GPUs are on stale nodes",
+        )
+    elif undiagnosed := reading.absence("incidents"):
+        state, reason = "unknown", f"incidents: {undiagnosed}"
+    values = {row.metric: row.value for row in job.rollups if not row.labels}
+    slowest = min(
+        (entry for entry in job.stragglers if entry.deviation_ratio is not None),
+        key=lambda entry: entry.deviation_ratio or 0.0,
+        default=None,
+    )
+    return {
+        "tenant": job.tenant,
+        "source": job.source,
+        "workload": job.workload,
+        "state": state,
+        "reason": reason,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "stale_gpus": job.stale_gpus,
+        "start": timestamps.format_timestamp(job.start_ns),
+        "runtime_seconds": max(0.0, (reading.sent_ns - job.start_ns) / timestamps.SECOND_NS),
+        "utilization_ratio": values.get("railscope_job_mean_gpu_utilization_ratio"),
+        "power_watts": values.get("railscope_job_sum_gpu_power_watts"),
+        "step_seconds": job.step.period_seconds if job.step else None,
+        "straggler": f"{slowest.node} GPU {slowest.index} {slowest.measure} {100 * (slowest.deviation_ratio or 0):.0f} %"
+        if slowest
+        else None,
+        "incidents": [incident.id for incident in touching],
+    }
+
+
+def incident_table(reading: ClusterReading, *, closed: bool = False) -> tables.ClientTable:
+    """Return the open incidents, worst first; with `closed` also the ended ones, newest first."""
+    document: answers.IncidentsAnswer | None = reading.document("incidents")
+    if document is None:
+        return tables.ClientTable(
+            "incidents", INCIDENT_COLUMNS, absence=reading.absence("incidents")
+        )
+    listed = [
+        *reading.open_incidents,
+        *(row for row in document.rows if closed and row.ended is not None),
+    ]
+    notes = [f"incidents: {stale}"] if (stale := reading.absence("incidents")) else []
+    notes += (
+        [f"{document.suppressed} older incidents are not listed"] if document.suppressed else []
+    )
+    rows = [_incident_row(reading, incident) for incident in listed]
+    return tables.ClientTable("incidents", INCIDENT_COLUMNS, rows, notes=tuple(notes))
+
+
+def _incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tables.Row:
+    try:
+        age = (reading.sent_ns - timestamps.parse_timestamp(incident.onset)) / timestamps.SECOND_NS
+    except timestamps.TimestampError:
+        age = None
+    return {
+        "id": incident.id,
+        "severity": incident.severity,
+        "class": incident.incident_class,
+        "title": incident.title,
+        "text": incident.text,
+        "state": "open" if incident.ended is None else "closed",
+        "onset": incident.onset,
+        "ended": incident.ended,
+        "age_seconds": age,
+        "victims": incident.victim_count,
+        "nodes": sorted(incident.nodes()),
+        "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
+        "tenant": sorted({job.tenant for job in incident.jobs}),
+        "lost_gpu_seconds": incident.lost_gpu_seconds,
+        "action": incident.action,
+        "explained_by": incident.explained_by,
+    }
+
+
+def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
+    """Yield incidents in full: severity, age and title, then victims, jobs and action."""
+    for row in rows:
+        age = "" if row["age_seconds"] is None else tables.show_age(row["age_seconds"])
+        ended = "  ended" if row["state"] == "closed" else ""
+        yield from tables.wrap(
+            f"{row['severity']:8}  {age:>6}{ended}  {row['title']}", width, " " * 18
+        )
+        facts = [f"victims: {row['victims']}"] if row["victims"] else []
+        facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []
+        facts += [f"an effect of incident {row['explained_by']}"] if row["explained_by"] else []
+        facts += [row["action"]] if row["action"] else []
+        yield from tables.wrap(" " * 18 + "; ".join(facts), width, " " * 18) if facts else ()
+
+
+def tenant_table(reading: ClusterReading) -> tables.ClientTable:
+    """Return the tenants with their GPUs and GPU time."""
+    view: answers.ViewAnswer | None = reading.document("tenants")
+    account: answers.AccountAnswer | None = reading.document("account")
+    jobs: answers.JobsAnswer | None = reading.document("jobs")
+    if view is None:
+        return tables.ClientTable("tenants", TENANT_COLUMNS, absence=reading.absence("tenants"))
+    values: dict[str, dict[str, float | None]] = {}
+    for row in view.rows:
+        if set(row.labels) == {"tenant"}:
+            values.setdefault(row.labels["tenant"], {})[row.metric] = row.value
+    names = sorted(
+        {
+            *values,
+            *(account.tenants if account else ()),
+            *(job.tenant for job in (jobs.rows if jobs else ())),
+        }
+    )
+    rows = [_tenant_row(reading, name, values.get(name, {})) for name in names]
+    notes = (f"tenants: {stale}",) if (stale := reading.absence("tenants")) else ()
+    reasons = {
+        "gpus": reading.absence("jobs"),
+        "jobs": reading.absence("jobs"),
+        "held_gpu_seconds": reading.absence("account"),
+        "utilization_ratio": "no GPU of the tenant reports it now",
+        "power_watts": "no GPU of the tenant reports it now",
+        "incidents": reading.absence("incidents"),
+    }
+    return tables.ClientTable("tenants", TENANT_COLUMNS, rows, notes=notes, reasons=reasons)
+
+
+def _tenant_row(
+    reading: ClusterReading, name: str, values: Mapping[str, float | None]
+) -> tables.Row:
+    jobs = reading.document("jobs")
+    tenant_jobs = (
+        [job for job in jobs.rows if job.tenant == name]
+        if jobs and not reading.absence("jobs")
+        else None
+    )
+    account = reading.document("account")
+    tenant_account = account.tenants.get(name) if account else None
+    touching = sum(
+        any(job.tenant == name for job in entry.jobs) for entry in reading.open_incidents
+    )
+    return {
+        "tenant": name,
+        "gpus": None if tenant_jobs is None else sum(job.gpus for job in tenant_jobs),
+        "jobs": None if tenant_jobs is None else len(tenant_jobs),
+        "held_gpu_seconds": int(tenant_account.held_ns) / timestamps.SECOND_NS
+        if tenant_account and tenant_account.held_ns.isdecimal()
+        else None,
+        "utilization_ratio": values.get("railscope_tenant_mean_gpu_utilization_ratio"),
+        "power_watts": values.get("railscope_tenant_sum_gpu_power_watts"),
+        "incidents": None if reading.absence("incidents") else touching,
+    }
+
+
+def event_table(reading: ClusterReading) -> tables.ClientTable:
+    """Return the events, newest first."""
+    document: answers.EventsAnswer | None = reading.document("events")
+    if document is None:
+        return tables.ClientTable("events", EVENT_COLUMNS, absence=reading.absence("events"))
+    rows = [
+        {
+            "time": timestamps.format_timestamp(event.wall_ns),
+            "node": event.node,
+            "event": event.name,
+            "device": device_name(event.device),
+            "text": ", ".join(_facts(event.facts)),
+        }
+        for event in sorted(document.events, key=lambda event: -event.wall_ns)
+    ]
+    return tables.ClientTable("events", EVENT_COLUMNS, rows)
+
+
+def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in facts.items():
+        if value is not None and value != "":
+            yield str(value) if name == "message" else f"{name}={value}"
+
+
+def device_name(device: Mapping[str, str] | None) -> str | None:
+    """Return the shortest unique name of a device of a node."""
+    if not device:
+        return None
+    if device.get("kind") == "gpu":
+        return f"GPU {device.get('index') or device.get('uuid', '')}"
+    return device.get("interface") or device.get("device") or device.get("pci_address")

@@ -1,0 +1,287 @@
+"""Status of a cluster or of a node in one screen: healthy, degraded, failed or unknown, with the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from railscope import timestamps
+from railscope.client import answers, cluster_tables, tables
+from railscope.client.agent_reading import AgentReading
+from railscope.client.cluster_reading import READY, ClusterReading
+
+CLUSTER_DOCUMENTS = ("nodes", "incidents", "jobs", "cluster", "inventory", READY)
+_MAX_REASONS = 10
+"""Reasons on the screen; JSON has all of them."""
+_MAX_LISTED = 5
+
+
+class OverallStatus(IntEnum):
+    """Status; the value is the exit status of the command."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    FAILED = 2
+    UNKNOWN = 3
+
+
+_WORST_FIRST = (OverallStatus.FAILED, OverallStatus.UNKNOWN, OverallStatus.DEGRADED)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReason:
+    """A fact, and the status that follows from it."""
+
+    status: OverallStatus
+    text: str
+    is_incident: bool = False
+    """True if the text is the title of an open incident."""
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """Status with its reasons and figures; a figure that is None is unknown, `absent` has the reason."""
+
+    server: str
+    program: str
+    reasons: Sequence[StatusReason]
+    observed_ns: int
+    age_seconds: float | None = None
+    nodes: dict[str, int] | None = None
+    gpus: dict[str, float] | None = None
+    jobs: int | None = None
+    incidents: dict[str, int] | None = None
+    open_incidents: Sequence[tables.Row] = ()
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> OverallStatus:
+        """The worst status of all reasons; failed is worse than unknown."""
+        found = {reason.status for reason in self.reasons}
+        return next((status for status in _WORST_FIRST if status in found), OverallStatus.HEALTHY)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys of `railscope status --json`."""
+        return {
+            "status": self.status.name.lower(),
+            "exit_status": int(self.status),
+            "reasons": [
+                {"status": reason.status.name.lower(), "text": reason.text}
+                for reason in self.reasons
+            ],
+            "server": self.server,
+            "program": self.program,
+            "observed": timestamps.format_timestamp(self.observed_ns) if self.observed_ns else None,
+            "age_seconds": self.age_seconds,
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "jobs": self.jobs,
+            "incidents": self.incidents,
+            "open_incidents": list(self.open_incidents),
+            "absent": self.absent,
+        }
+
+    def as_text(self, width: int = tables.NARROW) -> str:
+        """Return one screen of text."""
+        lines = [f"{self.status.name}  {self.program} {self.server}"]
+        no_incidents = [reason for reason in self.reasons if not reason.is_incident]
+        ordered = sorted(no_incidents, key=lambda reason: _WORST_FIRST.index(reason.status))
+        for reason in ordered[:_MAX_REASONS]:
+            lines += tables.wrap(f"  {reason.status.name.lower()}: {reason.text}", width, "    ")
+        if len(ordered) > _MAX_REASONS:
+            lines.append(
+                f"  and {len(ordered) - _MAX_REASONS} more reasons: --json has all of them"
+            )
+        lines += ["", *self._figures()]
+        if self.open_incidents:
+            shown = self.open_incidents[:_MAX_LISTED]
+            lines += ["", *cluster_tables.incident_lines(shown, width)]
+            if len(shown) < len(self.open_incidents):
+                lines.append(
+                    f"and {len(self.open_incidents) - len(shown)} more: railscope incidents"
+                )
+        return "\n".join(lines)
+
+    def _figures(self) -> Iterator[str]:
+        """Yield a line for each figure, or the reason for its absence."""
+        age = "unknown" if self.age_seconds is None else tables.show_age(self.age_seconds)
+        yield f"data       age {age}"
+        named = {"nodes": self.nodes, "gpus": self.gpus, "incidents": self.incidents}
+        for name, counts in named.items():
+            if counts is not None:
+                parts = ", ".join(
+                    f"{tables.show_number(count)} {state}" for state, count in counts.items()
+                )
+                yield f"{name:10} {parts}"
+            elif name in self.absent:
+                yield f"{name:10} unknown: {tables.show_text(self.absent[name])}"
+        if self.jobs is not None:
+            yield f"{'jobs':10} {self.jobs} running"
+        elif "jobs" in self.absent:
+            yield f"{'jobs':10} unknown: {tables.show_text(self.absent['jobs'])}"
+
+
+def unknown_report(server: str, program: str, reason: str) -> StatusReport:
+    """Return the report of a server that could not be read."""
+    return StatusReport(server, program, [StatusReason(OverallStatus.UNKNOWN, reason)], 0)
+
+
+# Of a cluster ------------------------------------------------------------------------------------
+
+
+def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
+    """Return the status of what the credentials may read of a cluster."""
+    nodes = cluster_tables.node_table(reading)
+    jobs = reading.document("jobs")
+    parts = ("incidents", "jobs") if reading.is_tenant else ("nodes", "incidents", "jobs")
+    absent = {name: reason for name in parts if (reason := reading.absence(name))}
+    if reading.is_tenant:
+        absent |= dict.fromkeys(
+            ("nodes", "gpus"), "the credentials are those of a tenant: own jobs and incidents only"
+        )
+    incidents = None
+    if "incidents" not in absent:
+        counts = Counter(reason.severity for reason in reading.open_incidents)
+        incidents = {severity: counts[severity] for severity in ("critical", "warning", "info")}
+    by_state = Counter(row["state"] for row in nodes.rows)
+    gpus = _gpu_counts(reading)
+    if gpus is None and "gpus" not in absent:
+        absent["gpus"] = reading.absence("cluster") or "no node with GPUs reports"
+    return StatusReport(
+        server,
+        "collector",
+        [*_cluster_reasons(reading, nodes, absent)],
+        reading.sent_ns,
+        age_seconds=reading.age_seconds("nodes" if reading.document("nodes") else "jobs"),
+        nodes=None
+        if nodes.absence
+        else {
+            state: by_state[state] for state in sorted(cluster_tables.NODE_STATES, key=_node_order)
+        },
+        gpus=gpus,
+        jobs=None if "jobs" in absent else len(jobs.rows) + jobs.suppressed,
+        incidents=incidents,
+        open_incidents=cluster_tables.incident_table(reading).rows,
+        absent=absent,
+    )
+
+
+def _node_order(state: str) -> int:
+    return ("healthy", "degraded", "stale", "unknown").index(state)
+
+
+def _gpu_counts(reading: ClusterReading) -> dict[str, float] | None:
+    """Return GPUs in all, claimed and idle; None if they are unknown."""
+    total, share = (
+        reading.value("railscope_cluster_gpus"),
+        reading.value("railscope_cluster_mean_gpu_claimed_ratio"),
+    )
+    if total is None:
+        return None
+    if share is None:
+        return {"total": total}
+    claimed = round(total * share, 2)
+    return {"total": total, "claimed": claimed, "idle": round(total - claimed, 2)}
+
+
+def _cluster_reasons(
+    reading: ClusterReading, nodes: tables.ClientTable, absent: dict[str, str]
+) -> Iterator[StatusReason]:
+    for name in ("nodes", "incidents", "jobs"):
+        if name in absent and not (reading.is_tenant and name == "nodes"):
+            yield StatusReason(OverallStatus.UNKNOWN, f"{name}: {absent[name]}")
+    if reading.not_ready:
+        yield StatusReason(
+            OverallStatus.DEGRADED, f"the collector is not ready: {reading.not_ready}"
+        )
+    for incident in reading.open_incidents:
+        if incident.explained_by is None and incident.severity != "info":
+            is_critical = incident.severity == "critical"
+            status = OverallStatus.FAILED if is_critical else OverallStatus.DEGRADED
+            yield StatusReason(status, incident.title, is_incident=True)
+    yield from _node_reasons(nodes)
+    if not nodes.absence and not nodes.rows:
+        yield StatusReason(OverallStatus.UNKNOWN, "no node has ever reported")
+    if reading.is_tenant and "jobs" not in absent:
+        yield from _job_reasons(reading.document("jobs").rows)
+
+
+def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
+    named = {
+        state: [row["node"] for row in nodes.rows if row["state"] == state]
+        for state in ("stale", "unknown")
+    }
+    if len(named["stale"]) == len(nodes.rows) > 0:
+        yield StatusReason(OverallStatus.UNKNOWN, "no node reports")
+    elif named["stale"]:
+        yield StatusReason(OverallStatus.DEGRADED, f"stale: {_names(named['stale'])}")
+    if named["unknown"] and not nodes.notes:
+        never = [
+            row["node"] for row in nodes.rows if row["state"] == "unknown" and "gpus" not in row
+        ]
+        if never:
+            yield StatusReason(
+                OverallStatus.DEGRADED, f"in the inventory, but never reported: {_names(never)}"
+            )
+
+
+def _job_reasons(jobs: Sequence[answers.JobItem]) -> Iterator[StatusReason]:
+    for job in jobs:
+        if job.stale_gpus:
+            text = f"job {job.workload}: {job.stale_gpus} of {tables.show_number(job.gpus)} GPUs are on stale nodes"
+            yield StatusReason(OverallStatus.DEGRADED, text)
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{len(names)} of the nodes: {', '.join(names[:_MAX_LISTED])}{more}"
+
+
+# Of a node ---------------------------------------------------------------------------------------
+
+
+def agent_report(server: str, reading: AgentReading) -> StatusReport:
+    """Return the status of a node, from the verdicts of its agent."""
+    health = Counter(str(row["health"]) for row in reading.gpu_rows)
+    reasons = [*_agent_reasons(reading)]
+    claimed = [row["claimed_ratio"] for row in reading.gpu_rows if row["claimed_ratio"] is not None]
+    gpus: dict[str, float] = {"total": len(reading.gpu_rows)}
+    gpus |= {state: health[state] for state in ("healthy", "degraded", "failed", "unknown")}
+    if claimed:
+        gpus |= {"claimed": round(sum(claimed), 2), "idle": round(len(claimed) - sum(claimed), 2)}
+    return StatusReport(
+        server,
+        "agent",
+        reasons,
+        reading.sent_ns,
+        age_seconds=reading.age_seconds,
+        gpus=gpus,
+        absent={}
+        if reading.age_seconds is not None
+        else {"age_seconds": "the agent exposes no age of its sources"},
+    )
+
+
+def _agent_reasons(reading: AgentReading) -> Iterator[StatusReason]:
+    if not reading.is_agent:
+        yield StatusReason(OverallStatus.UNKNOWN, "the metrics are not those of a Railscope agent")
+    elif not reading.gpu_rows:
+        yield StatusReason(OverallStatus.UNKNOWN, "the agent reports no GPU")
+    for row in reading.gpu_rows:
+        if row["health"] != "healthy":
+            status = OverallStatus[row["health"].upper()]
+            text = f"GPU {row['index'] or row['gpu']} is {row['health']}"
+            yield StatusReason(status, text + (f": {row['reason']}" if row["reason"] else ""))
+    for row in reading.gpu_rows:
+        if row["link"] == "down":
+            text = f"rail {row['rail']}: the link of {row['nic']} is down"
+            yield StatusReason(OverallStatus.DEGRADED, text)
+    for source in reading.failed_sources:
+        yield StatusReason(OverallStatus.DEGRADED, f"source {source} cannot be read")
+    if reading.age_seconds is not None and reading.age_seconds > reading.max_age_seconds:
+        yield StatusReason(
+            OverallStatus.UNKNOWN, f"stale: read {tables.show_age(reading.age_seconds)} ago"
+        )

@@ -1,0 +1,235 @@
+"""Tables for the terminal: rows of plain values, their columns, filters and their text.
+
+A row is the same in JSON, in a plain table and in `top`. An absent value is None, shown as a dash.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from railscope import timestamps
+from railscope.untrusted_text import printable
+
+Row: TypeAlias = dict[str, Any]
+DASH = "-"
+CUT = "~"
+"""Last character of a text that was too long for its column."""
+MIN_WIDTH = 8
+NARROW = 80
+"""Width of a table that is not `--wide`, also where the output is not a terminal."""
+
+
+def show_text(value: Any) -> str:
+    """Return any value as one printable line."""
+    return printable(str(value))
+
+
+def show_number(value: Any) -> str:
+    """Format without decimals if they are zero."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
+
+
+def show_percent(value: Any) -> str:
+    """Format a ratio."""
+    return f"{100 * value:.0f} %"
+
+
+def show_age(seconds: Any) -> str:
+    """Format a duration by its two largest units; a small negative one is a difference of clocks."""
+    if seconds < 10:  # noqa: PLR2004 - with a decimal below this
+        return f"{max(seconds, 0.0):.1f} s"
+    for limit, unit, size, lower, lower_size in _AGES:
+        if seconds < limit:
+            rest = int(seconds % size // lower_size)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {lower}" if lower and rest else "")
+    return f"{int(seconds // 86_400)} d"
+
+
+_AGES = (
+    (120, "s", 1, "", 1),
+    (3_600, "min", 60, "", 1),
+    (86_400, "h", 3_600, "min", 60),
+    (10 * 86_400, "d", 86_400, "h", 3_600),
+)
+
+
+def show_gpu_hours(seconds: Any) -> str:
+    """Format GPU-seconds as GPU-hours."""
+    return f"{seconds / 3_600:,.2f}"
+
+
+def show_watts(value: Any) -> str:
+    """Format watts as kW above one."""
+    return f"{value / 1000:.1f} kW" if value >= 10_000 else f"{value:.0f} W"  # noqa: PLR2004 - five digits
+
+
+def show_gigabits(value: Any) -> str:
+    """Format bytes per second as Gb/s."""
+    return f"{8 * value / 1e9:.0f}"
+
+
+def show_gigabytes(value: Any) -> str:
+    """Format bytes as GB."""
+    return f"{value / 1e9:.0f}"
+
+
+def show_time(text: Any) -> str:
+    """Format RFC 3339 to the second, in UTC."""
+    try:
+        return timestamps.format_timestamp(timestamps.parse_timestamp(text), "seconds")
+    except timestamps.TimestampError:
+        return show_text(text)
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column: the key of its values, its head, and the form of a value."""
+
+    key: str
+    head: str
+    form: Callable[[Any], str] = show_text
+    is_number: bool = False
+    """True to align right, and never to cut."""
+    is_key: bool = False
+    """True for the name of the row, which is cut last."""
+    is_wide: bool = False
+    """True to show the column with `--wide` only."""
+
+
+def number(
+    key: str, head: str, form: Callable[[Any], str] = show_number, *, wide: bool = False
+) -> TableColumn:
+    """Return a column of numbers."""
+    return TableColumn(key, head, form, is_number=True, is_wide=wide)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTable:
+    """Rows, or the reason for their absence. Notes state what the rows do not contain."""
+
+    name: str
+    columns: tuple[TableColumn, ...]
+    rows: Sequence[Row] = ()
+    absence: str = ""
+    notes: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Reasons for absent values, by column."""
+
+    def filtered(self, filters: Mapping[str, str]) -> ClientTable:
+        """Return the rows that match all filters."""
+        if not filters:
+            return self
+        return replace(self, rows=[row for row in self.rows if matches(row, filters)])
+
+    def cell(self, column: TableColumn, row: Row) -> str:
+        """Return the text of a value."""
+        value = row.get(column.key)
+        if value is None or value in ("", []):
+            return DASH
+        return column.form(value)
+
+    def as_text(self, width: int = NARROW, *, wide: bool = False) -> str:
+        """Return the table; without `wide`, no line is longer than `width`."""
+        if self.absence:
+            return f"{self.name}: unknown: {show_text(self.absence)}"
+        columns = [column for column in self.columns if wide or not column.is_wide]
+        cells = [[self.cell(column, row) for column in columns] for row in self.rows]
+        if not cells:
+            return "\n".join([f"{self.name}: none", *self.notes])
+        widths = [
+            max(map(cell_width, texts))
+            for texts in zip([c.head for c in columns], *cells, strict=True)
+        ]
+        if not wide:
+            widths = fit_widths(columns, widths, width)
+        lines = [
+            "  ".join(
+                pad(cut(text, size), size, right=column.is_number)
+                for text, size, column in zip(texts, widths, columns, strict=True)
+            ).rstrip()
+            for texts in ([column.head for column in columns], *cells)
+        ]
+        return "\n".join([*(line if wide else cut(line, width) for line in lines), *self.notes])
+
+
+def matches(row: Row, filters: Mapping[str, str]) -> bool:
+    """True if each value matches its pattern (`gpu-*`), or is a list with a value that does."""
+    for key, pattern in filters.items():
+        value = row.get(key)
+        several = value if isinstance(value, list | tuple) else [value]
+        texts = ("" if entry is None else str(entry) for entry in several)
+        if not any(fnmatch.fnmatchcase(text.lower(), pattern.lower()) for text in texts):
+            return False
+    return True
+
+
+def fit_widths(columns: Sequence[TableColumn], widths: Sequence[int], width: int) -> list[int]:
+    """Shrink the widest columns of text until a line fits, names last; numbers stay whole."""
+    fitted = list(widths)
+    for keys in (False, True):
+        while sum(fitted) + 2 * (len(fitted) - 1) > width:
+            candidates = [
+                (size, place)
+                for place, (size, column) in enumerate(zip(fitted, columns, strict=True))
+                if not column.is_number and column.is_key <= keys and size > MIN_WIDTH
+            ]
+            if not candidates:
+                break
+            fitted[max(candidates)[1]] -= 1
+    return fitted
+
+
+def cell_width(text: str) -> int:
+    """Return the columns of a terminal that a text fills."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def wrap(text: str, width: int, indent: str) -> list[str]:
+    """Wrap a text into lines; all but the first are indented, and none is cut."""
+    return textwrap.wrap(
+        show_text(text), width, subsequent_indent=indent, break_on_hyphens=False
+    ) or [""]
+
+
+def cut(text: str, width: int) -> str:
+    """Cut a text to a width, with a mark at its end."""
+    if cell_width(text) <= width:
+        return text
+    shown, used = [], 0
+    for character in text:
+        used += _character_width(character)
+        if used > width - 1:
+            break
+        shown.append(character)
+    return "".join(shown) + CUT
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """Fill a text up to a width."""
+    filling = " " * max(width - cell_width(text), 0)
+    return filling + text if right else text + filling
+
+
+def parse_filters(texts: Iterable[str]) -> dict[str, str]:
+    """Parse `key=value` texts. Raises ValueError that states the expected form."""
+    filters = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip()):
+            message = f"invalid filter {text[:60]!r}: expected key=value such as state=stale or node=gpu-*"
+            raise ValueError(message)
+        filters[key.strip().lower()] = value.strip()
+    return filters

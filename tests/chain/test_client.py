@@ -1,0 +1,92 @@
+"""The terminal client with a real collector and real agents of simulated nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+from chain_support import ProgramDirectory, wait_until
+from support.command_line import run_process
+
+from railscope.service import run_in_thread
+from simulator import NodeSpec
+
+SPECS = [
+    NodeSpec(node="n1", seed=5, gpus=2, scenario="training", scheduler="slurm"),
+    NodeSpec(node="n2", seed=5, gpus=2, scenario="training", scheduler="slurm"),
+]
+TABLES = ("nodes", "jobs", "incidents", "tenants")
+
+
+async def command(*arguments: str) -> tuple[int, str]:
+    """Run a command as a person would; return its exit status and its output."""
+    outcome = await run_in_thread(run_process, *arguments)
+    assert "Traceback" not in outcome.stderr, outcome.stderr
+    return outcome.returncode, outcome.stdout
+
+
+async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) -> None:
+    site.prepare_all(SPECS, 40)
+    await site.collector()
+    first, _ = await asyncio.gather(*(site.agent(spec.node) for spec in SPECS))
+    status: dict[str, Any] = {}
+
+    async def is_known() -> bool:
+        code, output = await command("status", "--json", "--collector", site.url)
+        status.update(json.loads(output))
+        assert status["exit_status"] == code
+        return (
+            status["status"] != "unknown"
+            and bool(status["jobs"])
+            and "gpus" not in status["absent"]
+        )
+
+    await wait_until(is_known, "the cluster has been diagnosed", every=0.5)
+    assert sum(status["nodes"].values()) == 2
+    assert status["gpus"]["total"] == 4
+    for name in TABLES:
+        code, output = await command(name, "--collector", site.url)
+        assert code == 0
+        assert max(map(len, output.splitlines())) <= 80
+    assert "slurm:research" in (await command("tenants", "--collector", site.url))[1]
+    assert [line.split()[0] for line in output.splitlines()] == ["TENANT", "slurm:research"]
+
+    match = first.find(r"agent_started .*address=(\S+:\d+)")
+    assert match
+    agent = f"http://{match[1]}"
+    code, output = await command("status", "--json", "--agent", agent)
+    assert json.loads(output)["gpus"]["total"] == 2
+    code, output = await command("nodes", "--agent", agent)
+    assert (code, len(output.splitlines())) == (0, 3)
+    await first.stop()
+
+    async def is_stale() -> bool:
+        _, output = await command("nodes", "--state", "stale", "--collector", site.url)
+        return output.splitlines()[-1].startswith("n1 ")
+
+    await wait_until(is_stale, "the node is stale", every=1)
+    assert (await command("status", "--agent", agent))[0] == 3
+
+
+async def test_the_document_of_a_node_can_be_limited_to_sources(site: ProgramDirectory) -> None:
+    site.prepare_all(SPECS[:1], 40)
+    await site.collector()
+    await site.agent("n1")
+
+    async def is_held() -> bool:
+        if not await site.answers("/api/v1/nodes/n1"):
+            return False
+        gpus = (await site.get("/api/v1/nodes/n1"))["gpus"]
+        return len(gpus) == 2 and all(gpu["holders"] for gpu in gpus)
+
+    await wait_until(is_held, "the GPUs of the node have holders")
+    async with aiohttp.ClientSession() as session:
+        url = f"{site.url}/api/v1/nodes/n1?stream=gpu&stream=nic&stream=nowhere"
+        async with session.get(url) as answer:
+            found = await answer.json()
+    assert set(found["streams"]) == {"gpu", "nic"}
+    assert [(gpu["rail"], gpu["index"]) for gpu in found["gpus"]] == [(0, "0"), (1, "1")]
+    assert found["gpus"][0]["holders"][0]["tenant"] == "slurm:research"
+    assert found["gpus"][0]["holders"][0]["held_ratio"] == 1.0

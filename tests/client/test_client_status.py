@@ -1,0 +1,394 @@
+"""Status and tables: unknown is never healthy, the worst comes first, and texts of servers stay text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import run
+from support.scripted_server import (
+    ScriptedServer,
+    by_path,
+    json_response,
+    response,
+    scripted_server,
+)
+
+from railscope.client.agent_reading import parse_metrics, read_metrics
+from railscope.client.tables import (
+    ClientTable,
+    TableColumn,
+    cell_width,
+    number,
+    parse_filters,
+    show_age,
+)
+from railscope.timestamps import SECOND_NS, format_timestamp
+
+HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
+NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
+NODE = {"gpus": 8, "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
+        "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001}  # fmt: skip
+JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,
+       "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
+       "step": None}  # fmt: skip
+INCIDENT = {
+    "id": "abc", "class": "link_down", "text": "A link is down.", "title": "link_down: NIC eth0 of n1",
+    "cause": {"kind": "nic", "node": "n1", "interface": "eth0"}, "onset": format_timestamp(NOW_NS - 60 * SECOND_NS),
+    "detected": format_timestamp(NOW_NS), "ended": None, "severity": "critical", "confidence": 0.9,
+    "victims": [{"kind": "rack", "rack": "r", "nodes": ["n3"]}], "victim_count": 1,
+    "jobs": [{"kind": "job", "tenant": "vision", "source": "slurm", "workload": "7", "speed": 0.5}],
+    "evidence": [], "symptoms": [], "lost_gpu_seconds": 9, "action": "check cable", "detail": "",
+    "limits": "", "explained_by": None,
+}  # fmt: skip
+
+
+def documents() -> dict[str, Any]:
+    """A healthy cluster of two nodes with a job."""
+    values = {"railscope_cluster_gpus": 16.0, "railscope_cluster_mean_gpu_claimed_ratio": 0.5}
+    cluster = [{"metric": name, "labels": {}, "value": value} for name, value in values.items()]
+    view = {"timestamp_ns": NOW_NS}
+    return {
+        "/-/ready": response(b"ready\n"),
+        "/api/v1/cluster": view | {"view": "cluster", "rows": cluster},
+        "/api/v1/nodes": view | {"rows": [{"node": name, **NODE} for name in ("n1", "n2")]},
+        "/api/v1/inventory": view | {"nodes": None},
+        "/api/v1/incidents": view | {"rows": [], "suppressed": 0},
+        "/api/v1/jobs": view | {"rows": [JOB], "suppressed": 0},
+        "/api/v1/tenants": view | {"rows": []},
+        "/api/v1/account": {"tenants": {"vision": {"held_ns": str(3_600 * SECOND_NS)}}},
+    }
+
+
+@contextmanager
+def collector(changes: Mapping[str, Any]) -> Iterator[ScriptedServer]:
+    """A collector of the healthy cluster with changed documents."""
+    with scripted_server(by_path(documents() | changes)) as server:
+        yield server
+
+
+def status_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of `railscope status`."""
+    with collector(changes) as server:
+        outcome = run("status", "--json", "--collector", server.url)
+    content: dict[str, Any] = json.loads(outcome.stdout)
+    assert outcome.exit_code == content["exit_status"]
+    return content
+
+
+def with_incident(**changes: Any) -> dict[str, Any]:
+    return {"/api/v1/incidents": {"timestamp_ns": NOW_NS, "rows": [INCIDENT | changes]}}
+
+
+def with_nodes(*nodes: Mapping[str, Any], age_seconds: int = 0) -> dict[str, Any]:
+    rows = [{"node": f"n{number}", **NODE, **node} for number, node in enumerate(nodes, 1)]
+    return {"/api/v1/nodes": {"timestamp_ns": NOW_NS - age_seconds * SECOND_NS, "rows": rows}}
+
+
+STALE = {"railscope_node_reporting": 0.0, "railscope_node_last_frame_age_seconds": 300.0}
+UNAVAILABLE = json_response({"error": "nothing has been diagnosed yet"}, "503 Service Unavailable")
+DENIED = json_response({"error": "access denied"}, "403 Forbidden")
+
+
+def test_the_keys_of_a_healthy_cluster():
+    found = status_of({})
+    assert list(found) == [
+        "status", "exit_status", "reasons", "server", "program", "observed", "age_seconds", "nodes", "gpus",
+        "jobs", "incidents", "open_incidents", "absent",
+    ]  # fmt: skip
+    assert (found["status"], found["exit_status"], found["reasons"]) == ("healthy", 0, [])
+    assert found["nodes"] == {"healthy": 2, "degraded": 0, "stale": 0, "unknown": 0}
+    assert found["gpus"] == {"total": 16.0, "claimed": 8.0, "idle": 8.0}
+    assert found["incidents"] == {"critical": 0, "warning": 0, "info": 0}
+    assert (found["jobs"], found["absent"]) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "text"),
+    [
+        (with_incident(), "failed", "link_down"),
+        (with_incident(severity="warning"), "degraded", "link_down"),
+        (with_incident(severity="unheard"), "degraded", "link_down"),
+        (with_incident(severity="info"), "healthy", ""),
+        (with_incident(explained_by="def"), "healthy", ""),
+        (with_incident(ended=format_timestamp(NOW_NS)), "healthy", ""),
+        (with_nodes({}, STALE), "degraded", "stale: 1 of the nodes: n2"),
+        (with_nodes(STALE, STALE), "unknown", "no node reports"),
+        (with_nodes(), "unknown", "no node has ever reported"),
+        (with_nodes({}, age_seconds=600), "unknown", "stale: computed 10 min ago"),
+        (with_nodes({}) | with_nodes({"railscope_node_reporting": None}), "unknown", "no node reports"),
+        ({"/api/v1/incidents": UNAVAILABLE}, "unknown", "nothing has been diagnosed yet"),
+        ({"/api/v1/incidents": {"timestamp_ns": NOW_NS - 600 * SECOND_NS, "rows": []}}, "unknown", "stale"),
+        ({"/api/v1/nodes": UNAVAILABLE}, "unknown", "503"),
+        ({"/api/v1/nodes": {"timestamp_ns": 0, "rows": []}}, "unknown", "not been computed"),
+        ({"/-/ready": response(b"not ready: read-only\n", "503 Service Unavailable")}, "degraded", "read-only"),
+        ({"/api/v1/inventory": {"nodes": [{"node": "n9", "state": "missing"}]}}, "degraded", "never reported: 1 of the nodes: n9"),
+        ({"/api/v1/nodes": DENIED, "/api/v1/jobs": DENIED, "/api/v1/incidents": DENIED}, "unknown", "access denied"),
+        (with_incident() | with_nodes(STALE, STALE), "failed", "no node reports"),
+        ({"/api/v1/nodes": json_response({"rows": 5})}, "unknown", "invalid JSON"),
+    ],
+)  # fmt: skip
+def test_the_status_follows_from_the_worst_reason(changes: dict[str, Any], status: str, text: str):
+    found = status_of(changes)
+    assert found["status"] == status
+    assert found["exit_status"] == ("healthy", "degraded", "failed", "unknown").index(status)
+    assert any(text in reason["text"] for reason in found["reasons"]) or not text
+
+
+def test_the_tenant_of_a_token_sees_a_status_of_what_it_may_read():
+    denied = dict.fromkeys(("/api/v1/nodes", "/api/v1/cluster", "/api/v1/inventory"), DENIED)
+    found = status_of(denied)
+    assert found["status"] == "healthy"
+    assert found["nodes"] is None
+    assert "tenant" in found["absent"]["nodes"]
+    stale = {"/api/v1/jobs": {"timestamp_ns": NOW_NS, "rows": [JOB | {"stale_gpus": 8}]}}
+    assert status_of(denied | stale)["status"] == "degraded"
+    with collector(denied) as server:
+        assert run("jobs", "--collector", server.url).exit_code == 0
+        outcome = run("nodes", "--collector", server.url)
+    assert (outcome.exit_code, outcome.stdout) == (3, "")
+    assert "access denied; fix: use a token whose role" in outcome.stderr
+
+
+def test_no_answer_is_unknown_on_the_screen_and_in_json():
+    for options in ((), ("--json",)):
+        outcome = run("status", "--collector", "http://127.0.0.1:1", *options)
+        assert outcome.exit_code == 3
+        assert "connection refused" in outcome.stdout
+        assert "UNKNOWN" in outcome.stdout.upper()
+    for wrong in (
+        ("--nope",),
+        ("--timeout-seconds", "x"),
+        ("--agent", "http://a", "--collector", "http://b"),
+    ):
+        assert run("status", *wrong).exit_code == 3
+
+
+def test_the_screen_names_cause_and_action_within_80_columns():
+    title = "link_down: " + "very long " * 30
+    with collector(with_incident(title=title)) as server:
+        outcome = run("status", "--collector", server.url)
+    lines = outcome.stdout.splitlines()
+    assert lines[0] == f"FAILED  collector {server.url}"
+    assert max(map(len, lines)) <= 80
+    assert "check cable" in outcome.stdout
+    assert outcome.stdout.count("very long") == 30
+    assert len(lines) <= 24
+
+
+def test_tables_list_the_worst_first_and_filter():
+    incident = with_incident(severity="warning")
+    nodes = with_nodes({}, STALE, {}, {"node": "m1"})
+    with collector(incident | nodes) as server:
+
+        def table(*arguments: str) -> str:
+            outcome = run(*arguments, "--collector", server.url)
+            assert outcome.exit_code == 0, outcome.output
+            assert max(map(len, outcome.stdout.splitlines())) <= 80
+            return outcome.stdout
+
+        listed = [line.split()[:2] for line in table("nodes").splitlines()]
+        assert listed == [
+            ["NODE", "STATE"], ["n1", "degraded"], ["n3", "degraded"], ["n2", "stale"], ["m1", "healthy"],
+        ]  # fmt: skip
+        assert table("nodes", "--state", "stale", "--node", "N*").splitlines()[1].startswith("n2")
+        assert table("nodes", "--state", "lost") == "nodes: none\n"
+        assert "link_down" in table("jobs")
+        assert table("jobs", "--tenant", "other") == "jobs: none\n"
+        assert "victims: 1; jobs: vision/7; check cable" in table(
+            "incidents", "--node", "n3", "--tenant", "vision"
+        )
+        assert table("incidents", "--severity", "critical") == "incidents: none\n"
+        assert table("tenants").split()[7:11] == ["vision", "8", "1", "1.00"]
+
+
+def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
+    with collector({"/api/v1/incidents": UNAVAILABLE}) as server:
+        found = run("incidents", "--json", "--collector", server.url)
+        assert found.exit_code == 3
+        assert json.loads(found.stdout)["incidents"] is None
+        assert "nothing has been diagnosed" in json.loads(found.stdout)["absence"]
+        (row, _) = json.loads(run("nodes", "--json", "--collector", server.url).stdout)["nodes"]
+        assert (row["node"], row["state"]) == ("n1", "unknown")
+        assert row["reason"].startswith("incidents: ")
+
+
+@pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])
+def test_hostile_names_stay_text(command: str):
+    content = deepcopy(documents())
+    for row in content["/api/v1/nodes"]["rows"]:
+        row["node"] = row["agent_version"] = HOSTILE
+    names = {"tenant": HOSTILE, "workload": HOSTILE}
+    content["/api/v1/jobs"]["rows"] = [JOB | names]
+    content["/api/v1/incidents"]["rows"] = [
+        INCIDENT | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [names], "onset": HOSTILE,
+                    "severity": HOSTILE, "cause": {"node": HOSTILE}, "victims": [{"nodes": [HOSTILE]}]}
+    ]  # fmt: skip
+    content["/api/v1/account"]["tenants"][HOSTILE] = {"held_ns": HOSTILE}
+    with scripted_server(by_path(content)) as server:
+        for options in ((), ("--wide",), ("--json",)):
+            if (command, options) == ("status", ("--wide",)):
+                continue
+            outcome = run(command, *options, "--collector", server.url)
+            assert outcome.exit_code in {0, 1}, outcome.output
+            assert outcome.stdout.replace("\n", "").isprintable()
+            assert "evil" in outcome.stdout
+
+
+# An agent ----------------------------------------------------------------------------------------
+
+METRICS = """# HELP railscope_gpu_health Verdict.
+railscope_node_info{hostname="n1",agent_version="0.2.0"} 1
+railscope_source_state{source="gpu",state="ok"} 1
+railscope_source_age_seconds{source="gpu"} 0.5
+railscope_source_age_seconds{source="gpu_verdict"} 2
+railscope_gpu_info{gpu="GPU-a",index="0",pci_address="0000:01:00.0",rail="0"} 1
+railscope_gpu_info{gpu="GPU-b",index="1",pci_address="0000:02:00.0",rail="1"} 1
+railscope_gpu_health{gpu="GPU-a",state="healthy"} 1
+railscope_gpu_health{gpu="GPU-b",state="STATE"} 1
+railscope_gpu_health_reason_active{gpu="GPU-b",reason="row \\"remap\\""} 1
+railscope_gpu_power_watts{gpu="GPU-a"} 500.5
+railscope_nic_info{interface="eth0",rail="0"} 1
+railscope_network_link_up{interface="eth0"} 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        (METRICS.replace("STATE", "healthy"), "healthy", ""),
+        (METRICS.replace("STATE", "degraded"), "degraded", 'GPU 1 is degraded: row "remap"'),
+        (METRICS.replace("STATE", "failed"), "failed", "GPU 1 is failed"),
+        (METRICS.replace("STATE", "unknown"), "unknown", "GPU 1 is unknown"),
+        (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1 is unknown"),
+        (METRICS.replace("STATE", "healthy").replace("} 2\n", "} 200\n"), "unknown", "stale"),
+        (METRICS.replace("STATE", "healthy").replace('="eth0"} 1\n', '="eth0"} 0\n'), "degraded", "the link of eth0 is down"),
+        (METRICS.replace("STATE", "healthy").replace('state="ok"', 'state="failed"'), "degraded", "source gpu"),
+        ("railscope_node_info{} 1\n", "unknown", "no GPU"),
+        ("up 1\n", "unknown", "not those of a Railscope agent"),
+        ("\x1b[2J{}{}\n", "unknown", "not those of a Railscope agent"),
+    ],
+)  # fmt: skip
+def test_the_status_of_a_node_is_that_of_its_gpus(text: str, status: str, reason: str):
+    with scripted_server(lambda _: response(text.encode())) as server:
+        found = json.loads(run("status", "--json", "--agent", server.url).stdout)
+        table = run("nodes", "--agent", server.url)
+    assert (found["status"], found["program"]) == (status, "agent")
+    assert any(reason in one["text"] for one in found["reasons"]) or not reason
+    assert table.stdout.replace("\n", "").isprintable()
+
+
+def test_a_line_of_metrics_that_is_damaged_is_skipped():
+    text = 'a{b="c\\"}\\n"} 1 123\nbroken{ 1\nc 0x\nd{e="f",g="h"} NaN\n\n# TYPE\ne -1.5e3\r\n'
+    samples = list(parse_metrics(text))
+    assert [(name, labels) for name, labels, _ in samples] == [
+        ("a", {"b": 'c"}\n'}), ("d", {"e": "f", "g": "h"}), ("e", {}),
+    ]  # fmt: skip
+    assert read_metrics("", 5).gpu_rows == []
+
+
+# Tables ------------------------------------------------------------------------------------------
+
+
+def test_columns_shrink_and_names_are_cut_last():
+    columns = (
+        TableColumn("name", "NAME", is_key=True),
+        TableColumn("text", "TEXT"),
+        number("n", "N"),
+    )
+    rows = [
+        {"name": "a" * 30, "text": "b" * 300, "n": 12345},
+        {"name": "漢字" * 3, "text": None, "n": None},
+    ]
+    lines = ClientTable("rows", columns, rows).as_text(60).splitlines()
+    assert [cell_width(line) for line in lines] == [60, 60, 60]
+    assert "a" * 30 in lines[1]
+    assert "~  12345" in lines[1]
+    assert lines[2].split() == ["漢字" * 3, "-", "-"]
+    narrow = ClientTable("rows", columns, rows).as_text(20).splitlines()
+    assert max(map(cell_width, narrow)) <= 20
+    assert "b" * 300 in ClientTable("rows", columns, rows).as_text(60, wide=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-0.2, "0.0 s"), (9.94, "9.9 s"), (75, "75 s"), (600, "10 min"), (7_260, "2 h 1 min"), (90_000, "25 h"),
+     (180_000, "2 d 2 h"), (9e6, "104 d")],
+)  # fmt: skip
+def test_ages(seconds: float, text: str):
+    assert show_age(seconds) in {text, text.replace("25 h", "1 d 1 h")}
+
+
+def test_a_filter_has_a_key_and_a_value():
+    assert parse_filters(["Node = gpu-*", "state="]) == {"node": "gpu-*", "state": ""}
+    for text in ("", "node", "=x"):
+        with pytest.raises(ValueError, match="expected key=value"):
+            parse_filters([text])
+
+
+# Contexts ----------------------------------------------------------------------------------------
+
+
+def test_a_url_is_typed_once(tmp_path: Path):
+    file, token = tmp_path / "own" / "context.toml", tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    environment = {"RAILSCOPE_CONTEXT": str(file)}
+    with collector({}) as server:
+        stored = run(
+            "context",
+            "set",
+            "one",
+            "--collector",
+            server.url,
+            "--token-file",
+            str(token),
+            **environment,
+        )
+        assert stored.exit_code == 0, stored.output
+        assert (
+            run("context", "set", "two", "--agent", "http://127.0.0.1:1", **environment).exit_code
+            == 0
+        )
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert run("status", **environment).exit_code == 0
+        assert "Authorization: Bearer secret" in server.requests[-1]
+        assert run("status", "--context", "two", **environment).exit_code == 3
+        assert run("status", "--collector", server.url, **environment).exit_code == 0
+        assert "Authorization" not in server.requests[-1], "a token is sent to its own server only"
+        assert run("context", "use", "two", **environment).exit_code == 0
+        assert "agent http://127.0.0.1:1" in run("status", **environment).stdout
+    shown = run("context", "show", **environment).stdout.splitlines()
+    assert shown[0] == str(file)
+    assert shown[2].split()[:2] == ["-", "one"]
+    assert shown[3].split()[:2] == ["*", "two"]
+    for arguments in (("use", "three"), ("set", "bad name", "--agent", "http://a"), ("set", "x"),
+                      ("set", "x", "--agent", "ftp://a")):  # fmt: skip
+        assert run("context", *arguments, **environment).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["nonsense", "contexts = 5", '[contexts.a]\nurl = "http://x"', "[contexts.a]\n", '[contexts."a b"]\nagent = "http://x"',
+     '[contexts.a]\nagent = "http://x"\ncollector = "http://y"', 'current = "gone"', "a = " + "[" * 5000],
+)  # fmt: skip
+def test_an_invalid_context_file_is_reported_in_one_line(tmp_path: Path, content: str):
+    file = tmp_path / "context.toml"
+    file.write_text(content)
+    outcome = run("nodes", RAILSCOPE_CONTEXT=str(file))
+    assert outcome.exit_code == 3
+    (line,) = outcome.stderr.splitlines()
+    assert str(file) in line
+    assert "expected" in line
+
+
+def test_the_default_file_is_that_of_the_user(tmp_path: Path):
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "RAILSCOPE_CONTEXT": ""}
+    assert run("context", "set", "a", "--agent", "http://127.0.0.1:1", **environment).exit_code == 0
+    assert (tmp_path / "railscope" / "context.toml").is_file()

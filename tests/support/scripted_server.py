@@ -1,0 +1,91 @@
+"""A server in a thread that answers each request with scripted bytes, or with documents by path."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any
+
+Script = Callable[[str], bytes]
+"""Returns the whole response to a request by its target."""
+
+
+@dataclass
+class ScriptedServer:
+    """Address of the server, and the requests that it received."""
+
+    url: str
+    requests: list[str] = field(default_factory=list)
+    silent: threading.Event = field(default_factory=threading.Event)
+    """While it is set, requests are read and not answered."""
+
+
+def response(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    """Return a complete response."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def json_response(content: Any, status: str = "200 OK") -> bytes:
+    """Return a response with JSON, and the time."""
+    return response(json.dumps(content).encode(), status, f"Date: {formatdate(usegmt=True)}")
+
+
+def by_path(documents: Mapping[str, Any]) -> Script:
+    """Return a script that answers with documents by path; others are not found."""
+
+    def answer(target: str) -> bytes:
+        path = target.partition("?")[0]
+        if path not in documents:
+            return json_response({"error": "unknown path"}, "404 Not Found")
+        content = documents[path]
+        return content if isinstance(content, bytes) else json_response(content)
+
+    return answer
+
+
+@contextmanager
+def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    """Serve until the end; a connection is closed after its response."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        scheme = "https" if tls else "http"
+        server = ScriptedServer(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
+        thread = threading.Thread(target=_serve, args=(listener, server, script, tls))
+        thread.start()
+        yield server
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _serve(
+    listener: socket.socket, server: ScriptedServer, script: Script, tls: ssl.SSLContext | None
+) -> None:
+    waiting = []
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            break
+        with suppress(OSError):
+            connection.settimeout(60)
+            if tls:
+                connection = tls.wrap_socket(connection, server_side=True)
+            request = b""
+            while b"\r\n\r\n" not in request and (piece := connection.recv(65_536)):
+                request += piece
+                if not request.startswith(b"GET "):
+                    break  # TLS, where none is expected
+            server.requests.append(request.decode("latin-1"))
+            if server.silent.is_set():
+                waiting.append(connection)
+                continue
+            connection.sendall(script([*server.requests[-1].split(" "), ""][1]))
+        connection.close()
+    for connection in waiting:
+        connection.close()
