@@ -12,7 +12,14 @@ import msgspec
 from aiohttp import web
 
 from collector.access import authentication, credentials as access
-from collector.console import PageProblemError, fleet_pages, page_rendering, page_table
+from collector.console import (
+    PageProblemError,
+    fleet_pages,
+    incident_pages,
+    job_pages,
+    page_rendering,
+    page_table,
+)
 from collector.console.page_cache import PageCache, RenderedContent, content_tag
 from collector.http import access_control
 from collector.http.read_api import ViewApi
@@ -67,11 +74,9 @@ class Console:
     @classmethod
     def from_api(cls, authorizer: access_control.RequestAuthorizer, api: ViewApi) -> Console:
         """Return the console of a collector: its pages show what its API returns."""
-        fleet = fleet_pages.FleetPages(api.core, api.views, api.incidents)
-        models = fleet.models()
         return cls(
             authorizer,
-            models,
+            page_models(api),
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
         )
 
@@ -295,6 +300,15 @@ class Console:
                 cookie, path="/", secure=request.secure, httponly=True, samesite="Strict"
             )
         return response
+
+
+def page_models(api: ViewApi) -> page_table.PageModels:
+    """Return the models of all pages, by name of the page."""
+    return {
+        **fleet_pages.FleetPages(api.core, api.views, api.incidents).models(),
+        **incident_pages.IncidentPages(api).models(),
+        **job_pages.JobPages(api).models(),
+    }
 
 
 def _parse_request(

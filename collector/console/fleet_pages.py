@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
 from collector.console import (
-    incident_rows,
+    incident_pages,
     node_states,
     page_rendering,
     page_table,
@@ -25,10 +24,8 @@ from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
 from railscope.service import run_in_thread
 
-PAGE_ROWS = 100
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
 NOT_COMPUTED = "the views have not been computed yet"
-RowT = TypeVar("RowT")
 
 
 class NodeCounts(msgspec.Struct, frozen=True):
@@ -72,7 +69,7 @@ class OverviewModel(msgspec.Struct, frozen=True):
     touched_tenant_count: int
     diagnosis_ns: int
     """Time of the last evaluation of incidents; 0 for none."""
-    incidents: tuple[incident_rows.IncidentRow, ...]
+    incidents: tuple[incident_pages.IncidentRow, ...]
     open_incidents: int
     nodes: NodeCounts | None = None
     data: DataState | None = None
@@ -105,12 +102,6 @@ class ApiModel(msgspec.Struct, frozen=True):
     """Routes of the API."""
 
     routes: tuple[ApiRoute, ...]
-
-
-def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
-    """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
-    start = (page - 1) * PAGE_ROWS
-    return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
 
 
 @dataclass(slots=True)
@@ -148,14 +139,14 @@ class FleetPages:
         visible = visible_incidents(table, request.credential)
         roots = [each for each in visible if each.is_root]
         urgent = [each for each in roots if each.document.severity != "info"]
-        touched = incident_rows.touched_jobs(visible)
+        touched = incident_pages.touched_jobs(visible)
         tenants = sorted({tenant for tenant, _, _ in touched if tenant})
         jobs = (
             len(visible_jobs(views.jobs, request.credential)) if views.jobs.timestamp_ns else None
         )
         if jobs is not None and request.tenant is None:
             jobs += views.jobs.suppressed
-        shown = [incident_rows.incident_row(each) for each in incident_rows.worst_first(roots)]
+        shown = [incident_pages.incident_row(each) for each in incident_pages.worst_first(roots)]
         model = OverviewModel(
             timestamp_ns=views.timestamp_ns,
             summary="",
@@ -193,7 +184,7 @@ class FleetPages:
             for row in rows
             if query.state in {"all", row.state} and query.name.lower() in row.name.lower()
         ]
-        shown, pages = split_page(found, query.page)
+        shown, pages = page_table.split_page(found, query.page)
         timestamp_ns = self.views().timestamp_ns
         return NodesModel(timestamp_ns, query, count_nodes(rows), shown, len(found), pages)
 

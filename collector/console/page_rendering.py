@@ -59,6 +59,21 @@ def format_number(value: float | None, unit: str = "") -> str:
     return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
 
 
+_SUFFIXES = {
+    "bytes_per_second": "B/s", "transmit": "B/s", "bytes": "B", "watts": "W", "hertz": "Hz", "clock": "Hz",
+    "celsius": "°C", "seconds": "s",
+}  # fmt: skip
+"""Units by the end of a metric's name, or of a measure of stragglers."""
+
+
+def format_quantity(value: float | None, name: str) -> str:
+    """Return the value of a metric with its unit, which its name ends in; ratios as percentages."""
+    if value is not None and name.endswith(("_ratio", "activity")):
+        return f"{value * 100:.3g} %"
+    unit = next((unit for end, unit in _SUFFIXES.items() if name.endswith(end)), "")
+    return format_number(value, unit)
+
+
 def count_text(count: int, noun: str) -> str:
     """Return a number of things in words."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -102,6 +117,7 @@ _environment.filters |= {
     "number": format_number,
     "count": count_text,
     "duration": format_duration,
+    "quantity": format_quantity,
     "when": time_element,
 }
 

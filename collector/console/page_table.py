@@ -7,10 +7,10 @@ Each page is two routes of the collector's application: HTML at its path, and it
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -20,6 +20,8 @@ from collector.console import PageProblemError
 from collector.http.access_control import Route, TenantScope
 
 TWIN_PREFIX = "/api/v1/pages"
+PAGE_ROWS = 100
+RowT = TypeVar("RowT")
 PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 SearchText = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -35,6 +37,28 @@ class NodesQuery(msgspec.Struct, frozen=True):
     state: Literal["all", "bad", "touched", "unknown", "ok"] = "all"
     name: SearchText = ""
     """Part of the name."""
+
+
+class IncidentsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of incidents."""
+
+    page: PageNumber = 1
+    state: Literal["open", "closed", "all"] = "open"
+    severity: Literal["all", "critical", "warning", "info"] = "all"
+
+
+class PageQuery(msgspec.Struct, frozen=True):
+    """Query of a page that contains one list."""
+
+    page: PageNumber = 1
+
+
+class JobsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of jobs."""
+
+    page: PageNumber = 1
+    name: SearchText = ""
+    """Part of the tenant and the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,25 @@ READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
 PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
+    Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
+    Page(
+        "incident",
+        "/incidents/{incident}",
+        "Incident {incident}",
+        RUNNING,
+        TenantScope.OWN_DATA,
+        in_menu=False,
+    ),
+    Page("jobs", "/jobs", "Jobs", RUNNING, TenantScope.OWN_DATA, JobsQuery),
+    Page(
+        "job",
+        "/jobs/{tenant}/{source}/{workload}",
+        "Job {workload} of {tenant}",
+        RUNNING,
+        TenantScope.NAMED,
+        PageQuery,
+        in_menu=False,
+    ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""
@@ -119,6 +162,12 @@ class PageRequest:
     def allows(self, page: str) -> bool:
         """True if there is another page that the reader may read, so that a link leads there."""
         return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
+
+
+def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
+    """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
+    start = (page - 1) * PAGE_ROWS
+    return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
 
 
 PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,26 @@ import msgspec
 import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
 
-from collector.access.credentials import ANYONE, Role
+from collector.access.credentials import ANYONE, Credential, Role
+from collector.config import DiagnosisSettings
 from collector.console import PageProblemError, page_rendering
+from collector.console.console_server import page_models
 from collector.console.fleet_pages import FleetPages
 from collector.console.node_states import marks_of, node_rows
 from collector.console.page_cache import PageCache, RenderedContent
-from collector.console.page_table import PAGES_BY_NAME, PageRequest, page_path, parse_query
+from collector.console.page_table import (
+    PAGES_BY_NAME,
+    PageModels,
+    PageRequest,
+    page_path,
+    parse_query,
+)
 from collector.console.rail_grid import make_grid
+from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.schemas import StoredSchemas
 from collector.fleet.view_cells import View, ViewCell
+from collector.http.read_api import ViewApi
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
@@ -33,9 +44,17 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 NOW_NS = 1_790_000_000 * SECOND_NS
 
 
+@dataclass
+class Fleet:
+    """Models of pages of a state that does not change."""
+
+    pages: FleetPages
+    models: PageModels
+
+
 def fleet(
     directory: Path, nodes: list[str], incidents: list[ReportedIncident], stale: int = 0
-) -> FleetPages:
+) -> Fleet:
     """Pages of nodes with eight GPUs each; the last `stale` ones are stale."""
     core = CollectorState(StoredSchemas(directory))
     core.gpus_by_node = {name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes}
@@ -44,13 +63,18 @@ def fleet(
     cells += [ViewCell(catalog.NODE_AGE, (name,), 1.5) for name in nodes]
     views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)))
     table = IncidentTable(NOW_NS, tuple(incidents))
-    return FleetPages(core, lambda: views, lambda: table)
+    own_metrics: Any = None
+    api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
+    return Fleet(FleetPages(core, api.views, api.incidents), page_models(api))
 
 
-async def page_of(pages: FleetPages, name: str, /, **query: Any) -> tuple[str, Any]:
+async def page_of(
+    site: Fleet, name: str, /, reader: Credential = ANYONE, **values: Any
+) -> tuple[str, Any]:
     page = PAGES_BY_NAME[name]
-    asked = PageRequest(page, ANYONE, {}, parse_query(page, query))
-    model = await pages.models()[name](asked)
+    parts = {key: values.pop(key) for key in re.findall(r"{(\w+)}", page.path)}
+    asked = PageRequest(page, reader, parts, parse_query(page, values))
+    model = await site.models[name](asked)
     return page_rendering.render(f"{name}.html", model=model, request=asked), model
 
 
@@ -62,7 +86,7 @@ async def test_pages_are_bounded_whatever_the_size_of_the_fleet(tmp_path: Path, 
         for number, node in enumerate(nodes[::3])
     ]
     pages = fleet(tmp_path, nodes, incidents, stale=count // 3)
-    for name in ("overview", "nodes"):
+    for name in ("overview", "nodes", "incidents"):
         text, model = await page_of(pages, name)
         assert len(text.encode()) < MAX_BYTES, name
         assert count_elements(text).nodes < MAX_ELEMENTS, name
@@ -73,7 +97,7 @@ async def test_a_checkered_grid_is_bounded(tmp_path: Path) -> None:
     nodes = [f"n{number:05}" for number in range(4_000)]
     rows = [
         msgspec.structs.replace(row, rails=".B" * 4 if number % 2 else "B." * 4)
-        for number, row in enumerate(fleet(tmp_path, nodes, []).node_rows())
+        for number, row in enumerate(fleet(tmp_path, nodes, []).pages.node_rows())
     ]
     grid = make_grid(rows)
     assert sum(len(path) for _, path in grid.paths()) + len(grid.separators()) < 500_000
@@ -90,7 +114,7 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
         ("d", "unknown", "UUUUUUUU"),
         ("c", "touched", "...T...."),
     ]
-    assert [row.name for row in pages.node_rows()] == ["b", "d", "c", "a"]
+    assert [row.name for row in pages.pages.node_rows()] == ["b", "d", "c", "a"]
     counts = model.nodes
     assert (counts.total, counts.bad, counts.unknown, counts.touched, counts.ok) == (4, 1, 1, 1, 1)
     assert model.summary == "4 nodes: 1 bad, 1 unknown, 1 touched; 1 open incident; 1 job touched"
@@ -141,9 +165,8 @@ def test_an_invalid_query_states_what_is_expected(query: dict[str, str], text: s
 
 
 async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
-    async with console(tmp_path) as running, browser(running.url) as reader:
-        running.collector.refresher.period_seconds = 3600.0
-        await running.collector.refresher.refresh()
+    still = {"view_refresh_seconds": 3600.0, "diagnosis": DiagnosisSettings(enabled=False)}
+    async with console(tmp_path, **still) as running, browser(running.url) as reader:
         await reader.sign_in(TOKENS[Role.OPERATOR])
         page = await reader.get("/nodes?state=ok")
         assert (
@@ -218,3 +241,55 @@ def test_numbers(value: float | None, text: str) -> None:
 )  # fmt: skip
 def test_durations(seconds: float | None, text: str) -> None:
     assert page_rendering.format_duration(seconds) == text
+
+
+def curved(node: str) -> ReportedIncident:
+    """An incident with a curve that begins with an unknown value."""
+    points = [
+        CurvePoint(NOW_NS + n * 10 * SECOND_NS, float("nan") if n < 3 else n / 10, 0.1)
+        for n in range(60)
+    ]
+    evidence = {
+        "signal": "pause", "device": f"{node} eth1", "value": 0.9, "threshold": 0.5,
+        "comparison": "at least", "window_seconds": 30.0,
+    }  # fmt: skip
+    incident = incident_at(
+        node, 1, victims=[f"{HOSTILE}{n}" for n in range(300)], evidence=[evidence]
+    )
+    return replace(incident, curves=(EvidenceCurve("pause", "ratio", points),))
+
+
+async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_path: Path) -> None:
+    running = fleet(tmp_path, [HOSTILE], [curved(HOSTILE)])
+    text, model = await page_of(running, "incident", incident="I1")
+    counted = count_elements(text)
+    assert (len(text) < MAX_BYTES, counted.nodes < MAX_ELEMENTS) == (True, True)
+    assert "<img" not in text
+    assert text.count("<polyline") == 2
+    assert model.evidence == (f"{HOSTILE} eth1: pause 0.9 (at least 0.5)",)
+    assert model.figures[0].curves[0]["values"][:4] == [None, None, None, 0.3]
+    assert model.figures[0].captions[0].startswith("Cause: last 590 %")
+    assert len(model.victims) == 100
+    assert "300 victims" in text
+    text, model = await page_of(running, "incidents", severity="warning")
+    assert [row.id for row in model.rows] == ["I1"]
+    with pytest.raises(PageProblemError, match="unknown incident 'x'"):
+        await page_of(running, "incident", incident="x")
+
+
+async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path: Path) -> None:
+    nodes = {"vision": frozenset({"n1"})}
+    running = fleet(tmp_path, ["n1", "n2"], [replace(curved("n2"), tenant_nodes=nodes)])
+    own = Credential("board", Role.TENANT, "vision")
+    _, model = await page_of(running, "incident", own, incident="I1")
+    assert [text for _, text in model.victims] == ["job 7 of vision"]
+    _, model = await page_of(running, "overview", own)
+    assert (model.nodes, model.grid, model.data, model.events) == (None, None, None, ())
+    assert [row.id for row in model.incidents] == ["I1"]
+    other = Credential("board", Role.TENANT, "speech")
+    _, model = await page_of(running, "incidents", other)
+    assert (model.rows, model.counts) == ((), {})
+    with pytest.raises(PageProblemError, match="unknown incident 'I1'"):
+        await page_of(running, "incident", other, incident="I1")
+    _, model = await page_of(running, "jobs", own)
+    assert (model.suppressed, model.problem != "") == (None, True)

@@ -1,0 +1,296 @@
+"""Incidents as rows of pages; models of the list of incidents and of one incident with its timeline and curves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector.console import PageProblemError, curves as shapes, page_table, recent_events
+from collector.diagnosis import evidence_curves, incident_report as report, incident_table
+from collector.http import incidents_api, read_api
+from railscope.service import run_in_thread
+from railscope.timestamps import SECOND_NS, parse_timestamp
+
+_MAX_SHOWN = 3
+_RANKS = {"critical": 0, "warning": 1, "info": 2}
+MAX_TIMELINE, MAX_VICTIMS = 40, 100
+_BEFORE_NS = 600 * SECOND_NS
+"""Time before the onset from which on events of the cause's node are shown."""
+_CURVE_WIDTH = 640
+
+
+class IncidentRow(msgspec.Struct, frozen=True):
+    """One incident in a list."""
+
+    id: str
+    severity: str
+    incident_class: str = msgspec.field(name="class")
+    text: str
+    cause: str
+    node: str
+    """Node of the cause; empty for a cause that is on none."""
+    onset_ns: int
+    ended_ns: int | None
+    confidence: float
+    victim_count: int
+    jobs: tuple[report.JobDocument, ...]
+    """The first ones."""
+    job_count: int
+    evidence: tuple[str, ...]
+    """The first ones, in words."""
+    lost_gpu_seconds: int
+    action: str
+    explained_by: str | None
+
+
+def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
+    """Return the row of an incident."""
+    document = incident.document
+    return IncidentRow(
+        id=document.id,
+        severity=document.severity,
+        incident_class=document.incident_class,
+        text=document.text,
+        cause=report.entity_text(document.cause),
+        node=incident_table.cause_labels(document.cause)[1],
+        onset_ns=incident.onset_ns,
+        ended_ns=parse_timestamp(document.ended) if document.ended else None,
+        confidence=document.confidence,
+        victim_count=document.victim_count,
+        jobs=document.jobs[:_MAX_SHOWN],
+        job_count=len(incident.jobs),
+        evidence=tuple(evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
+        lost_gpu_seconds=document.lost_gpu_seconds,
+        action=document.action,
+        explained_by=document.explained_by,
+    )
+
+
+def evidence_text(evidence: report.EvidenceDocument) -> str:
+    """Return a value and its threshold in words."""
+    value = "unknown" if evidence.value is None else f"{evidence.value:g}"
+    limit = "" if evidence.threshold is None else f" ({evidence.comparison} {evidence.threshold:g})"
+    return f"{evidence.device}: {evidence.signal} {value}{limit}"
+
+
+def worst_first(
+    incidents: Iterable[incident_table.ReportedIncident],
+) -> list[incident_table.ReportedIncident]:
+    """Return incidents by urgency: open ones first, causes before symptoms, then by severity and onset."""
+    return sorted(
+        incidents,
+        key=lambda each: (
+            not each.is_open,
+            not each.is_root,
+            _RANKS[each.document.severity],
+            -each.onset_ns,
+        ),
+    )
+
+
+def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tuple[str, str, str]]:
+    """Return the jobs that open incidents other than advice touch."""
+    return {
+        (job.tenant, job.source, job.workload)
+        for incident in incidents
+        if incident.is_open and incident.document.severity != "info"
+        for job in incident.jobs
+    }
+
+
+class IncidentsModel(msgspec.Struct, frozen=True):
+    """One page of the list of incidents, the most urgent ones first."""
+
+    timestamp_ns: int
+    query: page_table.IncidentsQuery
+    counts: dict[str, int]
+    """Open incidents by severity, and closed ones."""
+    rows: tuple[IncidentRow, ...]
+    found: int
+    pages: int
+
+
+class CurveFigure(msgspec.Struct, frozen=True):
+    """Curves of one unit over a period, as JSON; unknown values are null."""
+
+    title: str
+    from_ns: int
+    to_ns: int
+    onset_ns: int
+    curves: list[dict[str, Any]]
+    captions: list[str]
+    """Content of each curve in words."""
+    table: list[tuple[str, list[str]]]
+    """Smallest and largest values of the curves in parts of the period."""
+    width: int = _CURVE_WIDTH
+
+    def svg(self) -> shapes.SvgFigure:
+        """Return the picture of the curves."""
+        return shapes.to_svg(
+            [_history_curve(each) for each in self.curves], self.period, self.width
+        )
+
+    @property
+    def period(self) -> shapes.TimeRange:
+        """The period from the first to the last value."""
+        return shapes.TimeRange(self.from_ns, self.to_ns)
+
+    @property
+    def onset_x(self) -> float:
+        """Position of the onset in the picture."""
+        share = (self.onset_ns - self.from_ns) / max(self.to_ns - self.from_ns, 1)
+        return round(min(max(share, 0.0), 1.0) * self.width, 1)
+
+
+class IncidentModel(msgspec.Struct, frozen=True):
+    """One incident."""
+
+    timestamp_ns: int
+    row: IncidentRow
+    document: report.IncidentDocument
+    victims: tuple[tuple[str, str], ...]
+    """Node (empty for none) and name in words of the first ones."""
+    evidence: tuple[str, ...]
+    explained: tuple[IncidentRow, ...]
+    """Incidents that this one explains; the first ones."""
+    explained_count: int
+    figures: tuple[CurveFigure, ...]
+    timeline: tuple[recent_events.EventRow, ...]
+    """The incident's changes, and what happened to the cause's node from ten minutes before the onset on, newest first."""
+
+
+def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
+    times_ns = np.array(content["times_ms"], np.int64) * 1_000_000
+    values = np.array([np.nan if each is None else each for each in content["values"]], np.float64)
+    return shapes.HistoryCurve(content["name"], content["label"], content["unit"], times_ns, values)
+
+
+def evidence_figure(curve: evidence_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
+    """Return the figure of one signal: the cause, and the median of all devices of its kind."""
+    times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
+    period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))
+    both = [
+        shapes.HistoryCurve(name, label, curve.unit, times_ns, np.array(values, np.float64))
+        for name, label, values in (
+            ("cause", "Cause", [point.value for point in curve.points]),
+            ("peers", "Median of all", [point.peers for point in curve.points]),
+        )
+    ]
+    parts = [shapes.table_rows(each, period) for each in both]
+    table = [
+        (shapes.clock_text(rows[0].from_ns), [_range_text(row, curve.unit) for row in rows])
+        for rows in zip(*parts, strict=True)
+    ]
+    return CurveFigure(
+        curve.signal,
+        *period,
+        onset_ns,
+        [shapes.to_json(each, period, _CURVE_WIDTH) for each in both],
+        [shapes.caption(each) for each in both],
+        table,
+    )
+
+
+def _range_text(row: shapes.TableRow, unit: str) -> str:
+    if not np.isfinite(row.minimum):
+        return "unknown"
+    low, high = shapes.format_value(row.minimum, unit), shapes.format_value(row.maximum, unit)
+    return low if low == high else f"{low} to {high}"
+
+
+@dataclass(slots=True)
+class IncidentPages:
+    """Models of the pages of incidents, from what the API shows to the same reader."""
+
+    api: read_api.ViewApi
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {"incidents": self._incidents, "incident": self._incident}
+
+    async def _incidents(self, request: page_table.PageRequest) -> IncidentsModel:
+        return await run_in_thread(self._make_incidents, request)
+
+    def _make_incidents(self, request: page_table.PageRequest) -> IncidentsModel:
+        table, query = self.api.incidents(), request.query
+        visible = incidents_api.visible_incidents(table, request.credential)
+        found = [
+            incident
+            for incident in visible
+            if query.state in {"all", "open" if incident.is_open else "closed"}
+            and query.severity in {"all", incident.document.severity}
+        ]
+        shown, pages = page_table.split_page(worst_first(found), query.page)
+        counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
+        rows = tuple(map(incident_row, shown))
+        return IncidentsModel(table.timestamp_ns, query, dict(counts), rows, len(found), pages)
+
+    async def _incident(self, request: page_table.PageRequest) -> IncidentModel:
+        table, number = self.api.incidents(), request.parts["incident"]
+        incident = incidents_api.find_visible(table, number, request.credential)
+        if incident is None:
+            text = f"unknown incident {number[:40]!r}: expected one of the list of incidents; closed ones are dropped in time"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+        return await run_in_thread(self._make_incident, request, table, incident)
+
+    def _make_incident(
+        self,
+        request: page_table.PageRequest,
+        table: incident_table.IncidentTable,
+        incident: incident_table.ReportedIncident,
+    ) -> IncidentModel:
+        document = incident.document
+        explained = [
+            each
+            for each in incidents_api.visible_incidents(table, request.credential)
+            if each.document.explained_by == document.id
+        ]
+        return IncidentModel(
+            timestamp_ns=table.timestamp_ns,
+            row=incident_row(incident),
+            document=document,
+            victims=tuple(
+                (incident_table.cause_labels(each)[1], report.entity_text(each))
+                for each in document.victims[:MAX_VICTIMS]
+            ),
+            evidence=tuple(map(evidence_text, document.evidence)),
+            explained=tuple(map(incident_row, explained[:_MAX_SHOWN])),
+            explained_count=len(explained),
+            figures=tuple(
+                evidence_figure(curve, incident.onset_ns)
+                for curve in incident.curves
+                if curve.points
+            ),
+            timeline=tuple(self._timeline(request, incident)),
+        )
+
+    def _timeline(
+        self, request: page_table.PageRequest, incident: incident_table.ReportedIncident
+    ) -> list[recent_events.EventRow]:
+        """Return the events about an incident; other events of its node only to readers of all nodes."""
+        row = incident_row(incident)
+        until_ns = row.ended_ns or self.api.wall_ns()
+        core, reads_nodes = self.api.core, request.allows("nodes")
+        events = [
+            seen_event
+            for seen_event in core.events
+            if (seen_event.event.entity.kind, seen_event.event.entity.key)
+            == ("incident", (row.id,))
+            or (reads_nodes and row.node and seen_event.node == row.node)
+        ]
+        found = recent_events.event_rows(
+            events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
+        )
+        first_ns, last_ns = incident.onset_ns - _BEFORE_NS, until_ns + _BEFORE_NS
+        return [
+            each
+            for each in found
+            if each.incident in {"", row.id}
+            and (each.incident or first_ns <= each.timestamp_ns <= last_ns)
+        ][:MAX_TIMELINE]

@@ -1,0 +1,171 @@
+"""Models of the list of running jobs, and of one job with its GPUs, step, stragglers and incidents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from collector.console import PageProblemError, incident_pages, page_table
+from collector.http import incidents_api, read_api
+from collector.workloads import job_roster, job_view
+from railscope.service import run_in_thread
+
+_MAX_INCIDENTS = 10
+_COPIED = (
+    "tenant", "source", "workload", "start_ns", "gpus", "nodes", "stale_gpus", "shared_gpus",
+)  # fmt: skip
+UNKNOWN_CLAIMS = "the jobs are not known: the claims of GPUs cannot be determined"
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """One running job in a list."""
+
+    tenant: str
+    source: str
+    workload: str
+    start_ns: int
+    gpus: float
+    nodes: int
+    stale_gpus: int
+    """GPUs of nodes without fresh data."""
+    shared_gpus: int
+    step_seconds: float | None
+    jitter_seconds: float | None
+    exchange_share: float | None
+    straggler: str
+    """The GPU that is furthest behind, by activity or clock, in words; or the reason for none."""
+    incidents: tuple[str, ...]
+    """Open incidents that touch the job, by identity."""
+
+
+class JobsModel(msgspec.Struct, frozen=True):
+    """One page of the list of running jobs: touched ones first, then the largest."""
+
+    timestamp_ns: int
+    query: page_table.JobsQuery
+    rows: tuple[JobRow, ...]
+    found: int
+    pages: int
+    suppressed: int | None
+    """Jobs beyond the largest number that is reported; null for a tenant."""
+    problem: str
+    """Reason why jobs are not known; empty if they are."""
+
+
+class JobModel(msgspec.Struct, frozen=True):
+    """One running job, and a page of its GPUs."""
+
+    timestamp_ns: int
+    row: JobRow
+    rollups: tuple[dict[str, Any], ...]
+    stragglers: tuple[dict[str, Any], ...]
+    places: tuple[dict[str, Any], ...]
+    place_count: int
+    page: int
+    pages: int
+    incidents: tuple[incident_pages.IncidentRow, ...]
+
+
+def job_row(document: Mapping[str, Any], incidents: tuple[str, ...]) -> JobRow:
+    """Return the row of a job from its document in the API."""
+    step = document["step"] or {}
+    return JobRow(
+        **{name: document[name] for name in _COPIED},
+        step_seconds=step.get("period_seconds"),
+        jitter_seconds=step.get("jitter_seconds"),
+        exchange_share=step.get("exchange_share"),
+        straggler=straggler_text(document["stragglers"]),
+        incidents=incidents,
+    )
+
+
+def straggler_text(stragglers: list[dict[str, Any]]) -> str:
+    """Return the straggler with the largest deviation in words, or the reason for none."""
+    known_stragglers = [each for each in stragglers if "deviation_ratio" in each]
+    if not known_stragglers:
+        reasons = [each["unknown"] for each in stragglers if "unknown" in each]
+        return f"none: {reasons[0]}" if reasons else "none"
+    worst = min(known_stragglers, key=lambda each: each["deviation_ratio"])
+    name = worst["index"] or worst["gpu"]
+    return f"{worst['node']} GPU {name}: {worst['measure']} {worst['deviation_ratio']:+.1%}"
+
+
+@dataclass(slots=True)
+class JobPages:
+    """Models of the pages of jobs, from what the API shows to the same reader."""
+
+    api: read_api.ViewApi
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {"jobs": self._jobs, "job": self._job}
+
+    async def _jobs(self, request: page_table.PageRequest) -> JobsModel:
+        return await run_in_thread(self._make_jobs, request)
+
+    def _make_jobs(self, request: page_table.PageRequest) -> JobsModel:
+        view, query = self.api.views().jobs, request.query
+        touching = self._touching(request)
+        found = [
+            job
+            for job in read_api.visible_jobs(view, request.credential)
+            if query.name.lower() in f"{job.key.tenant}/{job.key.workload}".lower()
+        ]
+        found.sort(key=lambda job: (job.key not in touching, -len(job.places), job.key))
+        shown, pages = page_table.split_page(found, query.page)
+        api = self.api.jobs_api
+        rows = (job_row(api.row(view, job), tuple(touching.get(job.key, ()))) for job in shown)
+        return JobsModel(
+            timestamp_ns=view.timestamp_ns,
+            query=query,
+            rows=tuple(rows),
+            found=len(found),
+            pages=pages,
+            suppressed=view.suppressed if request.tenant is None else None,
+            problem="" if view.timestamp_ns else UNKNOWN_CLAIMS,
+        )
+
+    def _touching(self, request: page_table.PageRequest) -> dict[job_roster.JobKey, list[str]]:
+        """Return the open incidents of each job that the reader may see, by identity; advice is none."""
+        touching = defaultdict(list)
+        for incident in incidents_api.visible_incidents(self.api.incidents(), request.credential):
+            if incident.is_open and incident.document.severity != "info":
+                for job in incident.jobs:
+                    key = job_roster.JobKey(job.tenant, job.source, job.workload)
+                    touching[key].append(incident.document.id)
+        return touching
+
+    async def _job(self, request: page_table.PageRequest) -> JobModel:
+        view, job = self.api.jobs_api.find(request.parts)
+        if job is None:
+            raise PageProblemError(HTTPStatus.NOT_FOUND, read_api.UNKNOWN_JOB)
+        return await run_in_thread(self._make_job, request, view, job)
+
+    def _make_job(
+        self,
+        request: page_table.PageRequest,
+        view: job_view.RunningJobs,
+        job: job_roster.RunningJob,
+    ) -> JobModel:
+        document = self.api.jobs_api.job_document(view, job)
+        places, pages = page_table.split_page(document["places"], request.query.page)
+        numbers = self._touching(request).get(job.key, [])
+        visible = incidents_api.visible_incidents(self.api.incidents(), request.credential)
+        touching = [each for each in visible if each.document.id in numbers]
+        urgent = incident_pages.worst_first(touching)[:_MAX_INCIDENTS]
+        return JobModel(
+            timestamp_ns=view.timestamp_ns,
+            row=job_row(document, tuple(numbers)),
+            rollups=tuple(document["rollups"]),
+            stragglers=tuple(document["stragglers"]),
+            places=places,
+            place_count=len(document["places"]),
+            page=request.query.page,
+            pages=pages,
+            incidents=tuple(map(incident_pages.incident_row, urgent)),
+        )
