@@ -23,6 +23,7 @@ from collector.audit import (
     verification,
 )
 from collector.config import CollectorSettings
+from collector.console.audit_pages import AuditHealth, witness_rows
 from collector.fleet.view_cells import ViewCell
 from collector.http.witness_api import WitnessApi
 from collector.ledger import head_chain
@@ -134,6 +135,20 @@ class AuditService:
             (c.AUDIT_VERIFIED_AGE, self.periodic_verification.age_seconds),
         )
         return [ViewCell(metric, (), value) for metric, value in numbers if value is not None]
+
+    def health(self) -> AuditHealth:
+        """Return the state of the log and its components. Blocking."""
+        log, verified = self.trail.log, self.periodic_verification
+        cosigned = dict(self.witness_api.witnesses.nodes)
+        return AuditHealth(
+            records=log.size,
+            unsigned=log.size - log.signed.size,
+            stop_reason=self.guard.stop_reason,
+            is_valid=verified.is_valid,
+            valid_age_seconds=verified.age_seconds,
+            witnesses=witness_rows(cosigned),
+            witness_count=len(cosigned),
+        )
 
     def close(self) -> None:
         """Close the log."""

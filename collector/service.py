@@ -332,12 +332,13 @@ class Collector:
         billing = billing_api.BillingApi(
             self.billing or self.books.open, self.reading, self.access.record_export
         )
-        console = Console.from_api(authorizer, api)
+        audit = audit_api.AuditApi(self.entries, self.reading)
+        console = Console.from_api(authorizer, api, billing, audit, self.audit.health)
         handlers = {
             **console.handlers(),
             "frames": ingest.handle,
             **api.handlers(),
-            **audit_api.AuditApi(self.entries, self.reading).handlers(),
+            **audit.handlers(),
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }

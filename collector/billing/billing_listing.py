@@ -92,23 +92,7 @@ def listing_document(listing: BillingListing) -> dict[str, Any]:
             "recorded": format_timestamp(opened.recorded_ns),
             "recorded_by": opened.recorded_by,
         },
-        "periods": [
-            {
-                "period": period_name(closing.period),
-                "start": format_timestamp(closing.period.start_ns),
-                "end": format_timestamp(closing.period.end_ns),
-                "closing": closing.number,
-                "tenant": closing.tenant or None,
-                "closed": format_timestamp(closing.closed_ns),
-                "closed_by": closing.closed_by,
-                "price_version": closing.price_version,
-                "currency": closing.currency,
-                "provisional": closing.provisional,
-                "missing_gpu_days": len(closing.missing),
-                "corrected": [period_name(period) for period in closing.corrected],
-            }
-            for closing in listing.closings
-        ],
+        "periods": [closing_row(closing) for closing in listing.closings],
         "invoices": [
             {
                 "invoice": invoice.invoice_id,
@@ -147,6 +131,24 @@ def listing_document(listing: BillingListing) -> dict[str, Any]:
         ],
         "pending_undecided": [_undecided_row(*each) for each in listing.pending.undecided],
         "undecided": [_undecided_row(*each) for each in listing.undecided],
+    }
+
+
+def closing_row(closing: PeriodClosing) -> dict[str, Any]:
+    """A closing for JSON."""
+    return {
+        "period": period_name(closing.period),
+        "start": format_timestamp(closing.period.start_ns),
+        "end": format_timestamp(closing.period.end_ns),
+        "closing": closing.number,
+        "tenant": closing.tenant or None,
+        "closed": format_timestamp(closing.closed_ns),
+        "closed_by": closing.closed_by,
+        "price_version": closing.price_version,
+        "currency": closing.currency,
+        "provisional": closing.provisional,
+        "missing_gpu_days": len(closing.missing),
+        "corrected": [period_name(period) for period in closing.corrected],
     }
 
 

@@ -29,7 +29,15 @@ class InvoiceHead(NamedTuple):
     tenant: str
     period: Period
     replaces: str
+    currency: str
+    total_minor: int
+    issued_ns: int
     void_reason: str | None
+
+    @property
+    def payable(self) -> Fraction:
+        """Payable amount in units of the currency."""
+        return Fraction(self.total_minor, 10 ** charges.currency_exponent(self.currency))
 
     @property
     def void(self) -> bool:

@@ -233,16 +233,20 @@ class BillingReader:
             for period, name, invoice_id, void in sorted(rows, key=lambda each: each[:2])
         ]
 
-    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+    def read_statement(self, tenant: str, period: Period) -> TenantStatement | None:
         """A tenant's statement of a closed month; None if there is none. Raises BillingUnavailableError."""
         with _readable():
             seller = self.seller([tenant]).provider
             try:
-                return STATEMENT_FORMATS[form](
-                    read_statement(self.books, tenant, parse_period(period), seller)
-                )
+                return read_statement(self.books, tenant, period, seller)
             except invoices.ClosingError:
                 return None
+
+    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+        """The same in one of the formats."""
+        found = self.read_statement(tenant, parse_period(period))
+        with _readable():
+            return None if found is None else STATEMENT_FORMATS[form](found)
 
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
         """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""

@@ -14,15 +14,17 @@ from aiohttp import web
 from collector.access import authentication, credentials as access
 from collector.console import (
     PageProblemError,
+    audit_pages,
+    billing_pages,
     fleet_pages,
     incident_pages,
     job_pages,
     page_rendering,
     page_table,
+    tenant_pages,
 )
 from collector.console.page_cache import PageCache, RenderedContent, content_tag
-from collector.http import access_control
-from collector.http.read_api import ViewApi
+from collector.http import access_control, audit_api, billing_api, read_api
 from railscope import __version__
 from railscope.service import run_in_thread
 
@@ -72,11 +74,24 @@ class Console:
         self.authorizer.browser_page = self.browser_page
 
     @classmethod
-    def from_api(cls, authorizer: access_control.RequestAuthorizer, api: ViewApi) -> Console:
+    def from_api(
+        cls,
+        authorizer: access_control.RequestAuthorizer,
+        api: read_api.ViewApi,
+        billing: billing_api.BillingApi,
+        audit: audit_api.AuditApi,
+        audit_health: Callable[[], audit_pages.AuditHealth],
+    ) -> Console:
         """Return the console of a collector: its pages show what its API returns."""
+        statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
         return cls(
             authorizer,
-            page_models(api),
+            {
+                **page_models(api),
+                **tenant_pages.TenantPages(api, statements).models(),
+                **statements.models(),
+                **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),
+            },
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
         )
 
@@ -302,8 +317,8 @@ class Console:
         return response
 
 
-def page_models(api: ViewApi) -> page_table.PageModels:
-    """Return the models of all pages, by name of the page."""
+def page_models(api: read_api.ViewApi) -> page_table.PageModels:
+    """Return the models of the pages about the cluster, by name of the page."""
     return {
         **fleet_pages.FleetPages(api.core, api.views, api.incidents).models(),
         **incident_pages.IncidentPages(api).models(),

@@ -17,17 +17,32 @@ import msgspec
 
 from collector.access.credentials import Credential, Role
 from collector.console import PageProblemError
-from collector.http.access_control import Route, TenantScope
+from collector.http.access_control import ROUTES, Route, TenantScope
 
 TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100
 RowT = TypeVar("RowT")
 PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 SearchText = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class EmptyQuery(msgspec.Struct, frozen=True):
     """Query of a page without parameters."""
+
+
+class StatementsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of statements."""
+
+    page: PageNumber = 1
+    tenant: SearchText = ""
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    """Query of the records of the audit log; without a start, the newest ones."""
+
+    start: RecordIndex | None = None
+    tenant: SearchText = ""
 
 
 class NodesQuery(msgspec.Struct, frozen=True):
@@ -91,6 +106,9 @@ class Page:
 RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
 READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
 
+BILLING = frozenset({Role.AUDITOR, Role.FINANCE})
+AUDIT = frozenset({Role.AUDITOR})
+
 PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
@@ -111,6 +129,62 @@ PAGES: Collection[Page] = (
         RUNNING,
         TenantScope.NAMED,
         PageQuery,
+        in_menu=False,
+    ),
+    Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, PageQuery),
+    Page(
+        "tenant",
+        "/tenants/{tenant}",
+        "Tenant {tenant}",
+        READERS,
+        TenantScope.NAMED,
+        PageQuery,
+        in_menu=False,
+    ),
+    Page(
+        "statements",
+        "/statements",
+        "Statements",
+        BILLING,
+        TenantScope.OWN_DATA,
+        StatementsQuery,
+        is_live=False,
+    ),
+    Page(
+        "statement",
+        "/statements/{tenant}/{period}",
+        "Statement of {tenant} for {period}",
+        BILLING,
+        TenantScope.NAMED,
+        is_live=False,
+        in_menu=False,
+    ),
+    Page("billing", "/billing", "Billing", BILLING, query=PageQuery, is_live=False),
+    Page(
+        "billing_period",
+        "/billing/{period}",
+        "Billing of {period}",
+        BILLING,
+        query=PageQuery,
+        is_live=False,
+        in_menu=False,
+    ),
+    Page(
+        "reconciliation",
+        "/billing/{period}/reconciliation",
+        "Reconciliation of {period}",
+        BILLING,
+        is_live=False,
+        in_menu=False,
+    ),
+    Page("audit", "/audit", "Audit log", AUDIT, TenantScope.OWN_DATA, AuditQuery, is_live=False),
+    Page(
+        "audit_record",
+        "/audit/{index}",
+        "Audit record {index}",
+        AUDIT,
+        TenantScope.OWN_DATA,
+        is_live=False,
         in_menu=False,
     ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
@@ -159,6 +233,10 @@ class PageRequest:
         """Title of the page with the parts of the path."""
         return self.page.title.format(**self.parts)
 
+    def may_read(self, route: str) -> bool:
+        """True if the reader may use a route of the API, so that its content is shown on a page."""
+        return _API_ROUTES[route].admits(self.credential.role)
+
     def allows(self, page: str) -> bool:
         """True if there is another page that the reader may read, so that a link leads there."""
         return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
@@ -170,6 +248,7 @@ def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
     return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
 
 
+_API_ROUTES = {route.name: route for route in ROUTES}
 PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
 """Functions by name of the page that return its model; they raise PageProblemError."""
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, BrowserContext, Page, Request, Response, Route
+    from playwright.async_api import Browser, BrowserContext, Page, Request, Route
 
 PATIENCE_MILLISECONDS = 120_000
 MAX_BYTES, MAX_NODES = 600_000, 6_000
@@ -25,17 +25,20 @@ POLICY = (
     "connect-src 'self'", "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'",
     "require-trusted-types-for 'script'",
 )  # fmt: skip
-_COUNT_NODES = """() => {
+_MEASURE = """() => {
+    const loaded = [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')];
+    const size = loaded.filter(each => each.initiatorType !== 'fetch')
+        .reduce((sum, each) => sum + each.decodedBodySize, 0);
     const walker = document.createTreeWalker(document, NodeFilter.SHOW_ALL);
-    let count = 1;
-    while (walker.nextNode()) count += 1;
-    return count;
+    let nodes = 1;
+    while (walker.nextNode()) nodes += 1;
+    return [size, nodes];
 }"""
 _OVERFLOWING = """() => {
     const width = document.documentElement.clientWidth;
     if (document.documentElement.scrollWidth <= width) return [];
     return [...document.querySelectorAll('body *')]
-        .filter(each => each.getBoundingClientRect().right > width + 1)
+        .filter(each => !each.closest('.scroll') && each.getBoundingClientRect().right > width + 1)
         .map(each => each.tagName + '.' + each.getAttribute('class')).slice(0, 10)
         .concat('scrolls to ' + document.documentElement.scrollWidth);
 }"""
@@ -86,7 +89,7 @@ class VisitedPage:
 
 @dataclass
 class Visitor:
-    """Two pages of a browser: one with scripts, and one at 390 px from which scripts are removed.
+    """Two pages of a browser: one in light with scripts, one dark at 390 px from which scripts are removed.
 
     axe waits with timers, and a page of a browser with scripts off has none.
     """
@@ -96,16 +99,13 @@ class Visitor:
     plain: Page
     problems: list[str] = field(default_factory=list)
     """Console messages, errors of scripts, and requests to other hosts."""
-    _responses: list[Response] = field(default_factory=list)
 
     async def visit(self, path: str, status: int = 200) -> VisitedPage:
         """Load a page in all variants, assert the checks of every page, and return its text."""
         self.problems.clear()
         await self._load(self.page, path, status)
         await self._check_bounded()
-        for theme in ("light", "dark"):
-            await self.page.emulate_media(color_scheme=theme)
-            await self._check_accessible(self.page, f"{theme}, with scripts")
+        await self._check_accessible(self.page, "light, with scripts")
         text = await self.page.inner_text("body")
         await self.page.set_viewport_size(NARROW)
         await self._check_width(self.page)
@@ -113,7 +113,7 @@ class Visitor:
 
         await self._load(self.plain, path, status)
         await self._check_width(self.plain)
-        await self._check_accessible(self.plain, "light, without scripts")
+        await self._check_accessible(self.plain, "dark, without scripts")
         # Chromium reports the error status of a document itself as a message of the console.
         expected = f"the server responded with a status of {status} "
         problems = [each for each in self.problems if status < 400 or expected not in each]
@@ -128,6 +128,12 @@ class Visitor:
         await self.page.wait_for_url(lambda url: not url.endswith("/sign-in"))
         await self.plain.context.add_cookies(await self.page.context.cookies())
 
+    async def open(self, path: str, status: int = 200) -> None:
+        """Load a page with scripts only, and assert its status."""
+        response = await self.page.goto(self.url + path)
+        assert response is not None, path
+        assert response.status == status, path
+
     async def tab_order(self, limit: int = 40) -> list[str]:
         """Return the names of what has the focus after each press of Tab, from the start of the page."""
         names: list[str] = []
@@ -140,7 +146,6 @@ class Visitor:
         return names
 
     async def _load(self, page: Page, path: str, status: int) -> None:
-        self._responses.clear()
         response = await page.goto(self.url + path)
         assert response is not None, path
         if response.status != status:
@@ -152,8 +157,7 @@ class Visitor:
 
     async def _check_bounded(self) -> None:
         """Check the size of the page, with its scripts and styles, and the policy's reports."""
-        size = sum([len(await response.body()) for response in list(self._responses)])
-        nodes = await self.page.evaluate(_COUNT_NODES)
+        size, nodes = await self.page.evaluate(_MEASURE)
         if size > MAX_BYTES or nodes > MAX_NODES:
             self.problems.append(f"{size} bytes, {nodes} DOM nodes: too many")
         self.problems += await self.page.evaluate("() => window.policyViolations")
@@ -171,7 +175,6 @@ class Visitor:
         """Record what the pages of a context load and report."""
         context.on("console", lambda message: self.problems.append(f"console: {message.text}"))
         context.on("weberror", lambda error: self.problems.append(f"error: {error.error}"))
-        context.on("response", lambda response: self._responses.append(response))  # noqa: PLW0108 - Playwright marks the function
         context.on("request", self._on_request)
 
     def _on_request(self, request: Request) -> None:
@@ -192,8 +195,8 @@ async def _remove_scripts(route: Route) -> None:
 @contextlib.asynccontextmanager
 async def visiting(browser: Browser, url: str) -> AsyncIterator[Visitor]:
     """A visitor of the console at this address, without a session."""
-    scripted = await browser.new_context(viewport=WIDE)
-    plain = await browser.new_context(viewport=NARROW)
+    scripted = await browser.new_context(viewport=WIDE, color_scheme="light")
+    plain = await browser.new_context(viewport=NARROW, color_scheme="dark")
     try:
         await plain.route("**/*", _remove_scripts)
         await scripted.add_init_script(_RECORD_VIOLATIONS)

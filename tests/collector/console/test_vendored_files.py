@@ -49,4 +49,4 @@ def test_static_files_are_data_of_the_package() -> None:
     patterns = setup["package-data"]["collector"]
     for path in (PACKAGE / "static").rglob("*.*"):
         name = str(path.relative_to(PACKAGE.parent))
-        assert any(fnmatch(name, pattern.replace("**", "*")) for pattern in patterns), name
+        assert any(fnmatch(name, pattern.replace("**/", "")) for pattern in patterns), name

@@ -26,8 +26,8 @@ CORRECT = "<p>A text.</p>"
 FAULTS = {
     '<p class="wide">A text.</p>': "wider than 390 px",
     '<p class="pale">A text.</p>': "axe, light, with scripts: color-contrast",
-    '<p class="pale-in-the-dark">A text.</p>': "axe, dark, with scripts: color-contrast",
-    '<img src="/style.css">': "axe, light, without scripts: image-alt",
+    '<p class="pale-in-the-dark">A text.</p>': "axe, dark, without scripts: color-contrast",
+    '<img src="/style.css">': "axe, light, with scripts: image-alt",
     '<p style="color: red">A text.</p>': "enforce style-src-attr inline",
     "<script>document.title = 'executed'</script>": "enforce script-src-elem inline",
     '<img alt="picture" src="http://127.0.0.2:1/">': "request to another host: http://127.0.0.2",
@@ -59,7 +59,7 @@ async def _script(_: web.Request) -> web.Response:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
+async def visitor(chromium: Browser) -> AsyncIterator[Visitor]:
     application = web.Application()
     for path, handler in {"/style.css": _style, "/script.js": _script, "/{page}": _page}.items():
         application.router.add_get(path, handler)
@@ -67,7 +67,7 @@ async def visitor(browser: Browser) -> AsyncIterator[Visitor]:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with visiting(browser, f"http://127.0.0.1:{runner.addresses[0][1]}") as found:
+        async with visiting(chromium, f"http://127.0.0.1:{runner.addresses[0][1]}") as found:
             yield found
     finally:
         await runner.cleanup()

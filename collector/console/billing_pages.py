@@ -1,0 +1,344 @@
+"""Models of the pages about money: statements, periods, reconciliation. Amounts are the text of the statements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+
+from collector.billing import (
+    BillingError,
+    billing_listing,
+    billing_store,
+    charges,
+    reconciliation,
+    statement as statements,
+    tenant_statements,
+)
+from collector.console import PageProblemError, page_table
+from collector.http.web_server import ReadPool
+from collector.ledger.database import UnusableLedgerError
+from collector.metering.units import Period, PeriodError, parse_period, period_name
+from railscope.timestamps import format_timestamp
+
+MAX_CLAIMS, MAX_UNDECIDED, MAX_SUMMARY = 100, 100, 200
+UNAVAILABLE = "the ledger is unavailable"
+_PERCENT_PLACES = 3
+ResultT = TypeVar("ResultT")
+
+
+class StatementsModel(msgspec.Struct, frozen=True):
+    """Statements, the newest period first."""
+
+    tenant: str
+    """The only tenant; empty for all."""
+    rows: tuple[tenant_statements.IssuedInvoice, ...]
+    found: int
+    page: int
+    pages: int
+
+
+class StatementModel(msgspec.Struct, frozen=True):
+    """The statement of a tenant and period, as in its text: rounded lines that add up to the total."""
+
+    title: str
+    tenant: str
+    period: str
+    facts: tuple[tuple[str, str], ...]
+    marks: tuple[str, ...]
+    """Reasons why it may still change."""
+    summary: tuple[dict[str, str], ...]
+    summary_count: int
+    total_label: str
+    total: str
+    currency: str
+    claims: tuple[dict[str, str], ...]
+    """The most expensive ones."""
+    claim_count: int
+    undecided: tuple[str, ...]
+    undecided_count: int
+    forms: tuple[str, ...]
+    """Formats of the API."""
+
+
+class ClosedPeriodRow(msgspec.Struct, frozen=True):
+    """A closed period in the list."""
+
+    period: str
+    closings: int
+    invoices: int
+    void: int
+    totals: tuple[str, ...]
+    """Sum of the valid invoices, with its currency."""
+    is_provisional: bool
+
+
+class BillingModel(msgspec.Struct, frozen=True):
+    """Closed periods, the newest first."""
+
+    opening: str
+    """Start of the billed time, with its reason; empty if none is set."""
+    rows: tuple[ClosedPeriodRow, ...]
+    found: int
+    page: int
+    pages: int
+
+
+class PeriodInvoiceRow(msgspec.Struct, frozen=True):
+    """An invoice of a period."""
+
+    tenant: str
+    invoice: str
+    is_void: bool
+    total: str
+    currency: str
+    issued_ns: int
+    replaces: str
+
+
+class BillingPeriodModel(msgspec.Struct, frozen=True):
+    """One period: its closings as `railscope bill list` prints them, and one page of its invoices."""
+
+    period: str
+    closings: tuple[dict[str, object], ...]
+    totals: tuple[str, ...]
+    invoices: tuple[PeriodInvoiceRow, ...]
+    found: int
+    page: int
+    pages: int
+    undecided: tuple[str, ...]
+    undecided_count: int
+    export_forms: tuple[str, ...]
+
+
+class ReconciliationRow(msgspec.Struct, frozen=True):
+    """Result of one comparison; sums are exact."""
+
+    rule: str
+    title: str
+    parts: int
+    found: str
+    expected: str
+    difference: str
+    """Empty for a share that has a bound."""
+    result: str
+    """`equal`, `DIFFERS`, `within` or `ABOVE`, with the place or the bound."""
+    passes: bool
+
+
+class ReconciliationModel(msgspec.Struct, frozen=True):
+    """All comparisons of a period with the ledger."""
+
+    period: str
+    rows: tuple[ReconciliationRow, ...]
+    failed: int
+    above_bound: int
+
+
+@dataclass(slots=True)
+class BillingPages:
+    """Models from the books; `open_books` blocks, and raises BillingUnavailableError."""
+
+    open_books: Callable[[], tenant_statements.BillingReader]
+    read_pool: ReadPool
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {
+            "statements": self._statements,
+            "statement": self._statement,
+            "billing": self._billing,
+            "billing_period": self._period,
+            "reconciliation": self._reconciliation,
+        }
+
+    async def issued(
+        self, request: page_table.PageRequest, tenant: str | None
+    ) -> list[tenant_statements.IssuedInvoice]:
+        """Return the invoices of a tenant or of all, the oldest first. Raises PageProblemError."""
+        return await self._read(request, lambda reader: reader.issued_invoices(tenant))
+
+    async def _read(
+        self,
+        request: page_table.PageRequest,
+        work: Callable[[tenant_statements.BillingReader], ResultT],
+    ) -> ResultT:
+        """Return the result of reading the books. Raises PageProblemError."""
+        try:
+            return await self.read_pool.read(request.credential, lambda: work(self.open_books()))
+        except (tenant_statements.BillingUnavailableError, UnusableLedgerError) as error:
+            raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE) from error
+        except BillingError as error:
+            raise PageProblemError(HTTPStatus.CONFLICT, str(error)) from error
+
+    async def _statements(self, request: page_table.PageRequest) -> StatementsModel:
+        tenant = request.tenant or request.query.tenant or None
+        newest = list(reversed(await self.issued(request, tenant)))
+        page = request.query.page
+        shown, pages = page_table.split_page(newest, page)
+        return StatementsModel(tenant or "", shown, len(newest), page, pages)
+
+    async def _statement(self, request: page_table.PageRequest) -> StatementModel:
+        tenant, period = request.parts["tenant"], _parse_period(request)
+
+        def make(reader: tenant_statements.BillingReader) -> StatementModel | None:
+            found = reader.read_statement(tenant, period)
+            return None if found is None else _statement_model(found, reader.statement_forms)
+
+        model = await self._read(request, make)
+        if model is None:
+            text = f"no statement of {tenant} for {period_name(period)}"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+        return model
+
+    async def _billing(self, request: page_table.PageRequest) -> BillingModel:
+        def make(reader: tenant_statements.BillingReader) -> BillingModel:
+            store = reader.books.store
+            opening, closings = store.opening(), store.closings()
+            periods = sorted({closing.period for closing in closings}, reverse=True)
+            shown, pages = page_table.split_page(periods, request.query.page)
+            rows = []
+            for period in shown:
+                of_period = [closing for closing in closings if closing.period == period]
+                heads = [head for head in store.heads(period) if head.period == period]
+                rows.append(
+                    ClosedPeriodRow(
+                        period_name(period),
+                        len(of_period),
+                        len(heads),
+                        sum(head.void for head in heads),
+                        _totals(heads),
+                        any(closing.provisional for closing in of_period),
+                    )
+                )
+            text = (
+                f"{format_timestamp(opening.opening_ns)[:10]}: {opening.reason}" if opening else ""
+            )
+            return BillingModel(text, tuple(rows), len(periods), request.query.page, pages)
+
+        return await self._read(request, make)
+
+    async def _period(self, request: page_table.PageRequest) -> BillingPeriodModel:
+        period = _parse_period(request)
+
+        def make(reader: tenant_statements.BillingReader) -> BillingPeriodModel | None:
+            store = reader.books.store
+            closings = [closing for closing in store.closings() if closing.period == period]
+            if not closings:
+                return None
+            heads = [head for head in store.heads(period) if head.period == period]
+            page = request.query.page
+            shown, pages = page_table.split_page(heads, page)
+            undecided = [
+                f"{use.tenant or 'no tenant'}: {use}"
+                for closing in closings
+                for use in store.reviews(closing.number)
+            ]
+            return BillingPeriodModel(
+                period_name(period),
+                tuple(map(billing_listing.closing_row, closings)),
+                _totals(heads),
+                tuple(map(_invoice_row, shown)),
+                len(heads),
+                page,
+                pages,
+                tuple(undecided[:MAX_UNDECIDED]),
+                len(undecided),
+                tuple(reader.export_forms),
+            )
+
+        model = await self._read(request, make)
+        if model is None:
+            text = f"{period_name(period)} is not closed: expected a closed period"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+        return model
+
+    async def _reconciliation(self, request: page_table.PageRequest) -> ReconciliationModel:
+        period = _parse_period(request)
+
+        def make(reader: tenant_statements.BillingReader) -> ReconciliationModel:
+            tenants = {head.tenant for head in reader.books.store.heads(period)}
+            seller = reader.seller(sorted(tenants))
+            checks = reconciliation.reconcile_period(reader.books, period, seller)
+            rows = tuple(map(_check_row, checks))
+            above = sum(not check.is_within_bound for check in checks)
+            failed = sum(not check.passes for check in checks)
+            return ReconciliationModel(period_name(period), rows, failed, above)
+
+        return await self._read(request, make)
+
+
+def _parse_period(request: page_table.PageRequest) -> Period:
+    try:
+        return parse_period(request.parts["period"])
+    except PeriodError as error:
+        raise PageProblemError(HTTPStatus.BAD_REQUEST, str(error)) from error
+
+
+def _statement_model(found: statements.TenantStatement, forms: Sequence[str]) -> StatementModel:
+    summary, claims, undecided = found.summary, found.claims, found.undecided
+    return StatementModel(
+        title=found.title,
+        tenant=found.invoice.tenant,
+        period=period_name(found.invoice.period),
+        facts=tuple(found.facts),
+        marks=tuple(found.marks),
+        summary=tuple(line._asdict() for line in summary[:MAX_SUMMARY]),
+        summary_count=len(summary),
+        total_label=found.total_label,
+        total=found.total,
+        currency=found.invoice.currency,
+        claims=tuple(claim._asdict() for claim in claims[:MAX_CLAIMS]),
+        claim_count=len(claims),
+        undecided=tuple(map(str, undecided[:MAX_UNDECIDED])),
+        undecided_count=len(undecided),
+        forms=tuple(forms),
+    )
+
+
+def _totals(heads: Sequence[billing_store.InvoiceHead]) -> tuple[str, ...]:
+    """Return the sum of the valid invoices in each currency."""
+    totals: dict[str, Fraction] = {}
+    for head in heads:
+        if not head.void:
+            totals[head.currency] = totals.get(head.currency, Fraction(0)) + head.payable
+    return tuple(
+        f"{charges.format_decimal(total, charges.currency_exponent(currency))} {currency}"
+        for currency, total in sorted(totals.items())
+    )
+
+
+def _invoice_row(head: billing_store.InvoiceHead) -> PeriodInvoiceRow:
+    places = charges.currency_exponent(head.currency)
+    return PeriodInvoiceRow(
+        tenant=head.tenant,
+        invoice=head.invoice_id,
+        is_void=head.void,
+        total=charges.format_decimal(head.payable, places),
+        currency=head.currency,
+        issued_ns=head.issued_ns,
+        replaces=head.replaces,
+    )
+
+
+def _check_row(check: reconciliation.ReconciliationCheck) -> ReconciliationRow:
+    if check.bound is None:
+        result = "equal" if check.passes else "DIFFERS"
+        found, expected, difference = map(str, (check.found, check.expected, check.difference))
+    else:
+        result = "within" if check.is_within_bound else "ABOVE"
+        found, expected, difference = _percent(check.found), f"≤ {_percent(check.bound)}", ""
+    if check.place and not check.passes:
+        result += f": {check.place}"
+    parts, passes = check.parts, check.passes and check.is_within_bound
+    return ReconciliationRow(
+        check.rule, check.title, parts, found, expected, difference, result, passes
+    )
+
+
+def _percent(share: Fraction) -> str:
+    return f"{charges.format_decimal(100 * share, _PERCENT_PLACES)} %"

@@ -1,0 +1,197 @@
+"""Every page in a real browser: as each role, in both themes, without scripts, at 390 px, with hostile names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+from console_site import TOKENS, incident_at, tokens_text
+from makers import FrameSender, gpu_schema
+from running_collector import RunningCollector, run_collector, settings_in
+from support.browser import Visitor, visiting
+from support.demo_months import copy_demo_months
+
+from collector.access.credentials import Role, digest_token
+from collector.billing import billing_demo
+from collector.billing.period_closing import BillingBooks
+from collector.billing.tenant_statements import BillingReader
+from collector.config import DiagnosisSettings
+from collector.console.page_table import PAGES, Page
+from collector.diagnosis.incident_table import IncidentTable
+from collector.http.access_control import TenantScope
+from collector.http.audit_api import EntrySelection
+from collector.ledger.ledger_store import Ledger
+from collector.tables import metadata
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HOSTILE = "<img src=x onerror=alert(1)>&lt;{{7*7}}"
+READERS = (Role.OPERATOR, Role.FINANCE, Role.AUDITOR, Role.TENANT)
+PARTS = {
+    "node": "n1", "gpu": "GPU-n1-0", "rail": "0", "incident": "I1", "tenant": "vision", "source": "file",
+    "workload": HOSTILE, "period": "2026-09",
+}  # fmt: skip
+CLAIMS = f"""tenant,gpu,from,to,workload
+vision,n1,2026-01-01T00:00:00Z,,"{HOSTILE}"
+"{HOSTILE}",n2,2026-01-01T00:00:00Z,,
+"""
+QUOTAS = "tenant,gpu_hours,period,gpus,from,to\nvision,40.5,month,32,2020-01-01T00:00:00Z,\n"
+
+
+@dataclass
+class VisitedSite:
+    """A running collector, and a visitor of each role."""
+
+    running: RunningCollector
+    visitors: dict[Role, Visitor]
+    own_record: int
+    """A record that names only the tenant."""
+
+    def path_of(self, page: Page, **parts: str) -> str:
+        known = PARTS | {"index": str(self.own_record)} | parts
+        return page.path.format(**{name: quote(text, safe="") for name, text in known.items()})
+
+
+def incidents() -> IncidentTable:
+    found = [
+        incident_at("n1", 0, number="I1", victims=["n2"], severity="critical", text=HOSTILE),
+        incident_at(HOSTILE, 1, number="I2", action=HOSTILE),
+    ]
+    found[0] = replace(found[0], tenant_nodes={"vision": frozenset({"n1"})})
+    return IncidentTable(found[0].onset_ns, tuple(found))
+
+
+async def send_frames(running: RunningCollector, node: str, at: int = 0) -> None:
+    sender = FrameSender(node)
+    frames = sender.frames(gpu_schema(node), [[50, 60, 1000, 2000, 10, 20]] * 3, at=at)
+    headers = {"Authorization": f"Bearer token-{quote(node)}"}
+    body = sender.body(frames, schemas=True)
+    status, reply = await running.post(body, node=node, at=at + 4, headers=headers)
+    assert status == 200, reply
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def site(
+    chromium: Browser, demo_months: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[VisitedSite]:
+    directory = tmp_path_factory.mktemp("site")
+    (directory / "claims.csv").write_text(CLAIMS)
+    (directory / "quotas.csv").write_text(QUOTAS)
+    settings = settings_in(
+        directory,
+        claims_file=str(directory / "claims.csv"),
+        quotas_file=str(directory / "quotas.csv"),
+        diagnosis=DiagnosisSettings(enabled=False),
+    )
+    nodes = [
+        f'"{name}" = "{digest_token(f"token-{quote(name)}")}"' for name in ("n1", "n2", HOSTILE)
+    ]
+    tokens = tokens_text(Role.NODE).replace("[nodes]", "\n".join(["[nodes]", *nodes]))
+    (directory / "tokens.toml").write_text(tokens)
+    ledger = Ledger.open(copy_demo_months(demo_months, directory / "months.sqlite"), metadata)
+    reader = BillingReader(BillingBooks.for_ledger(ledger), lambda _: billing_demo.SELLER)
+
+    def prepare(running: RunningCollector) -> None:
+        running.collector.billing = lambda: reader
+
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        running = await stack.enter_async_context(run_collector(settings, prepare))
+        for node in ("n1", "n2", HOSTILE):
+            await send_frames(running, node)
+        running.collector.diagnosis.engine.table = incidents()
+        await running.collector.refresher.refresh()
+        visitors = {}
+        for role in READERS:
+            visitors[role] = await stack.enter_async_context(visiting(chromium, running.url))
+            await visitors[role].sign_in(TOKENS[role])
+        yield VisitedSite(running, visitors, await find_own_record(running))
+
+
+async def find_own_record(running: RunningCollector) -> int:
+    """The first record that names the tenant only: that it has signed in."""
+    collector = running.collector
+    while True:
+        await collector.trail.log.sign()
+        entries = collector.entries.select(EntrySelection(0, 1, "vision"))["entries"]
+        if entries:
+            return int(entries[0]["index"])
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+async def test_a_page_has_no_problems_for_an_auditor(site: VisitedSite, page: Page) -> None:
+    visited = await site.visitors[Role.AUDITOR].visit(site.path_of(page))
+    assert page.title.partition(" ")[0] in visited.text
+    assert len(visited.text_without_scripts) > 0.8 * len(visited.text)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.admits(Role.TENANT)], ids=lambda page: page.name
+)
+async def test_a_tenant_reads_nothing_of_others(site: VisitedSite, page: Page) -> None:
+    tenant = site.visitors[Role.TENANT]
+    await tenant.open(site.path_of(page))
+    text = await tenant.page.inner_text("body")
+    for other in ("language", "n2", "GPU-n2", "operator/", "I2"):
+        assert other not in text, other
+
+
+async def test_every_role_reads_its_pages_and_no_others(site: VisitedSite) -> None:
+    for role in READERS:
+        visitor = site.visitors[role]
+        for page in PAGES:
+            await visitor.open(site.path_of(page), 200 if page.admits(role) else 403)
+        if role is Role.TENANT:
+            for page in PAGES:
+                if page.tenants is TenantScope.NAMED:
+                    await visitor.open(site.path_of(page, tenant="language"), 403)
+                    await visitor.open(site.path_of(page, tenant="nobody"), 403)
+
+
+async def test_hostile_names_are_text(site: VisitedSite) -> None:
+    auditor = site.visitors[Role.AUDITOR]
+    for path in (
+        "/",
+        "/nodes",
+        f"/tenants/{quote(HOSTILE, safe='')}",
+        "/tenants/vision",
+        "/tenants",
+    ):
+        await auditor.open(path)
+        assert HOSTILE in await auditor.page.inner_text("main"), path
+        assert await auditor.page.locator("main img, main script").count() == 0, path
+
+
+async def test_the_keyboard_reaches_all_in_order(site: VisitedSite) -> None:
+    tenant = site.visitors[Role.TENANT]
+    await tenant.open("/tenants/vision")
+    menu = [page.title for page in PAGES if page.in_menu and page.admits(Role.TENANT)]
+    names = await tenant.tab_order()
+    assert names[: len(menu) + 3] == ["Skip to content", "Railscope", *menu, "Sign out"]
+    await tenant.open("/tenants/vision")
+    await tenant.page.keyboard.press("Tab")
+    await tenant.page.keyboard.press("Enter")
+    assert await tenant.page.evaluate("() => document.activeElement.id") == "main"
+
+
+async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> None:
+    tenant = site.visitors[Role.TENANT]
+    await tenant.open("/statements/vision/2026-09")
+    await tenant.page.emulate_media(media="print")
+    try:
+        assert not await tenant.page.is_visible("header")
+        assert not await tenant.page.is_visible("footer")
+        assert await tenant.page.is_visible("main h1")
+    finally:
+        await tenant.page.emulate_media(media="screen")
