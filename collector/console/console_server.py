@@ -16,6 +16,7 @@ from collector.console import (
     PageProblemError,
     audit_pages,
     billing_pages,
+    device_pages,
     fleet_pages,
     incident_pages,
     job_pages,
@@ -319,8 +320,10 @@ class Console:
 
 def page_models(api: read_api.ViewApi) -> page_table.PageModels:
     """Return the models of the pages about the cluster, by name of the page."""
+    fleet = fleet_pages.FleetPages(api.core, api.views, api.incidents)
     return {
-        **fleet_pages.FleetPages(api.core, api.views, api.incidents).models(),
+        **fleet.models(),
+        **device_pages.DevicePages(api, fleet).models(),
         **incident_pages.IncidentPages(api).models(),
         **job_pages.JobPages(api).models(),
     }

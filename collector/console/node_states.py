@@ -27,6 +27,7 @@ STATES = (BAD, UNKNOWN, TOUCHED, OK)
 """Worst first."""
 LETTERS = {BAD: "B", UNKNOWN: "U", TOUCHED: "T", OK: ".", "": "-"}
 """State of a rail as one letter; `-` for a rail without a GPU and a NIC."""
+STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()}
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
 _WHOLE = ""
 """Key of the mark of a whole node among those of its rails."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from collector.console import page_table
+from collector.console import curves, page_table
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 _DIRECTORY = Path(__file__).parent
@@ -61,7 +61,7 @@ def format_number(value: float | None, unit: str = "") -> str:
 
 _SUFFIXES = {
     "bytes_per_second": "B/s", "transmit": "B/s", "bytes": "B", "watts": "W", "hertz": "Hz", "clock": "Hz",
-    "celsius": "°C", "seconds": "s",
+    "celsius": "°C", "seconds": "s", "per_second": "/s",
 }  # fmt: skip
 """Units by the end of a metric's name, or of a measure of stragglers."""
 
@@ -118,6 +118,7 @@ _environment.filters |= {
     "count": count_text,
     "duration": format_duration,
     "quantity": format_quantity,
+    "in_unit": curves.format_value,
     "when": time_element,
 }
 

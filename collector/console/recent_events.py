@@ -55,7 +55,7 @@ def event_rows(
     for timestamp_ns, seen_event in placed:
         row = _row(timestamp_ns, seen_event, names_of)
         if rows and _is_same(rows[-1], row):
-            devices = f"{row.device}, {rows[-1].device.removeprefix('GPU ')}"
+            devices = f"{rows[-1].device}, {row.device.removeprefix('GPU ')}"
             rows[-1] = msgspec.structs.replace(rows[-1], device=devices[:MAX_TEXT])
         elif len(rows) < limit:
             rows.append(row)

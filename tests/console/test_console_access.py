@@ -32,6 +32,10 @@ from collector.http.access_control import ROUTES
 PATHS = {  # roles of each page, repeated here by hand
     "/": "operator auditor tenant",
     "/nodes": "operator auditor",
+    "/nodes/n1": "operator auditor",
+    "/nodes/x": "operator auditor",
+    "/rails": "operator auditor",
+    "/rails/0": "operator auditor",
     "/incidents": "operator auditor tenant",
     "/incidents/x": "operator auditor tenant",
     "/jobs": "operator auditor tenant",
@@ -50,7 +54,7 @@ PATHS = {  # roles of each page, repeated here by hand
 }
 
 STATUS = {
-    "/incidents/x": 404, "/jobs/vision/slurm/7": 404, "/jobs/speech/slurm/7": 404, "/tenants/vision": 404,
+    "/nodes/x": 404, "/incidents/x": 404, "/jobs/vision/slurm/7": 404, "/jobs/speech/slurm/7": 404, "/tenants/vision": 404,
     "/statements/vision/2026-01": 404, "/billing/2026-01": 404, "/billing/2026-01/reconciliation": 409, "/audit/99999999": 404,
 }  # fmt: skip
 """Status of pages about what does not exist in this collector."""
@@ -58,7 +62,8 @@ STATUS = {
 
 def test_every_page_has_roles_and_is_in_the_test() -> None:
     shapes = {
-        re.sub(r"(?<=/)(x|vision|slurm|7|2026-01|99999999)(?=/|$)", "*", path) for path in PATHS
+        re.sub(r"(?<=/)(x|n1|0|vision|slurm|7|2026-01|99999999)(?=/|$)", "*", path)
+        for path in PATHS
     }
     assert {re.sub(r"{\w+}", "*", page.path) for page in PAGES} == shapes - {"/jobs/speech/*/*"}
     names = [route.name for route in (*ROUTES, *CONSOLE_ROUTES)]

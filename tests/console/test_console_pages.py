@@ -293,3 +293,26 @@ async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path:
         await page_of(running, "incident", other, incident="I1")
     _, model = await page_of(running, "jobs", own)
     assert (model.suppressed, model.problem != "") == (None, True)
+
+
+async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        twin = msgspec.json.decode((await reader.get("/api/v1/pages/nodes/n1")).text)
+        assert [(rail["rail"], rail["state"], rail["gpu"]) for rail in twin["rails"]] == [
+            (0, "ok", "GPU-n1-0"),
+            (1, "ok", "GPU-n1-1"),
+        ]
+        readings = {each["name"]: each for each in twin["rails"][1]["readings"]}
+        assert readings["utilization"]["value"] == 0.6
+        assert readings["power"]["value"] == 2.0
+        assert (readings["nic_sent"]["value"], readings["nic_sent"]["absent"]) == (
+            None,
+            "not reported",
+        )
+        rails = msgspec.json.decode((await reader.get("/api/v1/pages/rails")).text)["rows"]
+        assert [(row["rail"], row["ok"]) for row in rails] == [(0, 1), (1, 1)]
+        page = await reader.get("/rails/1")
+        assert 'href="/nodes/n1"' in page.text
+        missing = await reader.get("/rails/9")
+        assert (missing.status, "unknown rail" in missing.text) == (404, True)

@@ -1,0 +1,351 @@
+"""Models of the pages of a node, of all rails, and of one rail: newest readings of GPUs and their NICs, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from collector.console import (
+    PageProblemError,
+    fleet_pages,
+    incident_pages,
+    named_curves,
+    node_states,
+    page_table,
+    recent_events,
+)
+from collector.fleet import schema_columns
+from collector.http import read_api
+from railscope import reading, wire
+from railscope.device_names import device_key
+from railscope.frame import NO_RAIL
+from railscope.service import run_in_thread
+from railscope.timestamps import SECOND_NS
+
+_MAX_EVENTS, _MAX_INCIDENTS, _MAX_STREAMS, _MAX_RAILS = 20, 10, 60, 64
+_NAMED = {
+    curve.name: curve
+    for figure in (*named_curves.GPU_FIGURES, *named_curves.NIC_FIGURES)
+    for curve in figure.curves
+}
+_UNITS = {
+    curve.name: figure.unit
+    for figure in (*named_curves.GPU_FIGURES, *named_curves.NIC_FIGURES)
+    for curve in figure.curves
+}
+COLUMNS = (
+    "utilization", "sm_clock", "power", "temperature", "thermal", "nic_sent", "nic_received", "paused", "pausing",
+)  # fmt: skip
+"""Quantities of a rail of a node, by the names of curves."""
+_LABELS = {
+    "sm_clock": "SM clock",
+    "temperature": "Temperature",
+    "thermal": "Throttled by heat",
+    "paused": "Paused",
+    "pausing": "Pausing",
+}
+_RAIL_METRICS = {
+    "GPU utilization": ("railscope_rail_mean_gpu_utilization_ratio",),
+    "Highest temperature": ("railscope_rail_max_gpu_temperature_celsius",),
+    "Power": ("railscope_rail_sum_gpu_power_watts",),
+    "Ports up": ("railscope_rail_sum_rdma_port_up",),
+    "Sent": ("railscope_rail_sum_rdma_transmit_bytes_per_second",),
+    "Received": ("railscope_rail_sum_rdma_receive_bytes_per_second",),
+    "Longest paused": ("railscope_rail_max_nic_receive_pfc_pause_ratio",),
+    "Longest pausing": ("railscope_rail_max_nic_transmit_pfc_pause_ratio",),
+    "Marked packets": ("railscope_rail_sum_rdma_ecn_marked_packets_per_second",),
+}
+
+
+class DeviceReading(msgspec.Struct, frozen=True):
+    """Newest value of one quantity in base units, or the reason for its absence."""
+
+    name: str
+    unit: str
+    value: float | None
+    absent: str
+
+
+class RailOfNode(msgspec.Struct, frozen=True):
+    """GPU and NIC of one rail of a node, with their newest readings; names that are not known are empty."""
+
+    rail: int
+    state: str
+    gpu_index: str
+    gpu: str
+    """UUID."""
+    interface: str
+    device: str
+    readings: tuple[DeviceReading, ...]
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """One source of a node: age of its newest frame, and its readings by absence reason."""
+
+    name: str
+    age_seconds: float | None
+    columns: int
+    absent: dict[str, int]
+
+
+class NodePageModel(msgspec.Struct, frozen=True):
+    """One node."""
+
+    timestamp_ns: int
+    row: node_states.NodeRow
+    agent_version: str
+    clock_offset_seconds: float
+    missing_frames: int
+    columns: tuple[tuple[str, str], ...]
+    """Name and label of the quantities."""
+    rails: tuple[RailOfNode, ...]
+    streams: tuple[StreamState, ...]
+    incidents: tuple[incident_pages.IncidentRow, ...]
+    events: tuple[recent_events.EventRow, ...]
+
+
+class RailRow(msgspec.Struct, frozen=True):
+    """One rail over all nodes: nodes by state, and roll-ups."""
+
+    rail: int
+    bad: int
+    unknown: int
+    touched: int
+    ok: int
+    values: tuple[tuple[str, str, float | None], ...]
+    """Label, metric and value of each roll-up; null if no fresh reading has it."""
+
+
+class RailsModel(msgspec.Struct, frozen=True):
+    """All rails."""
+
+    timestamp_ns: int
+    rows: tuple[RailRow, ...]
+
+
+class RailModel(msgspec.Struct, frozen=True):
+    """One rail, with a page of its nodes, worst first."""
+
+    timestamp_ns: int
+    row: RailRow
+    nodes: tuple[node_states.NodeRow, ...]
+    page: int
+    pages: int
+    incidents: tuple[incident_pages.IncidentRow, ...]
+    rollups: tuple[dict[str, Any], ...]
+
+
+class _StreamReading(NamedTuple):
+    """Copy of the newest frame of a source."""
+
+    name: str
+    schema: bytes
+    timestamp_ns: int
+    values: list[int]
+    codes: list[int]
+    rates: dict[int, float]
+    """Rate of each counter that views read, by column."""
+
+
+@dataclass(slots=True)
+class DevicePages:
+    """Models of nodes and rails."""
+
+    api: read_api.ViewApi
+    fleet: fleet_pages.FleetPages
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {"node": self._node, "rails": self._rails, "rail": self._rail}
+
+    async def _node(self, request: page_table.PageRequest) -> NodePageModel:
+        core, name = self.api.core, request.parts["node"]
+        node = core.fleet.nodes.get(name)
+        if node is None:
+            text = f"unknown node {name[:100]!r}: expected one that has reported"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+        frames = []
+        for stream, row in sorted(node.rows.items()):
+            rates = row.block.rates[row.index].tolist()
+            frames.append(
+                _StreamReading(
+                    stream,
+                    row.schema,
+                    row.timestamp_ns,
+                    row.block.values_of(row.index).tolist(),
+                    row.block.reasons_of(row.index).tolist(),
+                    dict(zip(row.block.layout.counters.tolist(), rates, strict=True)),
+                )
+            )
+        missing = dict(core.received.missing_of_nodes()).get(name, 0)
+        facts = node.agent_version, node.clock_offset_ns / SECOND_NS, missing
+        return await run_in_thread(self._make_node, name, frames, facts)
+
+    def _make_node(
+        self, name: str, frames: list[_StreamReading], facts: tuple[str, float, int]
+    ) -> NodePageModel:
+        core, now_ns = self.api.core, self.api.wall_ns()
+        row = next((each for each in self.fleet.node_rows() if each.name == name), None)
+        if row is None:
+            reason = "removed from the inventory, or not in a view yet"
+            row = node_states.NodeRow(name, node_states.UNKNOWN, reason, None, None, 0, "", ())
+        incidents = [each for each in map(self.api.incidents().find, row.incidents) if each]
+        urgent = incident_pages.worst_first(incidents)[:_MAX_INCIDENTS]
+        events = [each for each in core.events if each.node == name]
+        nodes = dict(core.fleet.nodes)
+        return NodePageModel(
+            now_ns,
+            row,
+            *facts,
+            tuple((name, _LABELS.get(name, _NAMED[name].label)) for name in COLUMNS),
+            tuple(self._rails_of_node(row, frames)),
+            tuple(_stream_state(frame, now_ns) for frame in frames[:_MAX_STREAMS]),
+            tuple(map(incident_pages.incident_row, urgent)),
+            tuple(recent_events.event_rows(events, nodes, core.names_of, _MAX_EVENTS)),
+        )
+
+    def _rails_of_node(
+        self, row: node_states.NodeRow, frames: list[_StreamReading]
+    ) -> Iterator[RailOfNode]:
+        """Yield the rails of a node, with the readings of the devices on them."""
+        found: dict[tuple[int, str, int], list[float | str]] = defaultdict(list)
+        names: dict[tuple[int, str], Any] = {}
+        for frame in frames:
+            schema = self.api.core.schemas.read(frame.schema)
+            rails = wire.rails_of_entities(schema)
+            for column, group, member in schema_columns.columns_of(schema):
+                entity, rail = schema.entities[member], rails[member]
+                uses = _USES.get(group.metric, ())
+                if rail == NO_RAIL or rail >= _MAX_RAILS or not uses:
+                    continue
+                kind = device_key(entity.kind, entity.key)[:1]
+                part = "/".join(wire.part_of_key(entity))
+                for name, number, source in uses:
+                    if source.selects(part):
+                        found[rail, name, number].append(_value(frame, column, group, source))
+                        role = _NAMED[name].device
+                        if kind and (rail, role) not in names:
+                            names[rail, role] = self.api.core.names_of(row.name, entity)
+        gpus = self.api.core.gpus_by_rail(row.name)
+        for rail in sorted({*gpus, *(key[0] for key in found)}):
+            gpu = self.api.core.names_of_gpu(row.name, gpus[rail]) if rail in gpus else {}
+            nic = names.get((rail, "nic")) or {}
+            letter = row.rails[rail : rail + 1] or node_states.LETTERS[""]
+            yield RailOfNode(
+                rail,
+                node_states.STATES_BY_LETTER.get(letter, ""),
+                gpu.get("index", ""),
+                gpus.get(rail, ""),
+                nic.get("interface", ""),
+                nic.get("device", ""),
+                tuple(_combined(rail, name, found) for name in COLUMNS),
+            )
+
+    async def _rails(self, _: page_table.PageRequest) -> RailsModel:
+        return await run_in_thread(self._make_rails)
+
+    def _make_rails(self) -> RailsModel:
+        return RailsModel(self.api.views().timestamp_ns, tuple(self._rail_rows()))
+
+    def _rail_rows(self) -> Iterator[RailRow]:
+        nodes = self.fleet.node_rows()
+        cells = self.api.views().rail.cells
+        values = {(cell.labels[0], cell.metric.name): cell.value for cell in cells}
+        rails = max((len(row.rails) for row in nodes), default=0)
+        for rail in range(rails):
+            counts = Counter(row.rails[rail : rail + 1] for row in nodes)
+            states = {state: counts[node_states.LETTERS[state]] for state in node_states.STATES}
+            rollups = (
+                (label, metric, values.get((str(rail), metric)))
+                for label, (metric,) in _RAIL_METRICS.items()
+            )
+            yield RailRow(rail, **states, values=tuple(rollups))
+
+    async def _rail(self, request: page_table.PageRequest) -> RailModel:
+        return await run_in_thread(self._make_rail, request)
+
+    def _make_rail(self, request: page_table.PageRequest) -> RailModel:
+        text = request.parts["rail"]
+        row = next((row for row in self._rail_rows() if str(row.rail) == text), None)
+        if row is None:
+            message = f"unknown rail {text[:20]!r}: expected one with a GPU or a NIC"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+        ranks = "".join(node_states.LETTERS[state] for state in node_states.STATES)
+        members = [
+            each for each in self.fleet.node_rows() if each.rails[row.rail : row.rail + 1] in ranks
+        ]
+        members = [each for each in members if len(each.rails) > row.rail]
+        members.sort(key=lambda each: ranks.index(each.rails[row.rail]))
+        nodes, pages = page_table.split_page(members, request.query.page)
+        touching = [
+            each
+            for each in self.api.incidents().incidents
+            if each.is_root
+            and (text in each.reach.rails or _rail_of(each.document.cause) == row.rail)
+        ]
+        urgent = incident_pages.worst_first(touching)[:_MAX_INCIDENTS]
+        rollups = (each for each in self.api.views().rail.rows() if each["labels"]["rail"] == text)
+        return RailModel(
+            self.api.views().timestamp_ns,
+            row,
+            nodes,
+            request.query.page,
+            pages,
+            tuple(map(incident_pages.incident_row, urgent)),
+            tuple(rollups)[:200],
+        )
+
+
+_USES: dict[str, list[tuple[str, int, named_curves.CurveSource]]] = defaultdict(list)
+"""Quantities that a metric is a source of, with the number of the source: lower ones are preferred."""
+for _column in COLUMNS:
+    for _number, _source in enumerate(_NAMED[_column].sources):
+        _USES[_source.metric].append((_column, _number, _source))
+
+
+def _value(
+    frame: _StreamReading, column: int, group: wire.WireGroup, source: named_curves.CurveSource
+) -> float | str:
+    """Return the newest value of a column in base units, or the reason for its absence."""
+    numerator, denominator = group.scale
+    if frame.codes[column] != reading.PRESENT or not denominator:
+        return reading.REASONS.get(frame.codes[column], reading.Absent.ERROR).label
+    value = frame.rates.get(column, math.nan) if source.is_counter else frame.values[column]
+    return value * numerator / denominator if np.isfinite(value) else "no rate yet"
+
+
+def _combined(
+    rail: int, name: str, found: dict[tuple[int, str, int], list[float | str]]
+) -> DeviceReading:
+    """Return a quantity by its first source with a value, its parts combined."""
+    reason = "not reported"
+    for number in range(len(_NAMED[name].sources)):
+        parts = found.get((rail, name, number), [])
+        numbers = [each for each in parts if not isinstance(each, str)]
+        if numbers:
+            combine = sum if _NAMED[name].combine == "sum" else max
+            return DeviceReading(name, _UNITS[name], float(combine(numbers)), "")
+        reason = next((each for each in parts if isinstance(each, str)), reason)
+    return DeviceReading(name, _UNITS[name], None, reason)
+
+
+def _stream_state(frame: _StreamReading, now_ns: int) -> StreamState:
+    reasons = Counter(code for code in frame.codes if code != reading.PRESENT)
+    absent = {
+        reading.REASONS.get(code, reading.Absent.ERROR).label: count
+        for code, count in reasons.items()
+    }
+    age_seconds = max(now_ns - frame.timestamp_ns, 0) / SECOND_NS if frame.timestamp_ns else None
+    return StreamState(frame.name, age_seconds, len(frame.codes), absent)
+
+
+def _rail_of(cause: object) -> int | None:
+    rail: int | None = getattr(cause, "rail", None)
+    return rail
