@@ -320,7 +320,7 @@ class Console:
 
 def page_models(api: read_api.ViewApi) -> page_table.PageModels:
     """Return the models of the pages about the cluster, by name of the page."""
-    fleet = fleet_pages.FleetPages(api.core, api.views, api.incidents)
+    fleet = fleet_pages.FleetPages(api)
     return {
         **fleet.models(),
         **device_pages.DevicePages(api, fleet).models(),

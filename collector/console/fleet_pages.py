@@ -1,9 +1,9 @@
-"""Models of the pages about the whole fleet: overview, list of nodes, list of the API's routes."""
+"""Models of the pages about the whole: overview, list of nodes, Railscope itself, list of the API's routes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,20 +16,24 @@ from collector.console import (
     rail_grid,
     recent_events,
 )
-from collector.diagnosis.incident_table import IncidentTable
+from collector.fleet.view_cells import ViewCell, label_names
 from collector.http.access_control import ROUTES
 from collector.http.incidents_api import visible_incidents
-from collector.http.read_api import visible_jobs
-from collector.state.collector_state import CollectorState
+from collector.http.read_api import ViewApi, visible_jobs
 from collector.view_refresh import CollectorViews
+from railscope.catalog import collector as catalog
+from railscope.catalog.agent import GOVERNOR_EVENT
+from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.service import run_in_thread
+from railscope.timestamps import SECOND_NS
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
+MAX_VALUES = 300
 NOT_COMPUTED = "the views have not been computed yet"
 
 
 class NodeCounts(msgspec.Struct, frozen=True):
-    """Nodes by state; `since_ns` is the onset of the oldest open incident, or null."""
+    """Nodes by state."""
 
     total: int
     bad: int
@@ -89,6 +93,42 @@ class NodesModel(msgspec.Struct, frozen=True):
     pages: int
 
 
+class OwnValue(msgspec.Struct, frozen=True):
+    """One value of Railscope's own metrics; labels in words."""
+
+    metric: str
+    labels: str
+    value: float
+
+
+class OwnModel(msgspec.Struct, frozen=True):
+    """Railscope itself: its cost, the ages of its data, its gaps, and what the governors of agents did.
+
+    Of a value that is not known there is none: null.
+    """
+
+    timestamp_ns: int
+    diagnosis_ns: int
+    read_only: str
+    """Reason why no frame is accepted; empty if frames are accepted."""
+    refresh_seconds: float
+    evaluation_seconds: float | None
+    max_agent_cpu_ratio: float | None
+    max_agent_memory_bytes: float | None
+    log_bytes: float | None
+    missing_frames: int
+    missing: tuple[tuple[str, int], ...]
+    """Nodes with most missing frames."""
+    oldest: tuple[tuple[str, float], ...]
+    """Nodes with the oldest data: ages in seconds."""
+    rejected: tuple[OwnValue, ...]
+    """Rejected envelopes by reason."""
+    governor: tuple[recent_events.EventRow, ...]
+    values: tuple[OwnValue, ...]
+    omitted: int
+    """Values beyond the largest number."""
+
+
 class ApiRoute(msgspec.Struct, frozen=True):
     """A route that the reader may read."""
 
@@ -106,36 +146,39 @@ class ApiModel(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class FleetPages:
-    """Models from the state of the collector; `views` and `incidents` are called for each page."""
+    """Models from what the API shows to the same reader."""
 
-    core: CollectorState
-    views: Callable[[], CollectorViews]
-    incidents: Callable[[], IncidentTable]
+    api: ViewApi
     _rows: list[node_states.NodeRow] = field(default_factory=list)
     _rows_of: tuple[int, int] = (-1, -1)
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"overview": self._overview, "nodes": self._nodes, "api": self._api}
+        return {
+            "overview": self._overview,
+            "nodes": self._nodes,
+            "railscope": self._railscope,
+            "api": self._api,
+        }
 
     def node_rows(self) -> list[node_states.NodeRow]:
         """Return all nodes, worst first; computed once per refresh. Blocking."""
-        views, table = self.views(), self.incidents()
+        views, table = self.api.views(), self.api.incidents()
         version = views.timestamp_ns, table.timestamp_ns
         if self._rows_of != version:
-            gpu_rails = dict(self.core.gpus_by_node)
+            gpu_rails = dict(self.api.core.gpus_by_node)
             self._rows = node_states.node_rows(views.node, table.incidents, gpu_rails)
             self._rows_of = version
         return self._rows
 
     async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
-        missing = Counter(dict(self.core.received.missing_of_nodes()))
+        missing = Counter(dict(self.api.core.received.missing_of_nodes()))
         return await run_in_thread(self._make_overview, request, missing)
 
     def _make_overview(
         self, request: page_table.PageRequest, missing: Counter[str]
     ) -> OverviewModel:
-        views, table = self.views(), self.incidents()
+        views, table = self.api.views(), self.api.incidents()
         visible = visible_incidents(table, request.credential)
         roots = [each for each in visible if each.is_root]
         urgent = [each for each in roots if each.document.severity != "info"]
@@ -162,7 +205,10 @@ class FleetPages:
         if request.tenant is None:
             rows = self.node_rows()
             events = recent_events.event_rows(
-                self.core.events, dict(self.core.fleet.nodes), self.core.names_of, MAX_EVENTS
+                self.api.core.events,
+                dict(self.api.core.fleet.nodes),
+                self.api.core.names_of,
+                MAX_EVENTS,
             )
             model = msgspec.structs.replace(
                 model,
@@ -185,8 +231,46 @@ class FleetPages:
             if query.state in {"all", row.state} and query.name.lower() in row.name.lower()
         ]
         shown, pages = page_table.split_page(found, query.page)
-        timestamp_ns = self.views().timestamp_ns
+        timestamp_ns = self.api.views().timestamp_ns
         return NodesModel(timestamp_ns, query, count_nodes(rows), shown, len(found), pages)
+
+    async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
+        views = self.api.views()
+        cells = self.api.metrics.cells(views)
+        missing = Counter(dict(self.api.core.received.missing_of_nodes()))
+        return await run_in_thread(self._make_railscope, views, cells, missing)
+
+    def _make_railscope(
+        self, views: CollectorViews, cells: list[ViewCell], missing: Counter[str]
+    ) -> OwnModel:
+        core = self.api.core
+        agents = [cell for cell in views.cluster.cells if "_agent_" in cell.metric.name]
+        values = [_own_value(cell) for cell in (*agents, *cells)]
+        plain = {each.metric: each.value for each in values if not each.labels}
+        rejected = (each for each in values if each.metric == catalog.REJECTED.name)
+        ages = [
+            (row.name, row.age_seconds) for row in self.node_rows() if row.age_seconds is not None
+        ]
+        ages.sort(key=lambda each: each[1], reverse=True)
+        events = [each for each in core.events if each.event.name == GOVERNOR_EVENT.name]
+        nodes = dict(core.fleet.nodes)
+        return OwnModel(
+            timestamp_ns=views.timestamp_ns,
+            diagnosis_ns=self.api.incidents().timestamp_ns,
+            read_only=self.api.read_only,
+            refresh_seconds=views.duration_ns / SECOND_NS,
+            evaluation_seconds=plain.get(EVALUATION_TIME.name),
+            max_agent_cpu_ratio=plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
+            max_agent_memory_bytes=plain.get("railscope_cluster_max_agent_resident_memory_bytes"),
+            log_bytes=plain.get(catalog.LOG_SIZE.name),
+            missing_frames=missing.total(),
+            missing=tuple(missing.most_common(MAX_NAMED)),
+            oldest=tuple(ages[:MAX_NAMED]),
+            rejected=tuple(each for each in rejected if each.value),
+            governor=tuple(recent_events.event_rows(events, nodes, core.names_of, MAX_EVENTS)),
+            values=tuple(values[:MAX_VALUES]),
+            omitted=max(len(values) - MAX_VALUES, 0),
+        )
 
     async def _api(self, request: page_table.PageRequest) -> ApiModel:
         role = request.credential.role
@@ -198,6 +282,12 @@ class FleetPages:
                 if route.method == "GET" and (route.open or route.admits(role))
             )
         )
+
+
+def _own_value(cell: ViewCell) -> OwnValue:
+    labels = zip(label_names(cell.metric), cell.labels, strict=True)
+    text = ", ".join(f"{name} {value}" for name, value in labels)
+    return OwnValue(cell.metric.name, text, cell.value)
 
 
 def count_nodes(rows: Sequence[node_states.NodeRow]) -> NodeCounts:
@@ -219,7 +309,7 @@ def _data_state(
         len(stale),
         missing.total(),
         tuple(name for name, _ in missing.most_common(MAX_NAMED)),
-        views.duration_ns / 1e9,
+        views.duration_ns / SECOND_NS,
     )
 
 

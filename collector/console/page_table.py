@@ -190,6 +190,7 @@ PAGES: Collection[Page] = (
         is_live=False,
         in_menu=False,
     ),
+    Page("railscope", "/railscope", "Railscope itself", RUNNING),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""

@@ -50,6 +50,7 @@ PATHS = {  # roles of each page, repeated here by hand
     "/billing/2026-01/reconciliation": "auditor finance",
     "/audit": "auditor tenant",
     "/audit/99999999": "auditor tenant",
+    "/railscope": "operator auditor",
     "/api": "operator auditor finance tenant",
 }
 

@@ -65,7 +65,7 @@ def fleet(
     table = IncidentTable(NOW_NS, tuple(incidents))
     own_metrics: Any = None
     api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
-    return Fleet(FleetPages(core, api.views, api.incidents), page_models(api))
+    return Fleet(FleetPages(api), page_models(api))
 
 
 async def page_of(
@@ -316,3 +316,15 @@ async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_pa
         assert 'href="/nodes/n1"' in page.text
         missing = await reader.get("/rails/9")
         assert (missing.status, "unknown rail" in missing.text) == (404, True)
+
+
+async def test_railscope_itself_has_cost_ages_and_gaps(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        twin = msgspec.json.decode((await reader.get("/api/v1/pages/railscope")).text)
+        assert [name for name, _ in twin["oldest"]] == ["n1"]
+        assert (twin["missing"], twin["missing_frames"], twin["governor"]) == ([], 0, [])
+        assert twin["max_agent_cpu_ratio"] is None, "the node has not reported it"
+        values = {each["metric"]: each["value"] for each in twin["values"]}
+        assert values["railscope_collector_received_envelopes_total"] == 1
+        assert "No frame is missing" in (await reader.get("/railscope")).text
