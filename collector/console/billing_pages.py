@@ -264,7 +264,7 @@ class BillingPages:
             tenants = {head.tenant for head in reader.books.store.heads(period)}
             seller = reader.seller(sorted(tenants))
             checks = reconciliation.reconcile_period(reader.books, period, seller)
-            rows = tuple(map(_check_row, checks))
+            rows = tuple(map(check_row, checks))
             above = sum(not check.is_within_bound for check in checks)
             failed = sum(not check.passes for check in checks)
             return ReconciliationModel(period_name(period), rows, failed, above)
@@ -325,7 +325,8 @@ def _invoice_row(head: billing_store.InvoiceHead) -> PeriodInvoiceRow:
     )
 
 
-def _check_row(check: reconciliation.ReconciliationCheck) -> ReconciliationRow:
+def check_row(check: reconciliation.ReconciliationCheck) -> ReconciliationRow:
+    """Return the row of a comparison."""
     if check.bound is None:
         result = "equal" if check.passes else "DIFFERS"
         found, expected, difference = map(str, (check.found, check.expected, check.difference))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -85,11 +85,13 @@ async def browser(url: str) -> AsyncIterator[Browser]:
 
 
 @contextlib.asynccontextmanager
-async def console(directory: Path, **more: Any) -> AsyncIterator[RunningCollector]:
-    """A collector with frames of one node, and views of it."""
+async def console(
+    directory: Path, ready: Callable[[RunningCollector], None] = lambda _: None, **more: Any
+) -> AsyncIterator[RunningCollector]:
+    """A collector with frames of one node, and views of it; `ready` may prepare it before it starts."""
     settings = settings_in(directory, **more)
     (directory / "tokens.toml").write_text(tokens_text())
-    async with run_collector(settings) as running:
+    async with run_collector(settings, ready) as running:
         sender = FrameSender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
         status, reply = await running.post(

@@ -25,10 +25,13 @@ from collector.billing.tenant_statements import BillingReader
 from collector.config import DiagnosisSettings
 from collector.console.page_table import PAGES, Page
 from collector.diagnosis.incident_table import IncidentTable
+from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import TenantScope
 from collector.http.audit_api import EntrySelection
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
+from collector.view_refresh import CollectorViews
+from railscope.catalog import collector as catalog
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -195,3 +198,74 @@ async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> No
         assert await tenant.page.is_visible("main h1")
     finally:
         await tenant.page.emulate_media(media="screen")
+
+
+async def test_polling_replaces_parts_and_keeps_focus_and_open_disclosures(
+    site: VisitedSite,
+) -> None:
+    operator, engine = site.visitors[Role.OPERATOR], site.running.collector.diagnosis.engine
+    page = operator.page
+    await operator.open("/incidents/I1")
+    await page.focus("#all-victims > summary")
+    await page.keyboard.press("Enter")
+    heading = await page.query_selector("h1")
+    before = engine.table
+    try:
+        more = incident_at("n1", 0, number="I1", victims=["n2", "n3"], severity="critical")
+        engine.table = IncidentTable(before.timestamp_ns + 1, (more, *before.incidents[1:]))
+        await page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+        await page.get_by_text("2 of 2 victims").wait_for()
+    finally:
+        engine.table = IncidentTable(before.timestamp_ns + 2, before.incidents)
+    assert await page.get_attribute("#all-victims", "open") == ""
+    assert (
+        await page.evaluate("() => document.activeElement.closest('details')?.id") == "all-victims"
+    )
+    assert await heading.evaluate("element => element.isConnected"), "other parts stay"
+
+
+async def test_a_person_signs_in_and_reads_with_scripts_off(
+    site: VisitedSite, chromium: Browser
+) -> None:
+    context = await chromium.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    try:
+        await page.goto(f"{site.running.url}/nodes?state=bad")
+        await page.fill("input[name=token]", TOKENS[Role.OPERATOR])
+        await page.press("input[name=token]", "Enter")
+        await page.wait_for_url("**/nodes?state=bad")
+        assert "Nodes" in await page.inner_text("h1")
+        await page.click("text=Sign out")
+        await page.wait_for_url("**/sign-in")
+    finally:
+        await context.close()
+
+
+@pytest.mark.parametrize("count", [pytest.param(1_000, marks=pytest.mark.thorough), 4_000])
+async def test_a_large_cluster_is_bounded(chromium: Browser, tmp_path: Path, count: int) -> None:
+    nodes = [f"gpu-node-{number:05}.cluster.example" for number in range(count)]
+    found = [
+        incident_at(node, number % 8, number=f"I{number}", victims=nodes[number + 1 : number + 40])
+        for number, node in enumerate(nodes[:500])
+    ]
+    cells = [
+        *(ViewCell(catalog.NODE_UP, (name,), number % 50) for number, name in enumerate(nodes)),
+        *(ViewCell(catalog.NODE_AGE, (name,), 1.5) for name in nodes),
+    ]
+    settings = settings_in(
+        tmp_path,
+        view_refresh_seconds=3600,
+        allow_anonymous_read=True,
+        diagnosis=DiagnosisSettings(enabled=False),
+    )
+    async with run_collector(settings) as running, visiting(chromium, running.url) as visitor:
+        collector = running.collector
+        await collector.refresher.refresh()
+        collector.core.gpus_by_node = {
+            name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes
+        }
+        now_ns = collector.clock.now_ns()
+        collector.refresher.views = CollectorViews(now_ns, node=View("node", now_ns, tuple(cells)))
+        collector.diagnosis.engine.table = IncidentTable(now_ns, tuple(found))
+        assert f"{count} nodes" in (await visitor.visit("/")).text
+        assert nodes[0] in (await visitor.visit("/nodes")).text

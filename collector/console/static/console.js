@@ -10,11 +10,12 @@
   const MAX_SECONDS = 60;
   let tag = "", failures = 0, timer = 0, nodes = null;
 
-  // An element is found again in a new version of its part by its id, or by where its link leads.
+  // An element is found again in a new version of its part by its id, its disclosure, where its link leads, or its label.
   const find = (part, element) => {
     if (element.id) return part.querySelector(`#${CSS.escape(element.id)}`);
-    const href = element.getAttribute("href");
-    return href === null ? null : part.querySelector(`[href="${CSS.escape(href)}"]`);
+    if (element.tagName === "SUMMARY") return find(part, element.parentElement)?.querySelector("summary");
+    const name = ["href", "aria-label"].find((each) => element.hasAttribute(each));
+    return name ? part.querySelector(`[${name}="${CSS.escape(element.getAttribute(name))}"]`) : null;
   };
 
   const replace = (text) => {
