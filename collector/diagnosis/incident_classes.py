@@ -84,7 +84,7 @@ _ROWS = [
     ("job_slowdown", "A job is slower than before, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "compare the ranks with the collectives of the job"),
     ("node_down", "A node does not respond, and its jobs wait for it.", _CRITICAL, 2, 2, _HARD, "check power and console of the node"),
     ("agent_partition", "The collector does not receive frames of a node whose job goes on.", _WARNING, 2, 2, _HARD, "check the management network and the agent of the node"),
-    ("clock_skew", "The clock of a node is wrong.", _WARNING, 1, 1, _HARD, "check time synchronization of the node"),
+    ("clock_skew", "The clock of a node is wrong.", _WARNING, 2, 3, _HARD, "check time synchronization of the node"),
 ]  # fmt: skip
 
 _ADVICE_ROWS = [
