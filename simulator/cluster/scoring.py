@@ -193,7 +193,7 @@ def compare(
         # A fault that becomes another one is one fault: the later incident explains the first.
         explaining = {incident.get("explained_by") for _, incident in named} - {None}
         correct |= {index for index, _ in named}
-        correct |= {i for i, incident in enumerate(incidents) if incident["id"] in explaining}
+        correct |= {i for i, incident in enumerate(incidents) if incident.get("id") in explaining}
         fault = FaultOutcome(truth["class"], truth["strength"])
         if sum(_covered(incident["cause"], truth) for _, incident in named) >= _MIN_COVERED:
             detected = min(_seconds(incident["detected"]) for _, incident in named)

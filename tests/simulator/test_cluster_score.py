@@ -101,6 +101,12 @@ def test_another_class_cause_or_time_is_a_miss_and_a_false_positive(wrong: dict[
     assert outcome.false_classes == [wrong["class"]]
 
 
+def test_an_incident_that_explains_the_first_one_of_a_fault_is_correct():
+    first, later = incident(NIC, explained_by="7"), incident(NIC, "link_down", id="7")
+    assert not outcome_of([truth(NIC)], [first, later]).false_classes
+    assert outcome_of([truth(NIC)], [incident(NIC), later]).false_classes == ["link_down"]
+
+
 @pytest.mark.parametrize("keys", [{"severity": "info"}, {"explained_by": "7"}])
 def test_advice_and_explained_incidents_do_not_count(keys: dict[str, Any]) -> None:
     outcome = outcome_of([], [incident(NIC, **keys)])
