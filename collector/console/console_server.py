@@ -146,7 +146,9 @@ class Console:
         """Return the content of a page in a form, from the cache while the data is the same."""
         parts, query = tuple(asked.parts.items()), msgspec.json.encode(asked.query)
         key = (asked.page.name, form, parts, query, asked.scope, self.version())
-        return await self._cache.get(key, lambda: self._make(asked, form))
+        return await self._cache.get(
+            key, lambda: self._make(asked, form), reads_storage=asked.page.reads_storage
+        )
 
     async def _make(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         model = await self.models[asked.page.name](asked)

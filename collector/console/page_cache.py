@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 MAX_PAGES = 64
 MAX_RENDERINGS = 2
 """Pages that are rendered at the same time; others wait."""
+MAX_READINGS = 8
+"""The same for pages that read from disk or database, which may take long: others do not wait for them."""
 _DIGITS = 20
 
 
@@ -41,24 +43,35 @@ class PageCache:
         default_factory=OrderedDict
     )
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RENDERINGS))
+    _reading_turns: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_READINGS)
+    )
 
     async def get(
-        self, key: Hashable, make: Callable[[], Awaitable[RenderedContent]]
+        self,
+        key: Hashable,
+        make: Callable[[], Awaitable[RenderedContent]],
+        *,
+        reads_storage: bool = False,
     ) -> RenderedContent:
         """Return the content of a key, made if it is not stored. Raises as `make`; failures are not stored."""
         page = self._pages.get(key)
         if page is None:
-            page = self._pages[key] = asyncio.ensure_future(self._make(key, make))
+            turns = self._reading_turns if reads_storage else self._turns
+            page = self._pages[key] = asyncio.ensure_future(self._make(key, make, turns))
             if len(self._pages) > MAX_PAGES:
                 self._pages.popitem(last=False)
         self._pages.move_to_end(key)
         return await asyncio.shield(page)
 
     async def _make(
-        self, key: Hashable, make: Callable[[], Awaitable[RenderedContent]]
+        self,
+        key: Hashable,
+        make: Callable[[], Awaitable[RenderedContent]],
+        turns: asyncio.Semaphore,
     ) -> RenderedContent:
         try:
-            async with self._turns:
+            async with turns:
                 return await make()
         except BaseException:
             self._pages.pop(key, None)

@@ -90,6 +90,8 @@ class Page:
     is_live: bool = True
     """True if the script of the page refreshes it."""
     in_menu: bool = True
+    reads_storage: bool = False
+    """True if its content is read from disk or database, which may take long."""
 
     def routes(self) -> tuple[Route, Route]:
         """Return the route of the page and that of its JSON twin."""
@@ -143,6 +145,7 @@ PAGES: Collection[Page] = (
         TenantScope.NAMED,
         PageQuery,
         in_menu=False,
+        reads_storage=True,
     ),
     Page(
         "statements",
@@ -152,6 +155,7 @@ PAGES: Collection[Page] = (
         TenantScope.OWN_DATA,
         StatementsQuery,
         is_live=False,
+        reads_storage=True,
     ),
     Page(
         "statement",
@@ -161,8 +165,17 @@ PAGES: Collection[Page] = (
         TenantScope.NAMED,
         is_live=False,
         in_menu=False,
+        reads_storage=True,
     ),
-    Page("billing", "/billing", "Billing", BILLING, query=PageQuery, is_live=False),
+    Page(
+        "billing",
+        "/billing",
+        "Billing",
+        BILLING,
+        query=PageQuery,
+        is_live=False,
+        reads_storage=True,
+    ),
     Page(
         "billing_period",
         "/billing/{period}",
@@ -171,6 +184,7 @@ PAGES: Collection[Page] = (
         query=PageQuery,
         is_live=False,
         in_menu=False,
+        reads_storage=True,
     ),
     Page(
         "reconciliation",
@@ -179,8 +193,18 @@ PAGES: Collection[Page] = (
         BILLING,
         is_live=False,
         in_menu=False,
+        reads_storage=True,
     ),
-    Page("audit", "/audit", "Audit log", AUDIT, TenantScope.OWN_DATA, AuditQuery, is_live=False),
+    Page(
+        "audit",
+        "/audit",
+        "Audit log",
+        AUDIT,
+        TenantScope.OWN_DATA,
+        AuditQuery,
+        is_live=False,
+        reads_storage=True,
+    ),
     Page(
         "audit_record",
         "/audit/{index}",
@@ -189,6 +213,7 @@ PAGES: Collection[Page] = (
         TenantScope.OWN_DATA,
         is_live=False,
         in_menu=False,
+        reads_storage=True,
     ),
     Page("railscope", "/railscope", "Railscope itself", RUNNING),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),

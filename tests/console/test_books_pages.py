@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -32,6 +34,7 @@ from collector.metering.units import parse_period
 from collector.tables import metadata
 from railscope.audit.record import RecordActor, RecordSubject
 from railscope.audit.signed_note import read_checkpoint
+from railscope.service import run_in_thread
 
 CLAIMS = "tenant,gpu,from,to,workload,share\nvision,n1,2026-01-01T00:00:00Z,,train,3/7\n"
 QUOTAS = "tenant,gpu_hours,period,gpus,from,to\nvision,40.5,month,32,2020-01-01T00:00:00Z,\n"
@@ -160,6 +163,31 @@ async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) ->
         model = await twin(running, "/tenants/vision", TENANT)
         assert model["statements_problem"] == "the ledger is unavailable"
         assert (await running.get("/api/v1/pages/billing", FINANCE))[0] == 503
+
+
+async def test_a_slow_ledger_delays_no_other_page(tmp_path: Path) -> None:
+    released, reading = threading.Event(), threading.Semaphore(0)
+
+    def prepare(running: RunningCollector) -> None:
+        def wait() -> BillingReader:
+            reading.release()
+            released.wait()
+            return unavailable()
+
+        running.collector.billing = wait
+
+    async with console(tmp_path, prepare) as running:
+        paths = ("/billing", "/statements", "/tenants/vision")
+        waiting = [asyncio.create_task(twin(running, path, AUDITOR)) for path in paths]
+        try:
+            for _ in paths:
+                await run_in_thread(reading.acquire)
+            for path in ("/", "/nodes", "/tenants"):
+                assert (await running.get(f"/api/v1/pages{path}", AUDITOR))[0] == 200
+            assert not any(task.done() for task in waiting)
+        finally:
+            released.set()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def unavailable() -> BillingReader:

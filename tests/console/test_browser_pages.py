@@ -154,12 +154,14 @@ async def test_every_role_reads_its_pages_and_no_others(site: VisitedSite) -> No
     for role in READERS:
         visitor = site.visitors[role]
         for page in PAGES:
-            await visitor.open(site.path_of(page), 200 if page.admits(role) else 403)
-        if role is Role.TENANT:
-            for page in PAGES:
-                if page.tenants is TenantScope.NAMED:
-                    await visitor.open(site.path_of(page, tenant="language"), 403)
-                    await visitor.open(site.path_of(page, tenant="nobody"), 403)
+            expected = 200 if page.admits(role) else 403
+            assert await visitor.status_of(site.path_of(page)) == expected, (role, page.name)
+    for page in PAGES:
+        for other in ("language", "nobody") if page.tenants is TenantScope.NAMED else ():
+            path = site.path_of(page, tenant=other)
+            assert await site.visitors[Role.TENANT].status_of(path) == 403, path
+    await site.visitors[Role.TENANT].open("/nodes", 403)
+    assert "access denied" in await site.visitors[Role.TENANT].page.inner_text("main")
 
 
 async def test_hostile_names_are_text(site: VisitedSite) -> None:

@@ -134,6 +134,13 @@ class Visitor:
         assert response is not None, path
         assert response.status == status, path
 
+    async def status_of(self, path: str) -> int:
+        """Return the status of a page for the session, without rendering it."""
+        answer = await self.page.context.request.get(
+            self.url + path, headers={"Accept": "text/html"}, max_redirects=0
+        )
+        return answer.status
+
     async def tab_order(self, limit: int = 40) -> list[str]:
         """Return the names of what has the focus after each press of Tab, from the start of the page."""
         names: list[str] = []
