@@ -156,6 +156,13 @@ class DiagnosisSettings(Struct, frozen=True, kw_only=True):
     thresholds: DetectorThresholds = DetectorThresholds()
 
 
+class ConsoleSettings(Struct, frozen=True, kw_only=True):
+    """Web console."""
+
+    grafana_url: str = ""
+    """Base URL of Grafana: pages have links to its dashboards. Empty: none."""
+
+
 class CollectorTlsSettings(Struct, frozen=True, kw_only=True):
     """TLS of the collector."""
 
@@ -217,6 +224,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     metering: MeteringSettings = MeteringSettings()
     audit: AuditSettings = AuditSettings()
     billing: BillingSettings = BillingSettings()
+    console: ConsoleSettings = ConsoleSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     influx: InfluxSettings = InfluxSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()

@@ -17,6 +17,7 @@ from collector.access.credentials import Role
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
 from collector.billing import tenant_statements
+from collector.console import page_table
 from collector.console.console_server import Console
 from collector.evidence import evidence_records, evidence_store, review_rules
 from collector.files.seller_file import find_seller
@@ -334,6 +335,7 @@ class Collector:
         )
         audit = audit_api.AuditApi(self.entries, self.reading)
         console = Console.from_api(authorizer, api, billing, audit, self.audit.health)
+        console.grafana_url = page_table.check_grafana_url(self.settings.console.grafana_url)
         handlers = {
             **console.handlers(),
             "frames": ingest.handle,

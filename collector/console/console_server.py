@@ -60,6 +60,8 @@ class Console:
     models: page_table.PageModels
     version: Callable[[], Hashable]
     """Identity of the current data: a page is made again when it changes."""
+    grafana_url: str = ""
+    """Base URL of Grafana; empty for none."""
     _cache: PageCache = field(default_factory=PageCache)
     _sign_ins: access_control.FailureThrottle = field(
         default_factory=access_control.FailureThrottle
@@ -120,7 +122,7 @@ class Console:
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> web.StreamResponse:
         try:
-            asked = _parse_request(page, request, credential)
+            asked = self._parse_request(page, request, credential)
             content = await self._content(asked, "html")
         except PageProblemError as error:
             return self._message(request, error.status, error.text, credential)
@@ -128,6 +130,7 @@ class Console:
             return _respond(request, content)
         twin = page_table.TWIN_PREFIX + str(request.rel_url)
         shell = self._shell(request, credential, asked.title, twin=twin, is_live=page.is_live)
+        shell["dashboard"] = asked.dashboard()
         body = await run_in_thread(
             page_rendering.render, "shell.html", **shell, content=content.body
         )
@@ -137,10 +140,16 @@ class Console:
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> web.StreamResponse:
         try:
-            content = await self._content(_parse_request(page, request, credential), "json")
+            content = await self._content(self._parse_request(page, request, credential), "json")
         except PageProblemError as error:
             return access_control.json_error(error.status, error.text, SECURITY_HEADERS)
         return _respond(request, content, "application/json")
+
+    def _parse_request(
+        self, page: page_table.Page, request: web.Request, credential: access.Credential
+    ) -> page_table.PageRequest:
+        query, parts = page_table.parse_query(page, request.query), dict(request.match_info)
+        return page_table.PageRequest(page, credential, parts, query, self.grafana_url)
 
     async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         """Return the content of a page in a form, from the cache while the data is the same."""
@@ -195,6 +204,7 @@ class Console:
             "is_anonymous": credential is access.ANYONE,
             "has_session": has_session,
             "twin": twin,
+            "dashboard": "",
             "fragment": str(request.rel_url.with_query(query)) if is_live else "",
             "refresh_seconds": REFRESH_SECONDS,
             "version": __version__,
@@ -329,13 +339,6 @@ def page_models(api: read_api.ViewApi) -> page_table.PageModels:
         **incident_pages.IncidentPages(api).models(),
         **job_pages.JobPages(api).models(),
     }
-
-
-def _parse_request(
-    page: page_table.Page, request: web.Request, credential: access.Credential
-) -> page_table.PageRequest:
-    query = page_table.parse_query(page, request.query)
-    return page_table.PageRequest(page, credential, dict(request.match_info), query)
 
 
 def _respond(

@@ -27,6 +27,8 @@ STATES = (BAD, UNKNOWN, TOUCHED, OK)
 """Worst first."""
 LETTERS = {BAD: "B", UNKNOWN: "U", TOUCHED: "T", OK: ".", "": "-"}
 """State of a rail as one letter; `-` for a rail without a GPU and a NIC."""
+_MAX_INCIDENTS = 20
+"""Incidents that the row of a node has."""
 STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()}
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
 _WHOLE = ""
@@ -49,6 +51,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     rails: str
     """State of each rail, a letter each, from rail 0 on."""
     incidents: tuple[str, ...]
+    """The first ones, causes before symptoms."""
 
 
 @dataclass(slots=True)
@@ -176,7 +179,7 @@ def _row(
         age_seconds,
         len(gpus),
         "".join(_letter(rail, gpus, marks, state) for rail in range(min(highest + 1, 64))),
-        tuple(marks.incidents),
+        tuple(each.document.id for each in roots[:_MAX_INCIDENTS]),
     )
 
 

@@ -18,6 +18,8 @@ import msgspec
 from collector.access.credentials import Credential, Role
 from collector.console import PageProblemError
 from collector.http.access_control import ROUTES, Route, TenantScope
+from railscope.settings import SettingsError
+from railscope.timestamps import MILLISECOND_NS
 
 TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100
@@ -246,6 +248,20 @@ class PageRequest:
     parts: Mapping[str, str] = field(default_factory=dict)
     query: Any = field(default_factory=EmptyQuery)
     """An instance of the page's type of query."""
+    grafana_url: str = ""
+    """Base URL of Grafana; empty for none."""
+
+    def dashboard(self, from_ns: int | None = None, to_ns: int | None = None) -> str:
+        """Return the URL of the dashboard on the subject of the page, of the last hour or of a period; empty for none."""
+        uid, variables = _DASHBOARDS.get(self.page.name, ("", ()))
+        if not (self.grafana_url and uid):
+            return ""
+        times = (
+            f"from={_milliseconds(from_ns, 'now-1h')}",
+            f"to={_milliseconds(to_ns, 'now')}",
+        )
+        chosen = (f"var-{name}={quote(self.parts[name], safe='')}" for name in variables)
+        return f"{self.grafana_url}/d/{uid}?{'&'.join((*times, *chosen))}"
 
     @property
     def tenant(self) -> str | None:
@@ -278,6 +294,40 @@ def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
 
 
 _API_ROUTES = {route.name: route for route in ROUTES}
+_DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "overview": ("railscope-cluster", ()),
+    "nodes": ("railscope-health", ()),
+    "node": ("railscope-node", ("node",)),
+    "gpu": ("railscope-pair", ("node",)),
+    "rails": ("railscope-rails", ()),
+    "rail": ("railscope-rails", ("rail",)),
+    "incidents": ("railscope-incidents", ()),
+    "incident": ("railscope-incidents", ()),
+    "jobs": ("railscope-jobs", ()),
+    "job": ("railscope-jobs", ("tenant", "workload")),
+    "tenant": ("railscope-tenant", ("tenant",)),
+    "billing": ("railscope-billing", ()),
+    "audit": ("railscope-audit", ()),
+    "railscope": ("railscope-self-monitoring", ()),
+}
+"""Dashboard on the subject of a page, and its variables that the parts of the path set."""
+
+
+def _milliseconds(timestamp_ns: int | None, default: str) -> str:
+    return default if timestamp_ns is None else str(timestamp_ns // MILLISECOND_NS)
+
+
+def check_grafana_url(url: str) -> str:
+    """Return the base URL of Grafana without a slash at its end. Raises SettingsError."""
+    found = urlsplit(url)
+    if url and (found.scheme not in {"http", "https"} or not found.hostname or found.query):
+        message = (
+            f"invalid console.grafana_url {url!r}: expected http://HOST/PATH or https://HOST/PATH"
+        )
+        raise SettingsError(message)
+    return url.rstrip("/")
+
+
 PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
 """Functions by name of the page that return its model; they raise PageProblemError."""
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}

@@ -25,6 +25,7 @@ from collector.console.page_table import (
     PAGES_BY_NAME,
     PageModels,
     PageRequest,
+    check_grafana_url,
     page_path,
     parse_query,
 )
@@ -37,6 +38,7 @@ from collector.http.read_api import ViewApi
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
+from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
@@ -197,6 +199,45 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
             assert file.headers["Cache-Control"] == "public, max-age=31536000, immutable"
             assert hashlib.sha256(file.text.encode()).hexdigest().startswith(url.split("/")[2])
             assert (await reader.get(url.replace("/static/", "/static/0"))).status == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "url"),
+    [
+        ("overview", {}, "https://g/x/d/railscope-cluster?from=now-1h&to=now"),
+        ("node", {"node": "a&b"}, "https://g/x/d/railscope-node?from=now-1h&to=now&var-node=a%26b"),
+        ("api", {}, ""),
+    ],
+)
+def test_pages_link_to_dashboards(name: str, parts: dict[str, str], url: str) -> None:
+    base = check_grafana_url("https://g/x/")
+    asked = PageRequest(PAGES_BY_NAME[name], ANYONE, parts, None, base)
+    assert asked.dashboard() == url
+    assert PageRequest(PAGES_BY_NAME[name], ANYONE, parts).dashboard() == ""
+
+
+def test_every_dashboard_of_a_page_exists_with_its_variables() -> None:
+    directory = Path(__file__).parents[2] / "dashboards" / "generated"
+    variables_by_uid = {}
+    for path in directory.glob("*.json"):
+        dashboard = msgspec.json.decode(path.read_bytes())
+        variables_by_uid[dashboard["uid"]] = {
+            each["name"] for each in dashboard["templating"]["list"]
+        }
+    for page in PAGES_BY_NAME.values():
+        parts = dict.fromkeys(re.findall(r"{(\w+)}", page.path), "x")
+        link = PageRequest(page, ANYONE, parts, None, "http://g").dashboard(1, 2)
+        if link:
+            uid, _, query = link.removeprefix("http://g/d/").partition("?")
+            assert set(re.findall(r"var-(\w+)=", query)) <= variables_by_uid[uid]
+
+
+@pytest.mark.parametrize(
+    "url", ["javascript:alert(1)", "grafana.example", "https://", "http://g/?x=1"]
+)
+def test_an_invalid_url_of_grafana_is_rejected(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"invalid console\.grafana_url"):
+        check_grafana_url(url)
 
 
 async def test_a_page_is_made_once_for_concurrent_requests() -> None:
