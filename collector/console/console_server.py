@@ -18,6 +18,7 @@ from collector.console import (
     billing_pages,
     device_pages,
     fleet_pages,
+    history_pages,
     incident_pages,
     job_pages,
     page_rendering,
@@ -86,11 +87,13 @@ class Console:
         audit_health: Callable[[], audit_pages.AuditHealth],
     ) -> Console:
         """Return the console of a collector: its pages show what its API returns."""
+        history = history_pages.HistoryPages.from_api(api, billing.read_pool)
         statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
         return cls(
             authorizer,
             {
                 **page_models(api),
+                **history.models(),
                 **tenant_pages.TenantPages(api, statements).models(),
                 **statements.models(),
                 **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),

@@ -16,7 +16,7 @@ from collector.console import (
     PageProblemError,
     fleet_pages,
     incident_pages,
-    named_curves,
+    node_history,
     node_states,
     page_table,
     recent_events,
@@ -32,12 +32,12 @@ from railscope.timestamps import SECOND_NS
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_STREAMS, _MAX_RAILS = 20, 10, 60, 64
 _NAMED = {
     curve.name: curve
-    for figure in (*named_curves.GPU_FIGURES, *named_curves.NIC_FIGURES)
+    for figure in (*node_history.GPU_FIGURES, *node_history.NIC_FIGURES)
     for curve in figure.curves
 }
 _UNITS = {
     curve.name: figure.unit
-    for figure in (*named_curves.GPU_FIGURES, *named_curves.NIC_FIGURES)
+    for figure in (*node_history.GPU_FIGURES, *node_history.NIC_FIGURES)
     for curve in figure.curves
 }
 COLUMNS = (
@@ -303,7 +303,7 @@ class DevicePages:
         )
 
 
-_USES: dict[str, list[tuple[str, int, named_curves.CurveSource]]] = defaultdict(list)
+_USES: dict[str, list[tuple[str, int, node_history.CurveSource]]] = defaultdict(list)
 """Quantities that a metric is a source of, with the number of the source: lower ones are preferred."""
 for _column in COLUMNS:
     for _number, _source in enumerate(_NAMED[_column].sources):
@@ -311,7 +311,7 @@ for _column in COLUMNS:
 
 
 def _value(
-    frame: _StreamReading, column: int, group: wire.WireGroup, source: named_curves.CurveSource
+    frame: _StreamReading, column: int, group: wire.WireGroup, source: node_history.CurveSource
 ) -> float | str:
     """Return the newest value of a column in base units, or the reason for its absence."""
     numerator, denominator = group.scale

@@ -1,6 +1,6 @@
 """History of a device of a node: its frames of a period, read from the frame log on demand.
 
-Counters become rates between two readings of one run of the agent, as in the diagnosis. A value that a frame states as
+A curve names metrics of the catalog in order of preference: the first one with a value is shown. Counters become rates between two readings of one run of the agent, as in the diagnosis. A value that a frame states as
 absent, a missing frame, and a period that is not stored are gaps with their reasons; nothing is interpolated.
 """
 
@@ -9,18 +9,151 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
-from collector.console.named_curves import CurveSource, DeviceRole, NamedCurve, NamedFigure
 from collector.fleet.sheets import Codes, Integers, rows_at
 from collector.framelog.node_records import FoundRecords, NodeRecords
 from railscope import device_names, envelopes, reading, wire
+from railscope.catalog import METRICS, MetricKind
 from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 
+DeviceRole = Literal["gpu", "nic"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSource:
+    """Columns of one metric; `parts` are patterns (fnmatch) of what distinguishes parts of a device, such as a reason."""
+
+    metric: str
+    parts: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> CurveSource:
+        """Parse `metric` or `metric{pattern,pattern}`, without the prefix of all metrics."""
+        metric, _, parts = text.rstrip("}").partition("{")
+        return cls(f"railscope_{metric}", tuple(filter(None, parts.split(","))))
+
+    @property
+    def is_counter(self) -> bool:
+        """True if the rate is shown."""
+        return METRICS[self.metric].kind is MetricKind.COUNTER
+
+    def selects(self, part: str) -> bool:
+        """True if the curve includes a part of the device."""
+        return not self.parts or any(fnmatchcase(part, pattern) for pattern in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCurve:
+    """A curve of a device."""
+
+    name: str
+    label: str
+    device: DeviceRole
+    sources: tuple[CurveSource, ...]
+    combine: Literal["sum", "max"]
+    """Combination of the parts of a device: shares of time are not added."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFigure:
+    """A figure with curves of one unit."""
+
+    name: str
+    title: str
+    unit: str
+    curves: tuple[NamedCurve, ...]
+
+
+def _figure(
+    name: str, title: str, unit: str, device: DeviceRole, curves: dict[str, tuple[str, str]]
+) -> NamedFigure:
+    """Return a figure; each curve has a label, and its metrics in order of preference."""
+    return NamedFigure(
+        name,
+        title,
+        unit,
+        tuple(
+            NamedCurve(
+                curve,
+                label,
+                device,
+                tuple(map(CurveSource.parse, metrics.split())),
+                "max" if unit == "ratio" else "sum",
+            )
+            for curve, (label, metrics) in curves.items()
+        ),
+    )
+
+
+_THROTTLE = "gpu_throttle_seconds_total{%s} gpu_throttle_active{%s}"
+GPU_FIGURES = (
+    _figure("gpu_activity", "GPU activity", "ratio", "gpu", {
+        "utilization": ("Utilization", "gpu_utilization_ratio"),
+        "sm_activity": ("SM activity", "gpu_sm_activity_ratio"),
+        "tensor_activity": ("Tensor activity", "gpu_tensor_activity_ratio"),
+    }),
+    _figure("gpu_power", "GPU power", "watts", "gpu", {
+        "power": ("Power", "gpu_power_watts gpu_power_average_watts"),
+        "power_limit": ("Power limit", "gpu_power_limit_watts"),
+    }),
+    _figure("gpu_temperature", "GPU temperature", "celsius", "gpu", {
+        "temperature": ("GPU", "gpu_temperature_celsius"),
+        "memory_temperature": ("Memory", "gpu_memory_temperature_celsius"),
+    }),
+    _figure("gpu_clocks", "GPU clocks", "hertz", "gpu", {
+        "sm_clock": ("Multiprocessors", "gpu_clock_hertz{sm} gpu_clock_hertz{graphics}"),
+        "memory_clock": ("Memory", "gpu_clock_hertz{memory}"),
+    }),
+    _figure("gpu_throttle", "Share of time in which the GPU's clocks are limited", "ratio", "gpu", {
+        "thermal": ("Heat", _THROTTLE % ("*thermal", "*thermal")),
+        "power_cap": ("Power limit", _THROTTLE % ("software_power_cap", "software_power_cap")),
+        "power_brake": ("Power brake", _THROTTLE % ("hardware_power_brake", "hardware_power_brake")),
+        "hardware_slowdown": ("Hardware slowdown", _THROTTLE % ("hardware_slowdown", "hardware_slowdown")),
+    }),
+    _figure("gpu_pcie", "PCIe traffic of the GPU", "bytes per second", "gpu", {
+        "pcie_sent": ("Sent", "gpu_pcie_transmitted_bytes_total gpu_pcie_transmit_bytes_per_second"),
+        "pcie_received": ("Received", "gpu_pcie_received_bytes_total gpu_pcie_receive_bytes_per_second"),
+    }),
+)  # fmt: skip
+NIC_FIGURES = (
+    _figure("nic_traffic", "NIC traffic", "bytes per second", "nic", {
+        "nic_sent": ("Sent", "nic_transmit_rdma_bytes_total rdma_transmit_bytes_total"),
+        "nic_received": ("Received", "nic_receive_rdma_bytes_total rdma_receive_bytes_total"),
+    }),
+    _figure("nic_pauses", "Share of time in which a priority is paused", "ratio", "nic", {
+        "paused": ("NIC paused by the switch", "nic_receive_pfc_pause_seconds_total nic_receive_global_pause_seconds_total"),
+        "pausing": ("Switch paused by the NIC", "nic_transmit_pfc_pause_seconds_total nic_transmit_global_pause_seconds_total"),
+    }),
+    _figure("nic_pause_frames", "Pause frames", "per second", "nic", {
+        "pause_received": ("Received", "nic_receive_pfc_pause_frames_total nic_receive_pause_frames_total"),
+        "pause_sent": ("Sent", "nic_transmit_pfc_pause_frames_total nic_transmit_pause_frames_total"),
+    }),
+    _figure("nic_congestion", "Congestion marks and notifications", "per second", "nic", {
+        "marked": ("Marked packets received (ECN)", "rdma_ecn_marked_packets_total"),
+        "cnp_sent": ("Notifications sent (CNP)", "rdma_congestion_notifications_sent_total"),
+        "cnp_handled": ("Notifications handled (CNP)", "rdma_congestion_notifications_handled_total"),
+    }),
+    _figure("nic_retransmissions", "Lost and repeated packets", "per second", "nic", {
+        "out_of_sequence": ("Out of sequence", "rdma_out_of_sequence_packets_total"),
+        "sequence_errors": ("Reported missing by the receiver", "rdma_packet_sequence_errors_total"),
+        "ack_timeouts": ("Acknowledgement timeouts", "rdma_ack_timeouts_total"),
+        "adaptive_retransmissions": ("Adaptive retransmissions", "rdma_adaptive_retransmissions_total"),
+    }),
+    _figure("nic_pcie", "Share of time in which PCIe stalls the NIC", "ratio", "nic", {
+        "write_stall": ("Writes to memory", "nic_pcie_write_stalled_seconds_total nic_pcie_write_stall_ratio"),
+        "read_stall": ("Reads from memory", "nic_pcie_read_stalled_seconds_total nic_pcie_read_stall_ratio"),
+    }),
+)  # fmt: skip
+
 MAX_PERIOD_NS = 6 * HOUR_NS
+MAX_BYTES = 1 << 30
+"""Above any decompressed envelope that was accepted."""
 MAX_RECORDS = 5000
 """Envelopes that one page reads; of a node that sends every 5 seconds, those of almost seven hours."""
 MAX_LATE_NS = HOUR_NS // 6
@@ -45,6 +178,13 @@ _TrackKey: TypeAlias = tuple[str, int, tuple[str, ...]]
 """Curve, number of its source, key of the entity."""
 
 
+class NodeCurves(NamedTuple):
+    """Curves by name, and the receipt from which on frames are stored; 0 if there are none."""
+
+    curves: dict[str, HistoryCurve]
+    oldest_ns: int
+
+
 class _UsedColumn(NamedTuple):
     key: _TrackKey
     scale: float
@@ -65,6 +205,7 @@ class _Track:
     """Readings of one entity for one source of a curve, batch by batch."""
 
     times_ns: list[Times] = field(default_factory=list)
+    boot_ns: list[Times] = field(default_factory=list)
     values: list[Floats] = field(default_factory=list)
     codes: list[Codes] = field(default_factory=list)
     runs: list[Integers] = field(default_factory=list)
@@ -77,19 +218,24 @@ class NodeHistory:
     records: NodeRecords
     find_schema: Callable[[bytes], wire.WireSchema]
     """Returns a stored schema; raises OSError."""
-    max_bytes: int
-    """Largest decompressed envelope."""
+
+    @classmethod
+    def from_directory(
+        cls, directory: Path, find_schema: Callable[[bytes], wire.WireSchema]
+    ) -> NodeHistory:
+        """Return the history in a frame log."""
+        return cls(NodeRecords(directory), find_schema)
 
     def read(
         self, node: str, keys: DeviceKeys, figures: Iterable[NamedFigure], period: TimeRange
-    ) -> dict[str, HistoryCurve]:
-        """Return the curves of figures of a GPU and its NIC, by name. Blocking; raises OSError."""
+    ) -> NodeCurves:
+        """Return the curves of figures of a GPU and its NIC. Blocking; raises OSError."""
         from_ns, to_ns = period.from_ns - MAX_STEP_NS, period.to_ns + MAX_LATE_NS
         found = self.records.find(node, from_ns, to_ns, MAX_RECORDS)
         named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
         reader = _TrackReader(self.find_schema, keys, [curve for curve, _ in named])
         for record in found.records:
-            opened = envelopes.open_body(record.body, self.max_bytes).decode_envelope()
+            opened = envelopes.open_body(record.body, MAX_BYTES).decode_envelope()
             reader.add(opened, record.received_wall_ns, record.sent)
         outside = _reason_outside(found, period, has_unknown_schema=reader.has_unknown_schema)
         curves = {}
@@ -101,7 +247,7 @@ class NodeHistory:
             curves[curve.name] = HistoryCurve(
                 curve.name, curve.label, unit, times_ns, values, tuple(gaps)
             )
-        return curves
+        return NodeCurves(curves, found.oldest_ns)
 
 
 def _reason_outside(
@@ -146,7 +292,8 @@ class _TrackReader:
             if not len(used.positions):
                 continue
             sent_ns = sent.boot_ns if is_same_boot else sent.wall_ns
-            clock_ns = np.array(batch.boot_ns if is_same_boot else batch.wall_ns, np.int64)
+            boot_ns = np.array(batch.boot_ns, np.int64)
+            clock_ns = boot_ns if is_same_boot else np.array(batch.wall_ns, np.int64)
             times_ns = received_ns - np.maximum(sent_ns - clock_ns, 0)
             runs = np.full(batch.rows, run)
             rows = rows_at(batch, range(batch.rows), used.positions, used.width)
@@ -154,6 +301,7 @@ class _TrackReader:
             for number, column in enumerate(used.columns):
                 track = self._tracks[column.key[0]].setdefault(column.key, _Track())
                 track.times_ns.append(times_ns)
+                track.boot_ns.append(boot_ns)
                 track.values.append((rows[:, number] * column.scale).astype(np.float64))
                 track.codes.append(codes[:, number])
                 track.runs.append(runs)
@@ -215,22 +363,25 @@ def _codes_of(batch: wire.Batch, used: _UsedColumns) -> Codes:
 def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]:
     """Return the readings of an entity in order of time, each once; those of a counter as rates."""
     times_ns, order = np.unique(np.concatenate(track.times_ns), return_index=True)
-    values, codes = np.concatenate(track.values)[order], np.concatenate(track.codes)[order]
-    runs = np.concatenate(track.runs)[order]
+    codes = np.concatenate(track.codes)[order]
     is_due = codes != reading.Absent.NOT_DUE.value
-    times_ns, values, codes, runs = (each[is_due] for each in (times_ns, values, codes, runs))
+    times_ns, codes, order = times_ns[is_due], codes[is_due], order[is_due]
+    values = np.concatenate(track.values)[order]
     values = np.where(codes == reading.PRESENT, values, np.nan)
     if not is_counter:
         return times_ns, values, codes
-    steps_ns, increases = np.diff(times_ns), np.diff(values)
+    # By the boot clock: receipts of envelopes are delayed by different times.
+    steps_ns = np.diff(np.concatenate(track.boot_ns)[order])
+    runs, increases = np.concatenate(track.runs)[order], np.diff(values)
     codes, before = codes[1:].copy(), codes[:-1]
     for applies, code in (
         (before != reading.PRESENT, before),
+        ((np.diff(runs) != 0) | (steps_ns <= 0), _FIRST_OF_RUN),
         (steps_ns > MAX_STEP_NS, _LONG_STEP),
         (increases < 0, _DECREASE),
-        (np.diff(runs) != 0, _FIRST_OF_RUN),
     ):
         codes = np.where((codes == reading.PRESENT) & applies, code, codes).astype(np.uint8)
+    steps_ns = np.maximum(steps_ns, 1)
     rates = np.where(codes == reading.PRESENT, increases * SECOND_NS / steps_ns, np.nan)
     return times_ns[1:], rates, codes
 

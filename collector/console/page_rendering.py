@@ -112,7 +112,11 @@ _environment = jinja2.Environment(
     lstrip_blocks=True,
     auto_reload=False,
 )
-_environment.globals |= {"path": page_table.page_path, "static": _URLS.__getitem__}
+_environment.globals |= {
+    "path": page_table.page_path,
+    "static": _URLS.__getitem__,
+    "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
+}
 _environment.filters |= {
     "number": format_number,
     "count": count_text,
@@ -120,6 +124,9 @@ _environment.filters |= {
     "quantity": format_quantity,
     "in_unit": curves.format_value,
     "when": time_element,
+    "clock": curves.clock_text,
+    "picture": curves.picture,
+    "amount": curves.format_value,
 }
 
 

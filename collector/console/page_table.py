@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from collector.access.credentials import Credential, Role
-from collector.console import PageProblemError
+from collector.console import PageProblemError, curves
 from collector.http.access_control import ROUTES, Route, TenantScope
 from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
@@ -76,6 +76,19 @@ class JobsQuery(msgspec.Struct, frozen=True):
     page: PageNumber = 1
     name: SearchText = ""
     """Part of the tenant and the name."""
+
+
+MomentText = Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    """Query of a page with curves: the period, as times or around one moment."""
+
+    from_: MomentText = ""
+    to: MomentText = ""
+    at: MomentText = ""
+    width: Annotated[int, msgspec.Meta(ge=100, le=1000)] = curves.PICTURE_WIDTH
+    """Pixels of the curves in the JSON twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +231,15 @@ PAGES: Collection[Page] = (
         reads_storage=True,
     ),
     Page("railscope", "/railscope", "Railscope itself", RUNNING),
+    Page(
+        "gpu",
+        "/nodes/{node}/gpus/{index}",
+        "GPU {index} of {node}",
+        RUNNING,
+        query=HistoryQuery,
+        is_live=False,
+        in_menu=False,
+    ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""
@@ -335,7 +357,7 @@ PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
 
 def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
     """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
-    fields = {each.name: each for each in msgspec.structs.fields(page.query)}
+    fields = {each.encode_name: each for each in msgspec.structs.fields(page.query)}
     values_by_name = {name: values[name] for name in fields if name in values}
     for name, text in values_by_name.items():
         try:

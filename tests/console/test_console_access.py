@@ -36,6 +36,7 @@ PATHS = {  # roles of each page, repeated here by hand
     "/nodes/x": "operator auditor",
     "/rails": "operator auditor",
     "/rails/0": "operator auditor",
+    "/nodes/x/gpus/7": "operator auditor",
     "/incidents": "operator auditor tenant",
     "/incidents/x": "operator auditor tenant",
     "/jobs": "operator auditor tenant",
@@ -55,7 +56,7 @@ PATHS = {  # roles of each page, repeated here by hand
 }
 
 STATUS = {
-    "/nodes/x": 404, "/incidents/x": 404, "/jobs/vision/slurm/7": 404, "/jobs/speech/slurm/7": 404, "/tenants/vision": 404,
+    "/nodes/x": 404, "/nodes/x/gpus/7": 404, "/incidents/x": 404, "/jobs/vision/slurm/7": 404, "/jobs/speech/slurm/7": 404, "/tenants/vision": 404,
     "/statements/vision/2026-01": 404, "/billing/2026-01": 404, "/billing/2026-01/reconciliation": 409, "/audit/99999999": 404,
 }  # fmt: skip
 """Status of pages about what does not exist in this collector."""

@@ -12,8 +12,7 @@ from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 
 from collector.console import node_history
 from collector.console.curves import HistoryCurve, TimeRange
-from collector.console.named_curves import GPU_FIGURES, NIC_FIGURES, NamedFigure
-from collector.console.node_history import NodeHistory
+from collector.console.node_history import GPU_FIGURES, NIC_FIGURES, NamedFigure, NodeHistory
 from collector.framelog.node_records import NodeRecords
 from collector.framelog.segment_files import (
     FrameRecord,
@@ -42,7 +41,7 @@ class LogOfFrames:
         descriptor, self._marker = start_segment(directory, 1)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self.schemas: dict[bytes, WireSchema] = {}
-        self.history = NodeHistory(NodeRecords(directory), self._find, 1 << 20)
+        self.history = NodeHistory(NodeRecords(directory), self._find)
 
     def _find(self, digest: bytes) -> WireSchema:
         if digest not in self.schemas:
@@ -72,7 +71,7 @@ class LogOfFrames:
         self, last: int, figures: Iterable[NamedFigure] = FIGURES, first: int = 0
     ) -> dict[str, HistoryCurve]:
         period = TimeRange(START_WALL_NS + first * SECOND, START_WALL_NS + last * SECOND)
-        return self.history.read("n1", KEYS, figures, period)
+        return self.history.read("n1", KEYS, figures, period).curves
 
     def close(self) -> None:
         self._file.close()

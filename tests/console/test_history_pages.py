@@ -1,0 +1,221 @@
+"""Pages with curves: the period of a URL, what is not stored, bounds, and the figures in a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from console_site import TOKENS, browser as reading, console, count_elements
+from makers import FrameSender, gpu_schema, rdma_schema
+from running_collector import RunningCollector
+from support.browser import visiting
+
+from collector.access.credentials import Role
+from collector.console import PageProblemError
+from collector.console.history_pages import AFTER_NS, BEFORE_NS, USUAL_PERIOD_NS, shown_period
+from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, parse_query
+from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+NOW_NS = 1_790_000_005 * SECOND_NS
+PRESENT_NS = 1_790_000_000 * SECOND_NS
+MAX_NS = 6 * HOUR_NS
+SECONDS = 300
+
+
+def milliseconds(timestamp_ns: int) -> str:
+    return str(timestamp_ns // 1_000_000)
+
+
+def period(**query: str) -> tuple[int, int, bool]:
+    asked = parse_query(PAGES_BY_NAME["gpu"], {name.rstrip("_"): v for name, v in query.items()})
+    assert isinstance(asked, HistoryQuery)
+    found = shown_period(asked, NOW_NS, MAX_NS)
+    return found.from_ns, found.to_ns, found.is_live
+
+
+def test_without_times_the_last_minutes_are_shown() -> None:
+    assert period() == (PRESENT_NS - USUAL_PERIOD_NS, PRESENT_NS, True)
+
+
+def test_times_and_moments_choose_a_period() -> None:
+    at_ns = PRESENT_NS - HOUR_NS
+    expected = (at_ns - BEFORE_NS, at_ns + AFTER_NS, False)
+    assert period(at=milliseconds(at_ns)) == expected
+    assert period(at=format_timestamp(at_ns)) == expected
+    assert period(from_=milliseconds(at_ns), to=milliseconds(at_ns + 10**11)) == (
+        at_ns,
+        at_ns + 10**11,
+        False,
+    )
+    assert period(from_=milliseconds(at_ns)) == (at_ns, PRESENT_NS, False)
+    assert period(to=milliseconds(at_ns)) == (at_ns - USUAL_PERIOD_NS, at_ns, False)
+    assert period(from_=milliseconds(at_ns), to="1799999999999")[1] == PRESENT_NS
+
+
+@pytest.mark.parametrize(("query", "problem"), [
+    ({"at": "yesterday"}, "invalid at 'yesterday': expected a time"),
+    ({"at": "1790000000000' or 1=1"}, "invalid at"),
+    ({"at": "9" * 40}, "invalid at"),
+    ({"at": "9" * 41}, "expected at most 40 characters"),
+    ({"at": "١٢٣"}, "invalid at"),
+    ({"at": "-1"}, "invalid at"),
+    ({"at": "NaN"}, "invalid at"),
+    ({"from": "0", "to": "10"}, "invalid from '0'"),
+    ({"from": "1789999990000", "to": "1789999980000"}, "from before to"),
+    ({"from": "1789900000000", "to": "1789999980000"}, "10 seconds to 6 hours"),
+    ({"from": "1990000000000"}, "expected one that has begun"),
+    ({"at": "1789999990000", "to": "1789999990000"}, "expected either at, or from and to"),
+    ({"width": "99"}, "expected a number from 100 to 1000"),
+    ({"width": "1e9"}, "expected a number from 100 to 1000"),
+])  # fmt: skip
+def test_hostile_periods_are_rejected_with_a_clear_error(
+    query: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(PageProblemError) as raised:
+        period(**query)
+    assert problem in raised.value.text
+    assert raised.value.status is HTTPStatus.BAD_REQUEST
+
+
+async def fill(running: RunningCollector) -> None:
+    """Send five minutes of a GPU and its NIC: a burst of one second, and a minute without frames."""
+    sender = FrameSender()
+    sent = {"Authorization": f"Bearer {TOKENS[Role.NODE]}"}
+    for start in range(10, SECONDS, 50):
+        seconds = [second for second in range(start, start + 50) if not 160 <= second < 210]
+        if not seconds:
+            continue
+        gpus = [
+            [50, 99 if n == 123 else 60, 400_000, 500_000 + n, 1000 * n, 2000 * n] for n in seconds
+        ]
+        ports = [[10**9 * n, 2 * 10**9 * n, 0, n] for n in seconds]
+        frames = [
+            *sender.frames(gpu_schema("n1"), gpus, at=seconds[0]),
+            *sender.frames(rdma_schema(), ports, at=seconds[0]),
+        ]
+        status, reply = await running.post(
+            sender.body(frames, schemas=True), at=SECONDS, headers=sent
+        )
+        assert status == 200, reply
+    await running.collector.refresher.refresh()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningCollector]:
+    directory: Path = tmp_path_factory.mktemp("site")
+    async with console(directory, allow_anonymous_read=True) as running:
+        await fill(running)
+        yield running
+
+
+def whole(*, twin: bool = True) -> str:
+    """The page over the last ten minutes up to the present."""
+    prefix = "/api/v1/pages" if twin else ""
+    return f"{prefix}/nodes/n1/gpus/1?from={milliseconds(time.time_ns() - 600 * SECOND_NS)}"
+
+
+def curve(document: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [
+        each for figure in document["figures"] for each in figure["curves"] if each["name"] == name
+    ]
+    return dict(found)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_twin_has_the_curves_of_the_gpu_and_of_the_nic_on_its_rail(
+    site: RunningCollector,
+) -> None:
+    async with reading(site.url) as client:
+        answer = await client.get(whole())
+        assert answer.status == 200, answer.text
+        document = msgspec.json.decode(answer.text)
+    history = document["history"]
+    assert (document["gpu"]["uuid"], document["rail"]) == ("GPU-n1-1", 1)
+    assert [nic["device"] for nic in document["nics"]] == ["mlx5_1"]
+    assert history["source"] == "the frame log of the collector"
+    assert history["problem"].startswith("stored since ")
+    utilization = curve(history, "utilization")
+    known = [value for value in utilization["values"] if value is not None]
+    assert max(known) == 0.99, "a burst of one second is visible"
+    assert "no frame was received" in {gap["reason"] for gap in utilization["gaps"]}
+    assert None in utilization["values"]
+    sent = [value for value in curve(history, "nic_sent")["values"] if value is not None]
+    assert sent == pytest.approx([2e9] * len(sent))
+    assert curve(history, "temperature")["values"] == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_page_is_complete_without_scripts_and_bounded(site: RunningCollector) -> None:
+    async with reading(site.url) as client:
+        answer = await client.get(whole(twin=False))
+        assert answer.status == 200, answer.text
+        unknown = [
+            (await client.get(path)).status
+            for path in ("/nodes/n2/gpus/0", "/nodes/n1/gpus/7", "/nodes/n1/gpus/0?at=x")
+        ]
+    found = count_elements(answer.text)
+    assert found.nodes < 6_000
+    assert len(answer.text.encode()) < 600_000
+    assert "style" not in found.attributes
+    assert "<polyline" in answer.text
+    assert "Utilization: last 60 %" in answer.text
+    assert "maximum 99 %" in answer.text
+    assert unknown == [404, 404, 400]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_other_roles_do_not_see_the_gpus_of_a_node(tmp_path: Path) -> None:
+    async with console(tmp_path) as running:
+        statuses = {}
+        for role in (Role.OPERATOR, Role.AUDITOR, Role.FINANCE, Role.TENANT, Role.NODE):
+            status, _ = await running.get("/api/v1/pages/nodes/n1/gpus/1", TOKENS[role])
+            statuses[role] = status
+        status, _ = await running.get("/api/v1/pages/nodes/n1/gpus/1", "unknown")
+    assert statuses == {
+        Role.OPERATOR: 200, Role.AUDITOR: 200, Role.FINANCE: 403, Role.TENANT: 403, Role.NODE: 403,
+    }  # fmt: skip
+    assert status == 401
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
+    chromium: Browser, site: RunningCollector
+) -> None:
+    async with visiting(chromium, site.url) as visitor:
+        visited = await visitor.visit(whole(twin=False))
+        assert "maximum 99 %" in visited.text_without_scripts
+        page = visitor.page
+        await page.goto(site.url + whole(twin=False))
+        drawn = "() => document.querySelectorAll('.plot canvas').length"
+        await page.wait_for_function("() => document.querySelector('.figures').dataset.drawn")
+        charts = await page.evaluate(drawn)
+        assert charts == await page.locator("figure.curves").count() > 5
+        assert await page.evaluate("() => document.querySelectorAll('.plot svg').length") == 0
+        box = await page.locator("figure.curves .u-over").first.bounding_box()
+        assert box is not None
+        await page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 20)
+        times = await page.evaluate(
+            "() => [...document.querySelectorAll('.u-legend tr:first-child .u-value')].map(e => e.textContent)"
+        )
+        assert sum(text[:1].isdigit() for text in times) > 3, times
+        before = await page.evaluate("() => document.querySelector('.plot canvas').width")
+        await page.set_viewport_size({"width": 700, "height": 800})
+        await page.wait_for_function(
+            "(before) => document.querySelector('.plot canvas').width !== before", arg=before
+        )
+        for theme in ("dark", "light"):
+            await page.emulate_media(color_scheme=theme)
+        await page.wait_for_function(
+            "() => Number(document.querySelector('.figures').dataset.drawn) > 1"
+        )
+        assert visitor.problems == []
+        assert await page.evaluate("() => window.policyViolations") == []
