@@ -301,7 +301,8 @@ def _data_state(
     rows: Sequence[node_states.NodeRow], views: CollectorViews, missing: Counter[str]
 ) -> DataState:
     ages = [row.age_seconds for row in rows if row.age_seconds is not None]
-    stale = [row.name for row in rows if row.state == node_states.UNKNOWN]
+    reporting = (cell for cell in views.node.cells if cell.metric is catalog.NODE_UP)
+    stale = sorted(cell.labels[0] for cell in reporting if not cell.value)
     return DataState(
         min(ages, default=None),
         max(ages, default=None),

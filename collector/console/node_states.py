@@ -161,6 +161,8 @@ def _row(
     state = marks.state
     if not reporting.value:
         state = min(state, UNKNOWN, key=_RANKS.__getitem__)
+    elif state == UNKNOWN:
+        state = TOUCHED  # frames arrive again, and the incident has not been closed yet
     roots = sorted(marks.incidents.values(), key=lambda each: (not each.is_root, each.onset_ns))
     since_ns = min((each.onset_ns for each in roots), default=None)
     reason = roots[0].document.title if roots else ""
@@ -189,8 +191,9 @@ def _letter(rail: int, gpus: Mapping[int, str], marks: NodeMarks, state: str) ->
     whole = marks.rails.get(_WHOLE, OK)
     if state == UNKNOWN and marked != BAD:
         return LETTERS[UNKNOWN]
-    if whole in {BAD, UNKNOWN}:
-        return LETTERS[whole]
+    if whole == BAD:
+        return LETTERS[BAD]
+    whole = TOUCHED if whole == UNKNOWN else whole
     if not marked and rail not in gpus:
         return LETTERS[""]
     return LETTERS[min(marked or OK, whole, key=_RANKS.__getitem__)]

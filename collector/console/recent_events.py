@@ -55,8 +55,10 @@ def event_rows(
     for timestamp_ns, seen_event in placed:
         row = _row(timestamp_ns, seen_event, names_of)
         if rows and _is_same(rows[-1], row):
-            devices = f"{rows[-1].device}, {row.device.removeprefix('GPU ')}"
-            rows[-1] = msgspec.structs.replace(rows[-1], device=devices[:MAX_TEXT])
+            devices = rows[-1].device.removeprefix("GPU ").split(", ")
+            if (device := row.device.removeprefix("GPU ")) not in devices:
+                devices_text = f"{rows[-1].device}, {device}"
+                rows[-1] = msgspec.structs.replace(rows[-1], device=devices_text[:MAX_TEXT])
         elif len(rows) < limit:
             rows.append(row)
         else:

@@ -30,8 +30,10 @@ from collector.console.page_table import (
     parse_query,
 )
 from collector.console.rail_grid import make_grid
+from collector.console.recent_events import event_rows
 from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.fleet.fleet import SeenEvent
 from collector.fleet.schemas import StoredSchemas
 from collector.fleet.view_cells import View, ViewCell
 from collector.http.read_api import ViewApi
@@ -40,6 +42,7 @@ from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity, WireEvent
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
@@ -369,3 +372,34 @@ async def test_railscope_itself_has_cost_ages_and_gaps(tmp_path: Path) -> None:
         values = {each["metric"]: each["value"] for each in twin["values"]}
         assert values["railscope_collector_received_envelopes_total"] == 1
         assert "No frame is missing" in (await reader.get("/railscope")).text
+
+
+@pytest.mark.parametrize(("stale", "state", "rails"), [(0, "touched", "T"), (1, "unknown", "U")])
+async def test_a_node_is_unknown_only_without_fresh_data(
+    tmp_path: Path, stale: int, state: str, rails: str
+) -> None:
+    cause = {"kind": "node", "node": "n1"}
+    partition = incident_at("n1", 0, cause=cause, **{"class": "agent_partition"})
+    _, model = await page_of(fleet(tmp_path, ["n1"], [partition], stale), "overview")
+    (row,) = model.worst
+    assert (row.state, row.rails) == (state, rails * 8)
+    assert (model.data.stale_count, model.data.stale_nodes) == (stale, ("n1",) * stale)
+
+
+def test_events_of_several_devices_at_once_are_one_row() -> None:
+    def event(name: str, index: str, second: int) -> SeenEvent:
+        entity = WireEntity("claim", (index, "c"))
+        at_ns = second * SECOND_NS
+        facts = {"source": "slurm", "workload": "7", "tenant": "vision"}
+        return SeenEvent("n1", "boot", WireEvent(name, 0, entity, at_ns, at_ns, facts))
+
+    events = [event("claim_start", str(n % 3), 10) for n in range(6)]
+    events += [event("claim_end", "0", 11), event("claim_start", "0", 5)]
+    rows = event_rows(events, {}, lambda _, entity: {"kind": "gpu", "index": entity.key[0]}, 10)
+    assert [(row.name, row.device, row.timestamp_ns) for row in rows] == [
+        ("claim_end", "GPU 0", 11 * SECOND_NS),
+        ("claim_start", "GPU 0, 1, 2", 10 * SECOND_NS),
+        ("claim_start", "GPU 0", 5 * SECOND_NS),
+    ]
+    assert rows[0].text == "slurm 7 of vision"
+    assert [row.name for row in event_rows(events, {}, lambda *_: None, 1)] == ["claim_end"]
