@@ -239,6 +239,7 @@ PAGES: Collection[Page] = (
         query=HistoryQuery,
         is_live=False,
         in_menu=False,
+        reads_storage=True,
     ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )

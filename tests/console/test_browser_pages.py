@@ -61,7 +61,8 @@ class VisitedSite:
     """A record that names only the tenant."""
 
     def path_of(self, page: Page, **parts: str) -> str:
-        known = PARTS | {"index": str(self.own_record)} | parts
+        index = "0" if page.name == "gpu" else str(self.own_record)
+        known = PARTS | {"index": index} | parts
         return page.path.format(**{name: quote(text, safe="") for name, text in known.items()})
 
 
