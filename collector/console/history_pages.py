@@ -13,13 +13,17 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from collector.console import PageProblemError, curves, node_history, page_table
+from collector.diagnosis import group_history
 from collector.http.read_api import ViewApi
 from collector.http.web_server import ReadPool
 from collector.state.collector_state import CollectorState
+from collector.workloads.job_roster import JobKey
 from railscope import timestamps
 from railscope.device_names import DeviceKey, Names, choose_most_complete
+from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 
 MINUTE_NS = 60 * SECOND_NS
@@ -91,6 +95,35 @@ class GpuPageModel(msgspec.Struct, frozen=True):
     history: CurvesModel
 
 
+class GroupPageModel(msgspec.Struct, frozen=True):
+    """Sums and extremes of a rail or of a job over the last hour."""
+
+    group: str
+    """Name of the rail or of the job."""
+    history: CurvesModel
+
+
+RAIL_FIGURES = {
+    "traffic": ("Traffic of all NICs", ("sent", "received")),
+    "pauses": ("Share of time in which a priority is paused", ("max_paused", "max_pausing")),
+    "congestion": ("Congestion marks and notifications", ("marks", "notifications")),
+    "order": ("Packets out of sequence", ("out_of_order",)),
+    "nics": ("NICs with a reading", ("nics",)),
+}
+JOB_FIGURES = {
+    "step": ("Step period", (group_history.STEP_CURVE,)),
+    "utilization": ("GPU utilization", ("mean_utilization", "min_utilization")),
+    "power": ("GPU power", ("power",)),
+    "temperature": ("GPU temperature", ("max_temperature",)),
+    "gpus": ("GPUs with a reading", ("gpus",)),
+    **RAIL_FIGURES,
+}
+_LABELS = {curve.name: (curve.label, curve.unit) for curve in group_history.GROUP_CURVES}
+_LABELS[group_history.STEP_CURVE] = ("Step period", "seconds")
+MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
+BEFORE_HISTORY = "not kept: one hour at most, since the start of the collector or of the job"
+
+
 class PairDevices(NamedTuple):
     """A GPU and the NICs on its rail: their names, and the keys of their entities."""
 
@@ -147,6 +180,25 @@ def shown_period(query: page_table.HistoryQuery, now_ns: int, max_ns: int) -> Sh
     return ShownPeriod(from_ns, to_ns, not moments)
 
 
+def figure_model(
+    name: str,
+    title: str,
+    shown: Sequence[curves.HistoryCurve],
+    period: curves.TimeRange,
+    width: int,
+) -> FigureModel:
+    """Return a figure of curves of one unit."""
+    unit = shown[0].unit
+    tables = [curves.table_rows(curve, period, TABLE_ROWS) for curve in shown]
+    rows = [
+        FigureRow(parts[0].from_ns, tuple(_cell(part, unit) for part in parts))
+        for parts in zip(*tables, strict=True)
+    ]
+    documents = tuple(curves.to_json(curve, period, width) for curve in shown)
+    captions = tuple(curves.caption(curve) for curve in shown)
+    return FigureModel(name, title, unit, documents, captions, tuple(rows))
+
+
 def figure_models(
     figures: Sequence[node_history.NamedFigure],
     found: Mapping[str, curves.HistoryCurve],
@@ -154,27 +206,37 @@ def figure_models(
     width: int,
 ) -> tuple[FigureModel, ...]:
     """Return figures of the curves that were found; a figure without any is left out."""
-    models = []
-    for figure in figures:
-        shown = [found[curve.name] for curve in figure.curves if curve.name in found]
-        if not shown:
-            continue
-        tables = [curves.table_rows(curve, period, TABLE_ROWS) for curve in shown]
-        rows = [
-            FigureRow(parts[0].from_ns, tuple(_cell(part, figure.unit) for part in parts))
-            for parts in zip(*tables, strict=True)
-        ]
-        models.append(
-            FigureModel(
-                figure.name,
-                figure.title,
-                figure.unit,
-                tuple(curves.to_json(curve, period, width) for curve in shown),
-                tuple(curves.caption(curve) for curve in shown),
-                tuple(rows),
-            )
-        )
-    return tuple(models)
+    shown = {
+        figure: [found[curve.name] for curve in figure.curves if curve.name in found]
+        for figure in figures
+    }
+    return tuple(
+        figure_model(figure.name, figure.title, of_figure, period, width)
+        for figure, of_figure in shown.items()
+        if of_figure
+    )
+
+
+def _group_curve(
+    history: group_history.GroupHistory,
+    key: group_history.GroupKey,
+    name: str,
+    period: curves.TimeRange,
+) -> curves.HistoryCurve:
+    """Return a curve of a rail or of a job."""
+    points = history.read(key, name, *period)
+    times_ns, values = points or group_history.GroupPoints(np.zeros(0, np.int64), np.zeros(0))
+    codes = np.where(np.isnan(values), node_history.NO_DEVICE, 0).astype(np.uint8)
+    first_ns = int(times_ns[0]) if len(times_ns) else period.to_ns
+    outside = [
+        curves.CurveGap(period.from_ns, first_ns, BEFORE_HISTORY),
+        curves.CurveGap(*period, BEFORE_HISTORY),
+    ]
+    found = node_history.with_gaps(
+        times_ns, values, codes, period, outside, node_history.NOT_EVALUATED
+    )
+    label, unit = _LABELS[name]
+    return curves.HistoryCurve(name, label, unit, found[0], found[1], tuple(found[2]))
 
 
 def _cell(row: curves.TableRow, unit: str) -> str:
@@ -192,6 +254,8 @@ class HistoryPages:
     nodes: node_history.NodeHistory
     reading: ReadPool
     wall_ns: Callable[[], int]
+    groups: Callable[[], group_history.GroupHistory] = group_history.GroupHistory
+    """Returns the history of rails and jobs."""
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
     _models: OrderedDict[tuple[object, ...], GpuPageModel] = field(default_factory=OrderedDict)
@@ -202,11 +266,46 @@ class HistoryPages:
         """Return the pages of a collector, with the frame log that its API has the size of."""
         directory = api.metrics.log.directory
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
-        return cls(api.core, nodes, reading, api.wall_ns)
+        return cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"gpu": self._gpu}
+        return {"gpu": self._gpu, "rail_history": self._rail, "job_history": self._job}
+
+    async def _rail(self, request: page_table.PageRequest) -> GroupPageModel:
+        return await self._group(request, request.parts["rail"], RAIL_FIGURES)
+
+    async def _job(self, request: page_table.PageRequest) -> GroupPageModel:
+        parts = request.parts
+        key = JobKey(parts["tenant"], parts["source"], parts["workload"])
+        return await self._group(request, key, JOB_FIGURES)
+
+    async def _group(
+        self,
+        request: page_table.PageRequest,
+        key: group_history.GroupKey,
+        figures: Mapping[str, tuple[str, Sequence[str]]],
+    ) -> GroupPageModel:
+        period = shown_period(request.query, self.wall_ns(), MAX_GROUP_PERIOD_NS)
+        name = key if isinstance(key, str) else key.workload
+        history, width = self.groups(), request.query.width
+        if history.read(key, group_history.NAMES[0], *period.range) is None:
+            message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+        models = await run_in_thread(
+            lambda: tuple(
+                figure_model(
+                    figure,
+                    title,
+                    [_group_curve(history, key, curve, period.range) for curve in names],
+                    period.range,
+                    width,
+                )
+                for figure, (title, names) in figures.items()
+            )
+        )
+        source = "the diagnosis of the collector: one value each 10 seconds"
+        return GroupPageModel(name, CurvesModel(period, source, "", models))
 
     async def _gpu(self, request: page_table.PageRequest) -> GpuPageModel:
         node, query = request.parts["node"], request.query

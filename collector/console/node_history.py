@@ -162,13 +162,15 @@ MAX_STEP_NS = 60 * SECOND_NS
 """Time between two readings of a counter up to which its rate is known."""
 MIN_GAP_NS, MIN_LAST_GAP_NS = 3 * SECOND_NS, 30 * SECOND_NS
 """Shortest times without a frame that are gaps, within a period and at its end."""
-_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP = 101, 102, 103, 104
+_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NOT_EVALUATED, NO_DEVICE = range(101, 107)
 REASONS: Mapping[int, str] = {
     **{code: f"not read: {absent.label}" for code, absent in reading.REASONS.items()},
     _NO_FRAME: "no frame was received",
     _FIRST_OF_RUN: "the agent was started again",
     _DECREASE: "the counter was reset",
     _LONG_STEP: "too long between two readings",
+    NOT_EVALUATED: "the diagnosis did not evaluate this time",
+    NO_DEVICE: "no reading of any device",
 }
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"
@@ -243,7 +245,7 @@ class NodeHistory:
             times_ns, values, codes = reader.curve(curve)
             inside = (times_ns >= period.from_ns) & (times_ns <= period.to_ns)
             points = times_ns[inside], values[inside], codes[inside]
-            times_ns, values, gaps = _with_gaps(*points, period, outside)
+            times_ns, values, gaps = with_gaps(*points, period, outside)
             curves[curve.name] = HistoryCurve(
                 curve.name, curve.label, unit, times_ns, values, tuple(gaps)
             )
@@ -406,8 +408,13 @@ def _combined(
     return times_ns, values, codes
 
 
-def _with_gaps(
-    times_ns: Times, values: Floats, codes: Codes, period: TimeRange, outside: Sequence[CurveGap]
+def with_gaps(  # noqa: PLR0913, PLR0917 - columns of the readings
+    times_ns: Times,
+    values: Floats,
+    codes: Codes,
+    period: TimeRange,
+    outside: Sequence[CurveGap],
+    missing: int = _NO_FRAME,
 ) -> tuple[Times, Floats, list[CurveGap]]:
     """Return a curve with an unknown value in each gap, and the gaps."""
     *before, without_reading = outside
@@ -422,12 +429,12 @@ def _with_gaps(
     missing_ns = times_ns[late] + usual_ns
     times_ns = np.insert(times_ns, late + 1, missing_ns)
     values = np.insert(values, late + 1, np.nan)
-    codes = np.insert(codes, late + 1, _NO_FRAME)
-    end_reason = TOO_MANY if without_reading.reason == TOO_MANY else REASONS[_NO_FRAME]
+    codes = np.insert(codes, late + 1, missing)
+    end_reason = TOO_MANY if without_reading.reason == TOO_MANY else REASONS[missing]
     gaps = []
     if times_ns[0] - period.from_ns > limit_ns:
         from_ns = min(before[0].to_ns, int(times_ns[0])) if before else period.from_ns
-        gaps = [*before, CurveGap(from_ns, int(times_ns[0]), REASONS[_NO_FRAME])]
+        gaps = [*before, CurveGap(from_ns, int(times_ns[0]), REASONS[missing])]
         gaps = gaps[: 1 if before and times_ns[0] - from_ns <= limit_ns else 2]
     is_unknown = np.isnan(values)
     begins = np.flatnonzero(is_unknown & ~np.append([False], is_unknown[:-1]))

@@ -116,6 +116,7 @@ _environment.globals |= {
     "path": page_table.page_path,
     "static": _URLS.__getitem__,
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
+    "short_periods": {"15 minutes": 15, "1 hour": 60},
 }
 _environment.filters |= {
     "number": format_number,

@@ -241,6 +241,25 @@ PAGES: Collection[Page] = (
         in_menu=False,
         reads_storage=True,
     ),
+    Page(
+        "rail_history",
+        "/rails/{rail}/history",
+        "History of rail {rail}",
+        RUNNING,
+        query=HistoryQuery,
+        is_live=False,
+        in_menu=False,
+    ),
+    Page(
+        "job_history",
+        "/jobs/{tenant}/{source}/{workload}/history",
+        "History of job {workload} of {tenant}",
+        RUNNING,
+        TenantScope.NAMED,
+        HistoryQuery,
+        is_live=False,
+        in_menu=False,
+    ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""

@@ -11,6 +11,7 @@ import msgspec
 
 from collector.diagnosis import incident_report as report
 from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.group_history import GroupHistory
 from collector.diagnosis.incident_classes import AREAS, Severity
 from collector.diagnosis.ranking import Reach
 from collector.diagnosis.step_period import StepTiming
@@ -123,6 +124,8 @@ class IncidentTable:
     """GPU-seconds lost, by class and tenant."""
     steps: Mapping[JobKey, StepTiming] = field(default_factory=dict)
     """Steps of the running jobs whose traffic shows them."""
+    history: GroupHistory = field(default_factory=GroupHistory)
+    """The last hour of rails and jobs."""
 
     def find(self, number: str) -> ReportedIncident | None:
         """Return an incident by its identity."""

@@ -407,7 +407,7 @@ class DiagnosisEngine:
                 lost[incident.class_name, tenant] += seconds
         end_ns = diagnosis.end_of(self._evaluated_slot) if self._evaluated_slot >= 0 else 0
         self.table = IncidentTable(
-            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps
+            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps, self.history
         )
 
     def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
 from console_site import TOKENS, browser as reading, console, count_elements
@@ -16,10 +17,24 @@ from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector
 from support.browser import visiting
 
-from collector.access.credentials import Role
-from collector.console import PageProblemError
-from collector.console.history_pages import AFTER_NS, BEFORE_NS, USUAL_PERIOD_NS, shown_period
-from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, parse_query
+from collector.access.credentials import ANYONE, Role
+from collector.console import PageProblemError, page_rendering
+from collector.console.history_pages import (
+    AFTER_NS,
+    BEFORE_HISTORY,
+    BEFORE_NS,
+    USUAL_PERIOD_NS,
+    GroupPageModel,
+    HistoryPages,
+    shown_period,
+)
+from collector.console.node_history import NodeHistory
+from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, PageRequest, parse_query
+from collector.diagnosis.group_history import NAMES, GroupHistory, GroupKey, GroupPoints
+from collector.fleet.schemas import StoredSchemas
+from collector.http.web_server import ReadPool
+from collector.state.collector_state import CollectorState
+from collector.workloads.job_roster import JobKey
 from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 
 if TYPE_CHECKING:
@@ -170,6 +185,55 @@ async def test_the_page_is_complete_without_scripts_and_bounded(site: RunningCol
     assert "Utilization: last 60 %" in answer.text
     assert "maximum 99 %" in answer.text
     assert unknown == [404, 404, 400]
+
+
+class GroupsOfTest(GroupHistory):
+    """A rail and a job with a value each ten seconds, an evaluation that is missing, and unknown values."""
+
+    def read(self, key: GroupKey, name: str, from_ns: int, to_ns: int) -> GroupPoints | None:
+        if key not in {"3", JobKey("red", "slurm", "17")} or name not in NAMES:
+            return None
+        slots = np.array([n for n in range(1, 61) if not 20 <= n < 25])
+        times_ns = PRESENT_NS - 600 * SECOND_NS + slots * 10 * SECOND_NS
+        inside = (times_ns >= from_ns) & (times_ns <= to_ns)
+        values = np.where(slots == 40, np.nan, np.where(slots == 30, 9.0, 4.0))
+        return GroupPoints(times_ns[inside], values[inside])
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("rail_history", {"rail": "3"}),
+    ("job_history", {"tenant": "red", "source": "slurm", "workload": "17"}),
+])  # fmt: skip
+async def test_rails_and_jobs_have_pages_of_their_last_hour(
+    tmp_path: Path, name: str, parts: dict[str, str]
+) -> None:
+    core = CollectorState(StoredSchemas(tmp_path))
+    nodes = NodeHistory.from_directory(tmp_path, core.schemas.read)
+    pages = HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, GroupsOfTest)
+    page = PAGES_BY_NAME[name]
+    asked = PageRequest(page, ANYONE, parts, parse_query(page, {}))
+    model = await pages.models()[name](asked)
+    text = page_rendering.render(f"{name}.html", model=model, request=asked)
+    assert count_elements(text).nodes < 6_000
+    assert "<polyline" in text
+    assert isinstance(model, GroupPageModel)
+    traffic = next(each for each in model.history.figures if each.name == "traffic")
+    assert max(value for value in traffic.curves[0]["values"] if value is not None) == 9
+    reasons = [gap["reason"] for gap in traffic.curves[0]["gaps"]]
+    assert reasons == [
+        BEFORE_HISTORY,
+        "the diagnosis did not evaluate this time",
+        "no reading of any device",
+    ]
+    is_job = name == "job_history"
+    assert ("step" in {each.name for each in model.history.figures}) == is_job
+    for query in ({"from": milliseconds(NOW_NS - 2 * HOUR_NS)}, {"at": "x"}):
+        asked = PageRequest(page, ANYONE, parts, parse_query(page, query))
+        with pytest.raises(PageProblemError):
+            await pages.models()[name](asked)
+    unknown = PageRequest(page, ANYONE, dict.fromkeys(parts, "unknown"), parse_query(page, {}))
+    with pytest.raises(PageProblemError, match="no history of 'unknown'"):
+        await pages.models()[name](unknown)
 
 
 @pytest.mark.asyncio(loop_scope="session")
