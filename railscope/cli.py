@@ -27,6 +27,7 @@ _ON_DEMAND = {
     "simulate": ("simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
     "simulate-agent": ("simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
     "status": ("railscope.client.commands", "status", "Print the status of a running cluster or node on one screen."),
+    "top": ("railscope.client.commands", "top", "Show a running cluster or node live in the terminal."),
     "tenants": ("railscope.client.commands", "tenants", "List the tenants of a running cluster."),
 }  # fmt: skip
 """Module, name and help of each command."""

@@ -17,6 +17,7 @@ want systemd-analyze systemd
 want cc gcc
 want chromium chromium
 want ip iproute2
+want tmux tmux
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 if ! PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v initdb >/dev/null; then
     missing="$missing postgresql"

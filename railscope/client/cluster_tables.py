@@ -26,7 +26,7 @@ JOB_COLUMNS = (
     tables.TableColumn("workload", "JOB", is_key=True),
     tables.TableColumn("state", "STATE"),
     tables.number("gpus", "GPUS"),
-    tables.number("nodes", "NODES"),
+    tables.number("nodes", "NODES", wide=True),
     tables.number("runtime_seconds", "RUNTIME", tables.show_age),
     tables.number("utilization_ratio", "BUSY", tables.show_percent),
     tables.number("step_seconds", "STEP", lambda value: f"{value:.2f} s"),
@@ -60,11 +60,11 @@ TENANT_COLUMNS = (
     tables.number("incidents", "INCIDENTS"),
 )
 EVENT_COLUMNS = (
-    tables.TableColumn("time", "TIME", tables.show_time),
+    tables.number("time", "TIME", tables.show_short_time),
     tables.TableColumn("node", "NODE"),
     tables.TableColumn("event", "EVENT"),
     tables.TableColumn("device", "DEVICE"),
-    tables.TableColumn("text", "TEXT"),
+    tables.TableColumn("text", "TEXT", is_key=True),
 )
 
 

@@ -5,19 +5,22 @@ Exit status of all: 0 done (of `status`: healthy), 1 degraded, 2 failed (both of
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from railscope.client import cluster_tables, contexts, status as state, tables
-from railscope.client.agent_reading import AgentReader
 from railscope.client.cluster_reading import SEVERITIES, ClusterReader
 from railscope.client.connection import ClientError, ReadClient, ServerAddress
-from railscope.client.gpu_table import gpu_table
+from railscope.client.node_reading import AgentReader, gpu_table
+from railscope.client.top_views import create_pages, plain_page
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 UNKNOWN = int(state.OverallStatus.UNKNOWN)
@@ -249,6 +252,62 @@ def tenants(*, tenant: str, **options: Any) -> None:
     """List the tenants with their GPUs, jobs and GPU time."""
     found = _read_cluster(options, "tenants", "account", "jobs", "incidents")
     _print_table(cluster_tables.tenant_table(found), options, tenant=tenant)
+
+
+@click.command(cls=ClientCommand)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.5, 3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two requests; more on a slow link.",
+)
+@click.option("--once", is_flag=True, help="Print the first view as text, and end.")
+@_json_option
+@_connection_options
+def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
+    """Show a cluster, or the node of an agent, live: nodes, GPUs with NIC and rail, jobs, tenants, incidents, events.
+
+    `?` shows the keys. It needs the extra railscope[top] and a terminal; without the extra, or where the
+    output is not a terminal, it prints the first view once, and in a terminal without cursor control
+    (TERM=dumb) at each interval.
+    """
+    address = _address(options)
+    pages = create_pages(ReadClient(address))
+    if as_json:
+        page = pages.read(pages.first())
+        page = pages.read(page.permitted) if page.permitted else page
+        content = {
+            "head": page.head,
+            "age_seconds": page.age_seconds,
+            page.table.name: list(page.table.rows),
+        }
+        click.echo(
+            json.dumps(
+                content | {"absence": page.table.absence or None, "notes": page.table.notes},
+                indent=1,
+            )
+        )
+        return
+    is_dumb = os.environ.get("TERM", "dumb") in {"", "dumb"}
+    if not once and sys.stdout.isatty() and not is_dumb:
+        try:
+            live = importlib.import_module("railscope.client.top")
+        except ImportError as error:
+            click.echo(
+                f"railscope top: no live view: {error}; fix: pip install 'railscope[top]'", err=True
+            )
+        else:
+            live.run(pages, address.url, interval)
+            return
+    while True:
+        page = pages.read(pages.first())
+        click.echo(plain_page(pages.read(page.permitted) if page.permitted else page, _width()))
+        if once or not (sys.stdout.isatty() and is_dumb):
+            return
+        time.sleep(interval)
+        click.echo()
 
 
 # Contexts ----------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 
 from railscope import timestamps
 from railscope.client import answers, cluster_tables, tables
-from railscope.client.agent_reading import AgentReading
 from railscope.client.cluster_reading import READY, ClusterReading
+from railscope.client.node_reading import AgentReading
 
 CLUSTER_DOCUMENTS = ("nodes", "incidents", "jobs", "cluster", "inventory", READY)
 _MAX_REASONS = 10
@@ -137,7 +137,10 @@ def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
     nodes = cluster_tables.node_table(reading)
     jobs = reading.document("jobs")
     parts = ("incidents", "jobs") if reading.is_tenant else ("nodes", "incidents", "jobs")
-    absent = {name: reason for name in parts if (reason := reading.absence(name))}
+    requested = reading.documents.keys() | reading.errors.keys()
+    absent = {
+        name: reason for name in parts if name in requested and (reason := reading.absence(name))
+    }
     if reading.is_tenant:
         absent |= dict.fromkeys(
             ("nodes", "gpus"), "the credentials are those of a tenant: own jobs and incidents only"
@@ -162,7 +165,7 @@ def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
             state: by_state[state] for state in sorted(cluster_tables.NODE_STATES, key=_node_order)
         },
         gpus=gpus,
-        jobs=None if "jobs" in absent else len(jobs.rows) + jobs.suppressed,
+        jobs=None if jobs is None or "jobs" in absent else len(jobs.rows) + jobs.suppressed,
         incidents=incidents,
         open_incidents=cluster_tables.incident_table(reading).rows,
         absent=absent,

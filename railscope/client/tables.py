@@ -86,6 +86,11 @@ def show_time(text: Any) -> str:
         return show_text(text)
 
 
+def show_short_time(text: Any) -> str:
+    """Format RFC 3339 as month, day and time in UTC."""
+    return show_time(text)[5:].replace("T", " ").removesuffix("Z")
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """A column: the key of its values, its head, and the form of a value."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from support.command_line import run
 from support.scripted_server import (
+    NOW_NS,
     ScriptedServer,
     by_path,
     json_response,
@@ -20,7 +20,7 @@ from support.scripted_server import (
     scripted_server,
 )
 
-from railscope.client.agent_reading import parse_metrics, read_metrics
+from railscope.client.node_reading import parse_metrics, read_metrics
 from railscope.client.tables import (
     ClientTable,
     TableColumn,
@@ -32,7 +32,6 @@ from railscope.client.tables import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
-NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 NODE = {"gpus": 8, "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
         "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001}  # fmt: skip
 JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,

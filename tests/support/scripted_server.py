@@ -6,12 +6,17 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 
+from railscope.timestamps import SECOND_NS
+
+NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
+"""Time of all responses with JSON."""
 Script = Callable[[str], bytes]
 """Returns the whole response to a request by its target."""
 
@@ -34,7 +39,11 @@ def response(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
 
 def json_response(content: Any, status: str = "200 OK") -> bytes:
     """Return a response with JSON, and the time."""
-    return response(json.dumps(content).encode(), status, f"Date: {formatdate(usegmt=True)}")
+    return response(
+        json.dumps(content).encode(),
+        status,
+        f"Date: {formatdate(NOW_NS // SECOND_NS, usegmt=True)}",
+    )
 
 
 def by_path(documents: Mapping[str, Any]) -> Script:
@@ -58,9 +67,11 @@ def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> Iterat
         server = ScriptedServer(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
         thread = threading.Thread(target=_serve, args=(listener, server, script, tls))
         thread.start()
-        yield server
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield server
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def _serve(

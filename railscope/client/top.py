@@ -1,0 +1,380 @@
+"""Live terminal view: `railscope top`. The only module that needs the extra `railscope[top]` (Textual).
+
+A thread reads one page after the other, so that never more than one request is in flight. Data is shown
+with its age; after a lost connection the old page stays, marked as such, until a request succeeds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import ClassVar, TypeAlias
+
+from rich.text import Text
+from textual import app, binding, containers, events, message, screen, widgets
+
+from railscope.client import tables
+from railscope.client.connection import ClientError
+from railscope.client.top_views import (
+    FACT_COLUMNS,
+    AgentPages,
+    ClusterPages,
+    Subject,
+    TopPage,
+    TopView,
+    absence_reasons,
+    opened_view,
+    row_subject,
+)
+
+WIDE_COLUMNS = 140
+"""Width from which all columns are shown."""
+_TICK_SECONDS = 0.5
+_JOIN_SECONDS = 0.2
+_STYLES: Mapping[str, str] = {
+    "degraded": "yellow", "warning": "yellow", "stale": "magenta", "unknown": "magenta", "partial": "yellow",
+    "failed": "bold red", "critical": "bold red", "down": "bold red",
+}  # fmt: skip
+"""Styles of words; the words themselves carry the meaning."""
+_STATES = ("state", "severity", "health", "link")
+_KEYS = "? help  / filter  Enter open  Esc back  q quit"
+_Bindings: TypeAlias = list[binding.BindingType]
+
+HELP = """\
+{views}
+
+Enter  open the row: tenant, job, node, GPU with its NIC
+Esc    back
+/      filter rows: key=value, several separated by spaces; * matches any
+       text: state=degraded node=gpu-1*. An empty filter shows all rows.
+r      read now
+q      quit
+
+A dash is an absent value: the line at the bottom has the reason.
+The head line states the age of the data. After a lost connection the rows
+are old, and the head line states since when.
+
+Escape or ? closes this page.
+"""
+
+
+class PageReceived(message.Message):
+    """A page, or the error of the request for it."""
+
+    def __init__(self, view: TopView, page: TopPage | ClientError) -> None:
+        super().__init__()
+        self.view, self.page = view, page
+
+
+class TopHelp(screen.ModalScreen[None]):
+    """Help on keys."""
+
+    BINDINGS: ClassVar[_Bindings] = [("escape,question_mark,q,enter", "dismiss", "Close")]
+    CSS = "TopHelp { align: center middle; } TopHelp Static { width: 78; height: auto; border: solid; padding: 0 1; }"
+
+    def __init__(self, views: Mapping[str, str]) -> None:
+        super().__init__()
+        self._views = views
+
+    def compose(self) -> app.ComposeResult:
+        """Yield the text."""
+        names = "\n".join(f"{key}      {name}" for key, name in self._views.items())
+        with containers.VerticalScroll():
+            yield widgets.Static(Text(HELP.format(views=names)))
+
+
+class TopApp(app.App[None]):
+    """Head line, table, footer; one view at a time."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: auto; max-height: 3; }
+    #title { height: 1; text-style: bold; }
+    #rows { height: 1fr; }
+    #foot { height: auto; max-height: 2; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
+    """
+    BINDINGS: ClassVar[_Bindings] = [
+        ("q", "quit", "Quit"),
+        ("question_mark", "help", "Help"),
+        ("slash", "filter", "Filter"),
+        ("escape", "leave", "Back"),
+        ("r", "refresh_now", "Read now"),
+    ]
+
+    def __init__(
+        self, pages: ClusterPages | AgentPages, server: str, interval_seconds: float
+    ) -> None:
+        super().__init__()
+        self._pages, self._server, self._interval = pages, server, interval_seconds
+        self.view = pages.first()
+        self.page: TopPage | None = None
+        """The last page that was received, of this or of the view before."""
+        self.failure = ""
+        """Error of the last request; empty if it succeeded."""
+        self._before: list[TopView] = []
+        self._filter_error = ""
+        self._received_seconds = self._failed_seconds = time.monotonic()
+        self._ended, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(
+            target=self._read_pages, daemon=True
+        )  # a request must not delay the end
+
+    def compose(self) -> app.ComposeResult:
+        """Yield head, title, table, filter and footer."""
+        yield widgets.Static(id="head", markup=False)
+        yield widgets.Static(id="title", markup=False)
+        yield widgets.DataTable[Text](id="rows", cursor_type="row", zebra_stripes=False)
+        yield widgets.Input(
+            id="filter", placeholder="key=value, such as state=stale or node=gpu-1*"
+        )
+        yield widgets.Static(id="foot", markup=False)
+
+    def on_mount(self) -> None:
+        """Start reading."""
+        self._table.focus()
+        self._draw_head()
+        self.set_interval(_TICK_SECONDS, self._draw_head)
+        self._thread.start()
+
+    def on_unmount(self) -> None:
+        """Stop reading; a request that is in flight ends with the process."""
+        self._ended.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+
+    @property
+    def _view_screen(self) -> screen.Screen[object]:
+        """The screen of the views, also while the help is over it."""
+        return self.screen_stack[0]
+
+    @property
+    def _table(self) -> widgets.DataTable[Text]:
+        return self._view_screen.query_one("#rows", widgets.DataTable)
+
+    # Reading -------------------------------------------------------------------------------------
+
+    def _read_pages(self) -> None:
+        """Read the current view again and again, in a thread."""
+        while not self._ended.is_set():
+            self._wake.clear()
+            view = self.view
+            page: TopPage | ClientError
+            try:
+                page = self._pages.read(view)
+            except ClientError as error:
+                page = error
+            if not self._ended.is_set():
+                self.post_message(PageReceived(view, page))
+                self._wake.wait(self._interval)
+
+    def on_page_received(self, received: PageReceived) -> None:
+        """Show a page; one of another view than the current one is outdated."""
+        if isinstance(received.page, ClientError):
+            if not self.failure:
+                self._failed_seconds = time.monotonic()
+            self.failure = received.page.message
+        else:
+            self.failure = ""
+            if received.view == self.view and received.page.permitted and not self._before:
+                self._show(received.page.permitted, back=True)
+            elif received.view == self.view:
+                self.page, self._received_seconds = received.page, time.monotonic()
+                self._draw_rows()
+        self._draw_head()
+
+    # Drawing -------------------------------------------------------------------------------------
+
+    def _draw_head(self) -> None:
+        """Show the state of the cluster with the age of the data, or the lost connection."""
+        if self._ended.is_set() or not self.screen_stack:
+            return
+        passed = time.monotonic() - self._received_seconds
+        page_age = self.page.age_seconds if self.page else None
+        age = "unknown" if page_age is None else tables.show_age(page_age + passed)
+        if self.failure:
+            lost = tables.show_age(time.monotonic() - self._failed_seconds)
+            data = f"; OLD DATA, age {age}" if self.page else ""
+            head = Text(
+                f"NO DATA for {lost}, retrying{data}: {tables.show_text(self.failure)}", "reverse"
+            )
+        elif self.page is None:
+            head = Text(f"reading {self._server} ...")
+        else:
+            head = Text(tables.show_text(self.page.head) + f"  data: {age}")
+            head.highlight_words(["DEGRADED", "partial"], "yellow")
+            head.highlight_words(["FAILED", "UNKNOWN"], "bold red")
+        self._view_screen.query_one("#head", widgets.Static).update(head)
+        self._view_screen.query_one("#title", widgets.Static).update(
+            Text("  ".join(self._title()), no_wrap=True, overflow="ellipsis")
+        )
+        self._draw_foot()
+
+    def _title(self) -> Iterator[str]:
+        yield tables.show_text(self.view.title)
+        if self.page is None or self.page.view != self.view:
+            yield "(reading)"
+        else:
+            if self.page.count > len(self.page.table.rows):
+                yield f"{len(self.page.table.rows)} of {self.page.count} rows"
+            yield from map(tables.show_text, self.page.table.notes)
+
+    def _draw_rows(self) -> None:
+        """Fill the table; the cursor stays on its row."""
+        if self.page is None:
+            return
+        shown, view, table = self.page.table, self.page.view, self._table
+        selected = self._selected_row()
+        subject = row_subject(view, selected) if selected else None
+        is_wide = self.size.width >= WIDE_COLUMNS
+        columns = [column for column in shown.columns if is_wide or not column.is_wide]
+        cells = [[shown.cell(column, row) for column in columns] for row in shown.rows]
+        lengths = [
+            max(map(tables.cell_width, texts))
+            for texts in zip([column.head for column in columns], *cells, strict=True)
+        ]
+        widths = tables.fit_widths(
+            columns, lengths, self.size.width - 4
+        )  # the padding of the table, and its scroll bar
+        is_facts = shown.columns == FACT_COLUMNS
+        scrolled = table.scroll_y
+        table.clear(columns=True)
+        for column, width in zip(columns, widths, strict=True):
+            table.add_column(
+                Text(column.head, justify="right" if column.is_number else "left"), width=width
+            )
+        for texts in cells:
+            places = zip(columns, texts, widths, strict=True)
+            row_cells = [
+                _cell(column, text, None if is_facts else width) for column, text, width in places
+            ]
+            table.add_row(*row_cells, height=None if is_facts else 1)
+        place = next(
+            (number for number, row in enumerate(shown.rows) if row_subject(view, row) == subject),
+            0,
+        )
+        table.move_cursor(row=place, scroll=place == 0)
+        table.scroll_to(y=scrolled, animate=False)
+
+    def _draw_foot(self) -> None:
+        """Show the reason for an empty table or for the dashes of the row, else the keys."""
+        foot = "  ".join([*(f"{key} {name}" for key, name in self._pages.views.items()), _KEYS])
+        row = self._selected_row()
+        if self._filter_error:
+            foot = tables.show_text(self._filter_error)
+        elif self.page is not None and self.page.view == self.view:
+            if self.page.table.absence:
+                foot = f"unknown: {tables.show_text(self.page.table.absence)}"
+            elif row and (reasons := "; ".join(absence_reasons(self.page.table, row))):
+                foot = f"- {reasons}"
+            elif not self.page.table.rows:
+                foot = (
+                    "no rows" + (" match the filter" if self.view.filters else "") + f"   {_KEYS}"
+                )
+        self._view_screen.query_one("#foot", widgets.Static).update(Text(foot))
+
+    def _selected_row(self) -> tables.Row | None:
+        place = self._table.cursor_row
+        rows = self.page.table.rows if self.page else ()
+        return rows[place] if 0 <= place < len(rows) else None
+
+    # Keys ----------------------------------------------------------------------------------------
+
+    def on_key(self, event: events.Key) -> None:
+        """Change the view by its key."""
+        if isinstance(self.focused, widgets.Input) or event.key not in self._pages.views:
+            return
+        name = self._pages.views[event.key]
+        subject: Subject = ()
+        row = self._selected_row()
+        if name == "gpus" and self.view.name == "nodes" and row is not None:
+            subject = (str(row["node"]),)
+        self._show(TopView(name, subject))
+
+    def _show(self, view: TopView, *, back: bool = False) -> None:
+        if view == self.view:
+            return
+        if not back:
+            self._before.append(self.view)
+        self.view = view
+        self._table.clear(columns=True)
+        self._draw_head()
+        self._wake.set()
+
+    def on_data_table_row_selected(self, _: widgets.DataTable.RowSelected) -> None:
+        """Open the row."""
+        row = self._selected_row()
+        if row is None or self.page is None or self.page.view != self.view:
+            return
+        if opened := opened_view(self.view, row):
+            self._show(opened)
+
+    def on_data_table_row_highlighted(self, _: widgets.DataTable.RowHighlighted) -> None:
+        """Show the reasons of the row."""
+        self._draw_foot()
+
+    def on_resize(self) -> None:
+        """Fit the columns."""
+        self._draw_rows()
+
+    def action_leave(self) -> None:
+        """Close the filter, or show the view before."""
+        if isinstance(self.focused, widgets.Input):
+            self._close_filter()
+        elif self._before:
+            self._show(self._before.pop(), back=True)
+
+    async def action_quit(self) -> None:
+        """Stop reading, and end."""
+        self._ended.set()
+        self._wake.set()
+        self.exit()
+
+    def action_refresh_now(self) -> None:
+        """Read now."""
+        self._wake.set()
+
+    def action_help(self) -> None:
+        """Show the help."""
+        self.push_screen(TopHelp(self._pages.views))
+
+    def action_filter(self) -> None:
+        """Open the filter with its present text."""
+        field = self._view_screen.query_one("#filter", widgets.Input)
+        field.value = " ".join(f"{key}={value}" for key, value in self.view.filters.items())
+        field.display = True
+        field.focus()
+
+    def on_input_submitted(self, submitted: widgets.Input.Submitted) -> None:
+        """Apply the filter; one of another form stays open with the reason."""
+        try:
+            filters = tables.parse_filters(submitted.value.split())
+        except ValueError as error:
+            self._filter_error = str(error)
+            self._draw_foot()
+            return
+        self._close_filter()
+        self._show(TopView(self.view.name, self.view.subject, filters))
+
+    def _close_filter(self) -> None:
+        self._filter_error = ""
+        self._view_screen.query_one("#filter", widgets.Input).display = False
+        self._table.focus()
+
+
+def _cell(column: tables.TableColumn, text: str, width: int | None) -> Text:
+    """Return the text of a cell, cut to a width, or to be wrapped."""
+    style = _STYLES.get(text.lower(), "") if column.key in _STATES else ""
+    text = text if width is None else tables.cut(text, width)
+    return Text(
+        text, style, justify="right" if column.is_number else "left", no_wrap=width is not None
+    )
+
+
+def run(pages: ClusterPages | AgentPages, server: str, interval_seconds: float) -> None:
+    """Run until `q` or Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        TopApp(pages, server, interval_seconds).run()

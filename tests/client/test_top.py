@@ -1,0 +1,353 @@
+"""`railscope top` through Textual's pilot: keys, filters, drill-down, lost connections, sizes, hostile texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from rich.text import Text
+from support.command_line import run, run_process
+from support.scripted_server import (
+    NOW_NS,
+    ScriptedServer,
+    by_path,
+    json_response,
+    response,
+    scripted_server,
+)
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
+
+from railscope.client.connection import ReadClient, ServerAddress
+from railscope.client.tables import show_short_time
+from railscope.client.top import TopApp, TopHelp
+from railscope.client.top_views import create_pages
+from railscope.timestamps import SECOND_NS, format_timestamp
+
+HOSTILE = "evil\x1b[2J\u202e\n[red]name"
+SIZES = [(80, 24), (200, 60)]
+
+
+def node(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "node": name, "gpus": 2, "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
+        "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001,
+    } | more  # fmt: skip
+
+
+def reading(metric: str, entity: str, value: float | None, **device: str) -> dict[str, Any]:
+    found = {"metric": f"railscope_{metric}", "entity": [entity], "device": device}
+    return found | ({"absent": "denied"} if value is None else {"value": value})
+
+
+def node_document(name: str, received: int = 0) -> dict[str, Any]:
+    """Two GPUs, of which the second has failed, and the NIC of the first."""
+    nic = {"kind": "nic", "interface": "eth0", "rail": "0"}
+    streams = {
+        "gpu": [
+            reading("gpu_utilization_ratio", "GPU-a", 0.5),
+            reading("gpu_power_watts", "GPU-a", 412),
+        ],
+        "gpu_verdict": [reading("gpu_health", "GPU-a", 1), reading("gpu_health", "GPU-b", 3)],
+        "link": [reading("network_link_up", "eth0", 1, **nic)],
+        "nic": [reading("nic_receive_bytes_total", "eth0", received, **nic)],
+    }
+    holder = {"tenant": "vision", "source": "slurm", "workload": "7", "held_ratio": 1.0}
+    return {
+        "node": name, "timestamp_ns": NOW_NS,
+        "gpus": [{"gpu": "GPU-a", "index": "0", "rail": 0, "holders": [holder]}, {"gpu": "GPU-b", "index": "1", "rail": 1}],
+        "streams": {
+            source: {"timestamp_ns": NOW_NS + received, "age_seconds": 1.5, "readings": readings}
+            for source, readings in streams.items()
+        },
+    }  # fmt: skip
+
+
+def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
+    view = {"timestamp_ns": NOW_NS}
+    job = {
+        "tenant": "vision",
+        "source": "slurm",
+        "workload": "7",
+        "start_ns": NOW_NS,
+        "gpus": 2.0,
+        "nodes": 1,
+    }
+    incident = {
+        "id": "abc", "class": "xid", "title": f"xid: GPU 1 of {names[0]}", "severity": "critical",
+        "cause": {"kind": "gpu", "node": names[0]}, "onset": format_timestamp(NOW_NS), "ended": None,
+        "action": "reset the GPU", "evidence": [{"signal": "xid 79", "device": "GPU 1", "value": 1.0}],
+    }  # fmt: skip
+    event = {
+        "node": names[0],
+        "name": "xid",
+        "wall_ns": NOW_NS,
+        "facts": {"xid": "79"},
+        "device": {"kind": "gpu", "index": "1"},
+    }
+    values = {"gpus": 4.0, "mean_gpu_claimed_ratio": 0.5}
+    return {
+        "/api/v1/cluster": view | {"rows": [{"metric": f"railscope_cluster_{name}", "value": value, "labels": {}} for name, value in values.items()]},
+        "/api/v1/nodes": view | {"rows": [node(name) for name in names]},
+        "/api/v1/inventory": view | {"nodes": None},
+        "/api/v1/incidents": view | {"rows": [incident]},
+        "/api/v1/jobs": view | {"rows": [job]},
+        "/api/v1/tenants": view | {"rows": []},
+        "/api/v1/account": {"tenants": {"vision": {"held_ns": "1"}}},
+        "/api/v1/events": {"events": [event]},
+        "/api/v1/jobs/vision/slurm/7": job | {"places": [{"node": names[0], "gpu": "GPU-a", "index": "0"}]},
+        **{f"/api/v1/nodes/{name}": node_document(name) for name in ("n1", "n2")},
+    }  # fmt: skip
+
+
+class TopScreen:
+    """A running `top`, its server, and what it shows."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None], server: ScriptedServer) -> None:
+        self.app, self.pilot, self.server = app, pilot, server
+
+    def text(self, name: str) -> str:
+        return str(self.app.screen_stack[0].query_one(f"#{name}", Static).render())
+
+    def rows(self) -> list[list[str]]:
+        table: DataTable[Text] = self.app.screen_stack[0].query_one("#rows", DataTable)
+        return [
+            [str(cell) for cell in table.get_row_at(number)] for number in range(table.row_count)
+        ]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the screen meets a condition."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await self.pilot.pause(0.02)
+
+    async def shows(self, name: str, first: str) -> None:
+        """Wait until a view is shown that begins with a row."""
+        await self.until(
+            lambda: (
+                self.text("title").startswith(name)
+                and "(reading)" not in self.text("title")
+                and [row[0] for row in self.rows()[:1]] == [first]
+            )
+        )
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+
+@asynccontextmanager
+async def top(
+    content: dict[str, Any],
+    size: tuple[int, int] = (80, 24),
+    *,
+    agent: bool = False,
+    interval: float = 30,
+) -> AsyncIterator[TopScreen]:
+    with scripted_server(by_path(content)) as server:
+        pages = create_pages(
+            ReadClient(ServerAddress(server.url, is_agent=agent, timeout_seconds=5))
+        )
+        app = TopApp(pages, server.url, interval)
+        async with app.run_test(size=size) as pilot:
+            yield TopScreen(app, pilot, server)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_nodes_are_shown_worst_first_and_each_view_has_a_key(size: tuple[int, int]):
+    async with top(documents(), size) as screen:
+        await screen.shows("nodes", "n1")
+        assert [row[:2] for row in screen.rows()] == [["n1", "degraded"], ["n2", "healthy"]]
+        assert screen.text("head").startswith(
+            "FAILED  nodes: 1 healthy, 1 degraded  GPUs: 2 claimed, 2 idle  incidents: 1  data: "
+        )
+        for key, name, first in (
+            ("j", "jobs", "vision"), ("t", "tenants", "vision"), ("i", "incidents", "critical"),
+            ("e", "events", show_short_time(format_timestamp(NOW_NS))), ("g", "gpus", "1"), ("n", "nodes", "n1"),
+        ):  # fmt: skip
+            await screen.press(key)
+            await screen.until(
+                lambda name=name: screen.text("title").startswith(name) and bool(screen.rows())
+            )
+            table: DataTable[Text] = screen.app.query_one("#rows", DataTable)
+            assert table.virtual_size.width <= size[0]
+            assert screen.rows()[0][0].rstrip("~") in first
+        await screen.press("escape")
+        await screen.shows("gpus", "1")
+
+
+async def test_enter_leads_from_the_tenant_to_the_gpu_and_its_nic():
+    async with top(documents()) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("t")
+        await screen.shows("tenants", "vision")
+        for title, first in (
+            ("jobs  tenant=vision", "vision"),
+            ("nodes of vision/slurm/7", "n1"),
+            ("gpus of n1", "1"),
+        ):
+            await screen.press("enter")
+            await screen.shows(title, first)
+        assert len(screen.rows()) == 2
+        assert "n1: GPUs read 1.5 s ago" in screen.text("title")
+        await screen.press("down", "enter")
+        await screen.shows("gpu of n1/GPU-a", "GPU")
+        facts = dict(screen.rows())
+        assert (facts["NIC"], facts["LINK"], facts["RAIL"], facts["HOLDER"]) == (
+            "eth0",
+            "up",
+            "0",
+            "vision/7",
+        )
+        for title in ("gpus", "nodes", "jobs", "tenants", "nodes"):
+            await screen.press("escape")
+            await screen.until(lambda title=title: screen.text("title").startswith(title))
+
+
+async def test_a_filter_selects_rows_and_an_invalid_one_states_the_form():
+    async with top(documents()) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("slash", *"nonsense", "enter")
+        await screen.until(lambda: "expected key=value" in screen.text("foot"))
+        screen.app.query_one(Input).value = ""
+        await screen.press(*"state=HEALTHY", "enter")
+        await screen.shows("nodes  state=HEALTHY", "n2")
+        await screen.press("slash", *"x", "escape")
+        assert not screen.app.query_one(Input).display
+        await screen.press("escape")
+        await screen.shows("nodes", "n1")
+        await screen.press("i", "enter")
+        await screen.until(lambda: screen.text("title").startswith("incident of abc"))
+        await screen.until(lambda: ["action", "reset the GPU"] in screen.rows())
+
+
+async def test_the_reason_for_a_dash_is_in_the_footer_and_help_names_the_keys():
+    async with top(documents(), interval=0.05) as screen:
+        await screen.shows("nodes", "n1")
+        assert "q quit" in screen.text("foot")
+        await screen.press("j")
+        await screen.until(
+            lambda: "STEP: the traffic of the job shows no steps" in screen.text("foot")
+        )
+        await screen.press("question_mark")
+        await screen.until(lambda: isinstance(screen.app.screen, TopHelp))
+        read = len(screen.server.requests)
+        await screen.until(lambda: len(screen.server.requests) > read + 8)
+        screen.app.on_resize()
+        await screen.press("escape")
+        await screen.until(lambda: not isinstance(screen.app.screen, TopHelp))
+
+
+async def test_a_lost_connection_is_shown_with_the_age_of_the_rows_and_retried():
+    content = documents()
+    async with top(content, interval=0.05) as screen:
+        await screen.shows("nodes", "n1")
+        content["/api/v1/nodes"] = b"lost"
+        await screen.until(lambda: screen.text("head").startswith("NO DATA for "))
+        assert "retrying; OLD DATA, age " in screen.text("head")
+        assert "no HTTP answer" in screen.text("head")
+        assert screen.rows(), "the old rows stay"
+        content["/api/v1/nodes"] = documents()["/api/v1/nodes"]
+        await screen.until(lambda: screen.text("head").startswith("FAILED"))
+        content["/api/v1/incidents"] = json_response(
+            {"error": "not yet"}, "503 Service Unavailable"
+        )
+        await screen.until(lambda: screen.text("head").startswith("UNKNOWN"))
+        assert {row[1] for row in screen.rows()} == {"unknown"}
+
+
+async def test_there_is_one_request_at_a_time_and_the_end_does_not_wait_for_it():
+    async with top(documents()) as screen:
+        await screen.shows("nodes", "n1")
+        screen.server.silent.set()
+        before = len(screen.server.requests)
+        await screen.press("j", "t", "r", "r", "n", "i")
+        await screen.until(lambda: len(screen.server.requests) > before)
+        assert len(screen.server.requests) == before + 1
+        assert "(reading)" in screen.text("title")
+        started = time.monotonic()
+        await screen.press("q")
+    assert time.monotonic() - started < 5, "shorter than the limit of the request"
+
+
+async def test_hostile_names_stay_text_and_many_rows_are_bounded():
+    names = (HOSTILE, *(f"n{number:05}" for number in range(3000)))
+    async with top(documents(names)) as screen:
+        await screen.until(lambda: bool(screen.rows()))
+        assert screen.rows()[0][0].startswith(r"evil\x1b[2J\u202e\n[red]")
+        assert len(screen.rows()) == 500
+        assert "500 of 3001 rows" in screen.text("title")
+        assert "3000 healthy" in screen.text("head")
+        await screen.press("slash", *"node=n02999", "enter")
+        await screen.shows("nodes", "n02999")
+        assert "\x1b" not in screen.app.export_screenshot()
+
+
+async def test_a_tenant_sees_its_jobs():
+    denied = json_response({"error": "access denied"}, "403 Forbidden")
+    content = documents() | dict.fromkeys(
+        ("/api/v1/nodes", "/api/v1/cluster", "/api/v1/inventory"), denied
+    )
+    async with top(content) as screen:
+        await screen.shows("jobs", "vision")
+        await screen.press("n")
+        await screen.until(lambda: "access denied" in screen.text("foot"))
+        requested = [request.split(" ")[1] for request in screen.server.requests]
+        assert requested.count("/api/v1/nodes") == 1, "each denial is an audit record"
+
+
+async def test_an_agent_has_gpus_and_sources():
+    text = (
+        'railscope_node_info{hostname="n1"} 1\nrailscope_source_state{source="gpu",state="ok"} 1\n'
+        'railscope_source_age_seconds{source="gpu"} 0.5\nrailscope_gpu_info{gpu="GPU-a",index="0",rail="0"} 1\n'
+        'railscope_gpu_health{gpu="GPU-a",state="degraded"} 1\n'
+    )
+    async with top({"/metrics": response(text.encode())}, agent=True) as screen:
+        await screen.shows("gpus", "0")
+        assert screen.text("head").startswith("DEGRADED  GPUs: 1 total, 1 degraded")
+        await screen.press("s")
+        await screen.shows("sources", "gpu")
+        await screen.press("j")
+        assert screen.text("title").startswith("sources")
+
+
+async def test_rates_come_from_two_readings():
+    content = documents()
+    async with top(content, (200, 60), interval=0.05) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("g")
+        await screen.shows("gpus of n1", "1")
+        assert "a rate needs two readings" in screen.text("foot")
+        content["/api/v1/nodes/n1"] = node_document("n1", SECOND_NS)
+        await screen.until(lambda: any("8" in row for row in screen.rows()))
+
+
+# Without a terminal ------------------------------------------------------------------------------
+
+
+def test_off_a_terminal_the_first_view_is_printed_once():
+    with scripted_server(by_path(documents())) as server:
+        outcome = run("top", "--collector", server.url)
+        content = json.loads(run("top", "--json", "--collector", server.url).stdout)
+    assert outcome.exit_code == 0
+    lines = outcome.stdout.splitlines()
+    assert lines[0].startswith("FAILED  nodes: 1 healthy, 1 degraded")
+    assert [line.split()[0] for line in lines[-2:]] == ["n1", "n2"]
+    assert max(map(len, lines)) <= 80
+    assert [row["node"] for row in content["nodes"]] == ["n1", "n2"]
+
+
+def test_the_commands_do_not_load_textual():
+    outcome = run_process("nodes", "--help")
+    assert outcome.returncode == 0
+    program = "import sys, railscope.client.commands; print(sorted({'textual', 'aiohttp', 'numpy'} & set(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"

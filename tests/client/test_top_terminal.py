@@ -1,0 +1,109 @@
+"""`railscope top` in a real terminal."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.scripted_server import by_path, scripted_server
+from test_top import documents
+
+PATIENCE_SECONDS = 60
+ENV = ("env", "-u", "LINES", "-u", "COLUMNS")
+"""The size is that of the terminal, not that of the tests."""
+
+
+class TmuxTerminal:
+    """A terminal of a tmux server of its own, with one program."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    def tmux(self, *arguments: str) -> str:
+        command = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def until(self, text: str) -> list[str]:
+        """Wait until the screen contains a text; return its lines."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while text not in (screen := self.tmux("capture-pane", "-p", "-t", "0")):
+            assert time.monotonic() < end, f"expected {text!r} on the screen:\n{screen}"
+            time.sleep(0.05)
+        return screen.split("\n")
+
+    def wait_for_end(self) -> None:
+        """Wait until the program has ended."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while self.tmux("display", "-p", "-t", "0", "#{pane_dead}").strip() != "1":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@contextmanager
+def terminal(directory: Path, columns: int, lines: int, *command: str) -> Iterator[TmuxTerminal]:
+    opened = TmuxTerminal(directory / "tmux")
+    size = ("-x", str(columns), "-y", str(lines))
+    opened.tmux("new-session", "-d", *size, *command, ";", "set-option", "remain-on-exit", "on")
+    try:
+        yield opened
+    finally:
+        opened.tmux("kill-server")
+
+
+@pytest.mark.skipif(
+    shutil.which("tmux") is None, reason="tmux is not installed: apt-get install tmux"
+)
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 60)])
+@pytest.mark.parametrize("variable", ["NO_COLOR=", "NO_COLOR=1"])
+def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, variable: str):
+    with scripted_server(by_path(documents())) as server:
+        program = (
+            *ENV,
+            variable,
+            sys.executable,
+            "-m",
+            "railscope",
+            "top",
+            "--collector",
+            server.url,
+        )
+        with terminal(tmp_path, columns, lines, *program) as opened:
+            opened.until("n2 ")
+            screen = opened.until("q quit")
+            assert "FAILED  nodes: 1 healthy, 1 degraded" in screen[0]
+            assert max(map(len, screen)) <= columns
+            shown = [number for number, line in enumerate(screen) if line.strip()]
+            assert "q quit" in screen[shown[-1]], "the keys are in the last line"
+            assert lines - 2 <= shown[-1] + 1 <= lines
+            opened.tmux("send-keys", "-t", "0", "Enter")
+            opened.until("gpus of n1")
+            opened.until("eth0")
+            opened.tmux("send-keys", "-t", "0", "?")
+            opened.until("lost connection")
+            opened.tmux("send-keys", "-t", "0", "Escape")
+            opened.tmux("resize-window", "-x", "60", "-y", "12")
+            opened.until("gpus of n1")
+            opened.tmux("send-keys", "-t", "0", "q")
+            opened.wait_for_end()
+
+
+@pytest.mark.skipif(
+    shutil.which("tmux") is None, reason="tmux is not installed: apt-get install tmux"
+)
+def test_a_terminal_without_cursor_control_gets_plain_text_again_and_again(tmp_path: Path):
+    with scripted_server(by_path(documents())) as server:
+        options = ("--interval", "0.5", "--collector", server.url)
+        program = (*ENV, "TERM=dumb", sys.executable, "-m", "railscope", "top", *options)
+        with terminal(tmp_path, 80, 60, *program) as opened:
+            opened.until("FAILED")
+            end = time.monotonic() + PATIENCE_SECONDS
+            while "\n".join(opened.until("n2")).count("FAILED") < 2:
+                assert time.monotonic() < end
+                time.sleep(0.05)
