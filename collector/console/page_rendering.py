@@ -92,7 +92,7 @@ def format_duration(seconds: float | None) -> str:
         text = f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE} min"
     else:
         text = f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
-    return f"-{text}" if seconds < 0 else text
+    return f"-{text}" if round(seconds, 1) < 0 else text
 
 
 def time_element(timestamp_ns: int | None) -> Markup | str:
@@ -104,8 +104,10 @@ def time_element(timestamp_ns: int | None) -> Markup | str:
     return Markup('<time datetime="{}">{}</time>').format(text, shown)
 
 
+# Read at the start, as the modules are: files that an upgrade replaces later do not fit a running collector.
+_TEMPLATES = {path.name: path.read_text() for path in (_DIRECTORY / "templates").iterdir()}
 _environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(_DIRECTORY / "templates"),
+    loader=jinja2.DictLoader(_TEMPLATES),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,

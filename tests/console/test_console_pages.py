@@ -281,7 +281,7 @@ def test_numbers(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "\N{EN DASH}"), (0, "0.0 s"), (9.94, "9.9 s"), (59.9, "1 min 0 s"), (3599, "59 min 59 s"),
-     (3700, "1 h 1 min"), (200_000, "2 d 7 h"), (-5, "-5.0 s")],
+     (3700, "1 h 1 min"), (200_000, "2 d 7 h"), (-5, "-5.0 s"), (-0.04, "0.0 s")],
 )  # fmt: skip
 def test_durations(seconds: float | None, text: str) -> None:
     assert page_rendering.format_duration(seconds) == text
