@@ -312,7 +312,7 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         if count_now >= MIN_WINDOW_READINGS and not has_common_steps(
             view, job, view.signals.window
         ):
-            continue
+            hit &= has_reason
         for index in np.flatnonzero(hit).tolist():
             name = view.devices.node_names[nodes[index]]
             pressure = view.signals.node["cpu_pressure"][nodes[index]]

@@ -53,6 +53,7 @@ _GOALS = {
     **dict.fromkeys(("link_flap", "gpu_lost", "row_remap", "agent_partition", "nic_lost", "ecc_uncorrectable"), ScoreGoal(0.99, 0.99, 20.0)),
     "link_down": ScoreGoal(0.99, 0.99, 80.0),  # a link counts as down after a minute
     "transceiver_degraded": ScoreGoal(0.95, 0.98),
+    "link_speed_low": ScoreGoal(deadline_seconds=180.0),  # errors rise for two minutes before
     **dict.fromkeys(("storage_bound", "dataloader_stall", "host_late"), ScoreGoal(0.9, 0.95, 120.0)),
     **dict.fromkeys(("nvlink_errors", "thermal_straggler", "gpu_straggler"), ScoreGoal(deadline_seconds=180.0)),
     "nccl_hang": ScoreGoal(0.95, 0.99, 180.0),
