@@ -20,6 +20,7 @@ _ON_DEMAND = {
     "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
     "context": ("railscope.client.commands", "context", "Store servers by name, so that a URL is typed once."),
     "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
+    "demo": ("simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
     "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
     "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
     "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),

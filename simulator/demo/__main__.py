@@ -52,8 +52,11 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "--end-with-parent", is_flag=True, help="Stop when the program that started this ends."
 )
 @click.option("--any-ports", is_flag=True, help="Let the system choose all ports.")
-def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) -> None:  # noqa: FBT001 - flags
-    """Run the demo; with --seconds, exit with status 0 only if all checks passed.
+def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) -> None:  # noqa: FBT001 - flags
+    """Run a collector, the agent of this host and simulated nodes with faults, as processes.
+
+    A terminal shows the views, redrawn in place; other output has a line per event. At the end a summary
+    states what happened. With --seconds, the exit status is 0 only if all checks passed. It needs a checkout.
 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
@@ -62,8 +65,7 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
     try:
         with _lock(directory):
             cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
-            demo = DemoRun(cluster, Watchers(directory), seconds)
-            good = asyncio.run(demo.run())
+            good = asyncio.run(DemoRun(cluster, Watchers(directory), seconds).run())
     except (WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(0 if good else 1)
@@ -138,6 +140,7 @@ class DemoRun:
             good, report = verdict(cluster.node_names, shipped, views)
             screen.print(f"\n{report}\n\nAUDIT LOG")
             good = await cluster.check_audit_log() and good
+            screen.print(f"\n{screen.summary(len(cluster.node_names), good=good)}")
         screen.print(
             f"\n{watchers.start_commands()}\nThey show the demo whenever it runs: `make demo`."
         )
@@ -175,6 +178,7 @@ class DemoRun:
             target = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
             await run_in_thread(record.add, change, target)
             self._screen.announce(_fault_message(change, target))
+            self._screen.faults += change.begins
             if not change.fault.scenario:
                 cluster = self._cluster
                 switch = cluster.stop_agent if change.begins else cluster.restart_agent
@@ -193,4 +197,4 @@ def _fault_message(change: FaultChange, target: FaultTarget) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    demo()

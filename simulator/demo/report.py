@@ -151,7 +151,21 @@ class DemoScreen:
         self._is_terminal = sys.stdout.isatty()
         self._news: deque[str] = deque(maxlen=_MAX_SHOWN)
         self._states: dict[str, str] = {}
+        self._incidents: dict[str, str] = {}
+        """State of each incident that was shown."""
         self.is_gone = False
+        self.faults = 0
+        """Faults that have begun."""
+
+    def summary(self, nodes: int, *, good: bool) -> str:
+        """Return what happened, in words."""
+        opened, ended = (
+            len(self._incidents),
+            sum(state == "ended" for state in self._incidents.values()),
+        )
+        found = f"{opened} incidents were found, {ended} of them have ended"
+        checks = "all checks passed" if good else "a check FAILED: its line above has the reason"
+        return f"SUMMARY: {nodes} nodes ran, {self.faults} faults began, {found}; {checks}."
 
     def print(self, text: str) -> None:
         """Print a text; after an error nothing is printed any more."""
@@ -190,9 +204,9 @@ class DemoScreen:
         """Yield a text for each incident that has begun, ended or been explained since the last call."""
         for row in rows:
             state = "ended" if row["ended"] else "explained" if row["explained_by"] else "open"
-            if self._states.get(row["id"], "ended") == state:
+            if self._incidents.get(row["id"], "ended") == state:
                 continue
-            self._states[row["id"]] = state
+            self._incidents[row["id"]] = state
             yield incident_text(row, state)
 
 

@@ -25,6 +25,7 @@ from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_sinc
 PATIENCE_SECONDS = 120.0
 
 DEMO = [sys.executable, "-m", "simulator.demo", "--any-ports"]
+COMMAND = [sys.executable, "-m", "railscope", "demo", "--any-ports"]
 STARTED = "own-node is reporting"
 BEFORE_NS = 3600 * 10**9
 
@@ -187,7 +188,7 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
     async with demo(directory, *at_usual_ports, "--seconds", "8") as process:
         text = await read_until(process, "Starting 4 simulated nodes")
         second = await asyncio.create_subprocess_exec(
-            *DEMO, "--directory", str(directory), stdout=PIPE, stderr=STDOUT
+            *COMMAND, "--directory", str(directory), stdout=PIPE, stderr=STDOUT
         )
         output = await read_rest(second)
         assert second.returncode == 1
@@ -196,6 +197,11 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert process.returncode == 0, text
     for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
         assert f"ok    {line}" in text
+    assert re.search(
+        r"^SUMMARY: 5 nodes ran, 0 faults began, 0 incidents .*; all checks passed\.$",
+        text,
+        re.MULTILINE,
+    )
     for program in ("prometheus", "alertmanager", "grafana server"):
         assert re.search(rf"^  \S*{program} .*{directory}/", text, re.MULTILINE), text
     agents = json.loads((directory / "prometheus/targets/agents.yml").read_text())

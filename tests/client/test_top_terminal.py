@@ -38,12 +38,13 @@ class TmuxTerminal:
             time.sleep(0.05)
         return screen.split("\n")
 
-    def wait_for_end(self) -> None:
-        """Wait until the program has ended."""
+    def exit_status(self) -> str:
+        """Wait until the program has ended; return its exit status."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while self.tmux("display", "-p", "-t", "0", "#{pane_dead}").strip() != "1":
+        while not (found := self.tmux("display", "-p", "-t", "0", "#{pane_dead_status}").strip()):
             assert time.monotonic() < end
             time.sleep(0.05)
+        return found
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             opened.tmux("resize-window", "-x", "60", "-y", "12")
             opened.until("gpus of n1")
             opened.tmux("send-keys", "-t", "0", "q")
-            opened.wait_for_end()
+            assert opened.exit_status() == "0"
 
 
 @pytest.mark.skipif(
