@@ -267,7 +267,8 @@ class DemoCluster:
             if not actual[name].endswith(f":{port}")
         )
         return (
-            f"Open in a browser\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
+            f"Open in a browser\n  {self._url + '/':40} web console\n\n"
+            f"Metrics and data\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
             f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
             f"In another terminal\n  railscope status --collector {self._url}\n  railscope top --collector {self._url}\n"
             f"Metrics of the agents\n{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."

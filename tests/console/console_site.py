@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -78,9 +79,10 @@ class Browser:
 
 
 @contextlib.asynccontextmanager
-async def browser(url: str) -> AsyncIterator[Browser]:
+async def browser(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[Browser]:
     jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(cookie_jar=jar) as session:
+    connector = aiohttp.TCPConnector(ssl=tls or True)
+    async with aiohttp.ClientSession(cookie_jar=jar, connector=connector) as session:
         yield Browser(session, url)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from console_site import (
     count_elements,
     tokens_text,
 )
+from running_collector import run_collector, settings_in
 from support.audit import verified_records
+from support.certificates import ClientAuthority, self_signed
 
 from collector.access.authentication import (
     MAX_SESSIONS,
@@ -25,6 +28,7 @@ from collector.access.authentication import (
     BrowserSessions,
 )
 from collector.access.credentials import CredentialKey, Role, digest_token
+from collector.config import CollectorTlsSettings
 from collector.console.console_server import SECURITY_HEADERS
 from collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
 from collector.http.access_control import ROUTES
@@ -179,6 +183,34 @@ async def test_a_session_reads_and_never_reports(tmp_path: Path) -> None:
         ("access.login", "sign_in", "operator/reader", "done"),
         ("access.login", "sign_out", "operator/reader", "done"),
     ]
+
+
+async def test_with_tls_the_cookie_is_secure_and_a_certificate_needs_no_sign_in(
+    tmp_path: Path,
+) -> None:
+    server, key = self_signed(tmp_path / "server")
+    authority = ClientAuthority(tmp_path / "authority")
+    client = authority.client("reader", "railscope:operator/certified")
+    tls = CollectorTlsSettings(
+        certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file)
+    )
+    plain = ssl.create_default_context(cafile=str(server))
+    settings = settings_in(tmp_path, tls=tls)
+    (tmp_path / "tokens.toml").write_text(tokens_text())
+    async with run_collector(settings) as running:
+        async with browser(running.url, plain) as reader:
+            answer = await reader.sign_in(TOKENS[Role.OPERATOR])
+            cookie = answer.headers["Set-Cookie"]
+            assert cookie.startswith("__Host-railscope=")
+            assert {"Secure", "HttpOnly", "Path=/", "SameSite=Strict"} <= set(cookie.split("; "))
+            assert (await reader.get("/nodes")).status == 200
+            value = cookie.partition(";")[0].partition("=")[2]
+        async with browser(running.url, plain) as other:
+            assert (await other.get("/nodes", Cookie=f"railscope={value}")).status == 303
+            assert (await other.get("/nodes", Cookie=f"__Host-railscope={value}")).status == 200
+        async with browser(running.url, client.context(server)) as certified:
+            page = await certified.get("/nodes")
+            assert (page.status, "operator/certified" in page.text) == (200, True)
 
 
 async def test_a_session_ends_with_its_token(tmp_path: Path) -> None:
