@@ -5,7 +5,7 @@
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make dashboards docs  write dashboards and generated documents again
-# make pictures         run a cluster with faults for ten minutes and draw all dashboards into docs/pictures
+# make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)

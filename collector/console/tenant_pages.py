@@ -191,21 +191,25 @@ class TenantPages:
     def _holdings(self, request: page_table.PageRequest) -> TenantHoldings:
         tenant = request.parts["tenant"]
         jobs = [job for job in self.api.views().jobs.jobs if job.key.tenant == tenant]
-        places = sorted(
-            (place.holding.node, place.gpu, place) for job in jobs for place in job.places
-        )
+        names_of = self.api.core.names_of_gpu
+        places = [
+            (place.holding.node, names_of(place.holding.node, place.gpu)["index"], place)
+            for job in jobs
+            for place in job.places
+        ]
+        places.sort(key=lambda each: (each[0], len(each[1]), each[1], each[2].gpu))
         shown, pages = page_table.split_page(places, request.query.page)
         rows = [
             HeldGpuRow(
                 node,
-                gpu,
-                self.api.core.names_of_gpu(node, gpu)["index"],
+                place.gpu,
+                index,
                 place.holding.job.source,
                 place.holding.job.workload,
                 str(Fraction(place.holding.units, claim_terms.GPU_CAPACITY)),
                 place.holding.start_ns,
             )
-            for node, gpu, place in shown
+            for node, index, place in shown
         ]
         largest = sorted(jobs, key=lambda job: -len(job.places))[:MAX_JOBS]
         jobs_shown = tuple(map(_job_row, largest))

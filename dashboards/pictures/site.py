@@ -1,4 +1,4 @@
-"""`python -m dashboards.pictures.site`: a small cluster with faults, a Prometheus, and its pictures.
+"""`python -m dashboards.pictures.site`: a small cluster with faults, a Prometheus, pictures of dashboards and of the console.
 
 Nodes are simulated and replayed by real agents; a real collector receives their data, and a real
 Prometheus scrapes all of them. Faults start one after the other, each at half of its node's
@@ -8,6 +8,7 @@ capture.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ from typing import Any
 
 import click
 import yaml
+from PIL import Image
+from playwright import async_api as playwright_api
 
 from dashboards import build, prometheus_api, promql
 from dashboards.pictures.fields import UnsupportedFeatureError
@@ -68,6 +71,14 @@ CHOSEN: Mapping[str, prometheus_api.Values] = {
 """Values of the variables of dashboards that show one of several devices: those with visible effects."""
 TOPS = {"cluster-overview": 2, "rails": 2, "health": 2}
 """Dashboards with an additional picture of the first rows, and the number of rows: for README."""
+CONSOLE_PAGES: Mapping[str, str] = {
+    "console-overview": "/",
+    "console-incident": "/incidents",
+    "console-gpu": "/nodes/gpu-node-3/gpus/3",
+}
+"""Pages of the web console; of the list of incidents, the first one."""
+_CONSOLE_HEIGHT = 1000
+_COLORS = 128
 _QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 language,40,month,32,2020-01-01T00:00:00Z,
 vision,4,day,32,2020-01-01T00:00:00Z,
@@ -94,8 +105,8 @@ _AGENT_SETTINGS = {
 
 
 @asynccontextmanager
-async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
-    """Run a collector, agents and a Prometheus; yield the address of Prometheus, and our own programs."""
+async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, str, list[Program]]]:
+    """Run a collector, agents and a Prometheus; yield the addresses of Prometheus and the collector, and our programs."""
     tokens = await service.run_in_thread(_prepare, directory, seconds)
     async with AsyncExitStack() as stack:
 
@@ -131,7 +142,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
                 "or captures begin again during the run; fix: use a less busy machine"
             )
             raise ProgramError(message)
-        yield url, [collector, *agents.values()]
+        yield url, f"http://{listen}", [collector, *agents.values()]
 
 
 def _prepare(directory: Path, seconds: int) -> dict[str, str]:
@@ -222,7 +233,7 @@ async def _has_scraped(prometheus: prometheus_api.Prometheus) -> bool:
 async def _run(directory: Path, seconds: int, to: Path) -> None:
     click.echo(f"Simulating {len(SITE_NODES)} nodes ...")
     async with (
-        running(directory, seconds) as (url, programs),
+        running(directory, seconds) as (url, collector, programs),
         prometheus_api.Prometheus(url) as prometheus,
     ):
         end = time.time() + WARM_UP_SECONDS + seconds
@@ -238,6 +249,29 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
         await _draw_all(
             prometheus, prometheus_api.QueryWindow(end - seconds, end, INTERVAL_SECONDS), to
         )
+        await photograph_console(collector, to)
+
+
+async def photograph_console(url: str, to: Path) -> None:
+    """Save pictures of the pages of a console, in Chromium. Raises ClickException without it."""
+    program = shutil.which("chromium")
+    if program is None:
+        message = "taking pictures failed: chromium: not found; fix: apt-get install chromium"
+        raise click.ClickException(message)
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]
+    async with playwright_api.async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program, args=sandbox)
+        page = await browser.new_page(viewport={"width": WIDTH, "height": _CONSOLE_HEIGHT})
+        for name, path in CONSOLE_PAGES.items():
+            await page.goto(url + path)
+            first = page.locator("main table a").first
+            if path == "/incidents" and await first.count():
+                await first.click()
+                await page.wait_for_url("**/incidents/*")
+            with Image.open(io.BytesIO(await page.screenshot())) as image:
+                image.quantize(_COLORS).save(to / f"{name}.png", optimize=True)
+            click.echo(f"{name}: {page.url}")
+        await browser.close()
 
 
 async def _draw_all(

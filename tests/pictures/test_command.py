@@ -41,7 +41,7 @@ def test_a_wrong_use_is_one_line(arguments: list[str], output: str, tmp_path: Pa
 
 
 def test_there_is_a_picture_of_every_dashboard():
-    wanted = {*DASHBOARDS, *(f"{name}-top" for name in site.TOPS)}
+    wanted = {*DASHBOARDS, *(f"{name}-top" for name in site.TOPS), *site.CONSOLE_PAGES}
     assert {path.stem for path in PICTURES.iterdir()} == wanted
     for path in PICTURES.iterdir():
         with Image.open(path) as image:
