@@ -147,6 +147,11 @@ class TopApp(app.App[None]):
             self._thread.join(_JOIN_SECONDS)
 
     @property
+    def _is_ended(self) -> bool:
+        """True if there is nothing to draw on any more."""
+        return self._ended.is_set() or not self.screen_stack
+
+    @property
     def _view_screen(self) -> screen.Screen[object]:
         """The screen of the views, also while the help is over it."""
         return self.screen_stack[0]
@@ -190,7 +195,7 @@ class TopApp(app.App[None]):
 
     def _draw_head(self) -> None:
         """Show the state of the cluster with the age of the data, or the lost connection."""
-        if self._ended.is_set() or not self.screen_stack:
+        if self._is_ended:
             return
         passed = time.monotonic() - self._received_seconds
         page_age = self.page.age_seconds if self.page else None
@@ -224,7 +229,7 @@ class TopApp(app.App[None]):
 
     def _draw_rows(self) -> None:
         """Fill the table; the cursor stays on its row."""
-        if self.page is None:
+        if self.page is None or self._is_ended:
             return
         shown, view, table = self.page.table, self.page.view, self._table
         selected = self._selected_row()
@@ -314,7 +319,8 @@ class TopApp(app.App[None]):
 
     def on_data_table_row_highlighted(self, _: widgets.DataTable.RowHighlighted) -> None:
         """Show the reasons of the row."""
-        self._draw_foot()
+        if not self._is_ended:
+            self._draw_foot()
 
     def on_resize(self) -> None:
         """Fit the columns."""

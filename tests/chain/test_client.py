@@ -53,6 +53,9 @@ async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) ->
     assert "slurm:research" in (await command("tenants", "--collector", site.url))[1]
     assert [line.split()[0] for line in output.splitlines()] == ["TENANT", "slurm:research"]
 
+    code, output = await command("top", "--json", "--collector", site.url)
+    assert (code, len(json.loads(output)["nodes"])) == (0, 2)
+
     match = first.find(r"agent_started .*address=(\S+:\d+)")
     assert match
     agent = f"http://{match[1]}"

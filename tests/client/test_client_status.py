@@ -387,6 +387,12 @@ def test_an_invalid_context_file_is_reported_in_one_line(tmp_path: Path, content
     assert "expected" in line
 
 
+def test_a_token_is_sent_to_a_named_server_only(tmp_path: Path):
+    outcome = run("nodes", "--token-file", "token", RAILSCOPE_CONTEXT=str(tmp_path / "missing"))
+    assert outcome.exit_code == 3
+    assert "no collector is named for --token-file" in outcome.stderr
+
+
 def test_the_default_file_is_that_of_the_user(tmp_path: Path):
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "RAILSCOPE_CONTEXT": ""}
     assert run("context", "set", "a", "--agent", "http://127.0.0.1:1", **environment).exit_code == 0

@@ -276,6 +276,12 @@ async def test_there_is_one_request_at_a_time_and_the_end_does_not_wait_for_it()
     assert time.monotonic() - started < 5, "shorter than the limit of the request"
 
 
+async def test_a_page_that_is_received_at_the_end_is_not_drawn():
+    for _ in range(5):
+        async with top(documents(), interval=0.001) as screen:
+            await screen.shows("nodes", "n1")
+
+
 async def test_hostile_names_stay_text_and_many_rows_are_bounded():
     names = (HOSTILE, *(f"n{number:05}" for number in range(3000)))
     async with top(documents(names)) as screen:
