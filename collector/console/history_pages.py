@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -239,6 +240,15 @@ def _group_curve(
     return curves.HistoryCurve(name, label, unit, found[0], found[1], tuple(found[2]))
 
 
+def _has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
+    """True if a rail has a GPU or a NIC, or a job runs."""
+    if isinstance(key, JobKey):
+        return any(job.key == key for job in api.views().jobs.jobs)
+    if any(cell.labels[:1] == (key,) for cell in api.views().rail.cells):
+        return True
+    return any(key in map(str, api.core.gpus_by_rail(name)) for name in list(api.core.fleet.nodes))
+
+
 def _cell(row: curves.TableRow, unit: str) -> str:
     if row.minimum != row.minimum:
         return "unknown"
@@ -256,6 +266,8 @@ class HistoryPages:
     wall_ns: Callable[[], int]
     groups: Callable[[], group_history.GroupHistory] = group_history.GroupHistory
     """Returns the history of rails and jobs."""
+    has_group: Callable[[group_history.GroupKey], bool] = lambda _: False
+    """True if a rail or a job exists now: it may have no history yet."""
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
     _models: OrderedDict[tuple[object, ...], GpuPageModel] = field(default_factory=OrderedDict)
@@ -266,7 +278,9 @@ class HistoryPages:
         """Return the pages of a collector, with the frame log that its API has the size of."""
         directory = api.metrics.log.directory
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
-        return cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
+        pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
+        pages.has_group = partial(_has_group, api)
+        return pages
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -289,7 +303,8 @@ class HistoryPages:
         period = shown_period(request.query, self.wall_ns(), MAX_GROUP_PERIOD_NS)
         name = key if isinstance(key, str) else key.workload
         history, width = self.groups(), request.query.width
-        if history.read(key, group_history.NAMES[0], *period.range) is None:
+        is_known = history.read(key, group_history.NAMES[0], *period.range) is not None
+        if not is_known and not self.has_group(key):
             message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
         models = await run_in_thread(
