@@ -161,6 +161,16 @@ class ConsoleSettings(Struct, frozen=True, kw_only=True):
 
     grafana_url: str = ""
     """Base URL of Grafana: pages have links to its dashboards. Empty: none."""
+    history_url: str = ""
+    """Base URL of a Prometheus-compatible server that scrapes the agents, from which curves are read that are
+    older than the frame log. Empty: none.
+    """
+    history_token_file: str = ""
+    """File that contains the bearer token for this server. Empty: none is sent."""
+    history_ca_file: str = ""
+    """CA certificates (PEM) that its certificate is verified with. Empty: those of the system."""
+    history_timeout_seconds: Annotated[float, Meta(gt=0, le=300)] = 10.0
+    """Timeout for all queries of one page."""
 
 
 class CollectorTlsSettings(Struct, frozen=True, kw_only=True):

@@ -329,6 +329,7 @@ class Collector:
             wall_ns=self.clock.now_ns,
             ledger_problem=self.ledger_probe.problem,
             read_only=self.read_only,
+            console=self.settings.console,
         )
         billing = billing_api.BillingApi(
             self.billing or self.books.open, self.reading, self.access.record_export

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from collector.console import PageProblemError, curves, node_history, page_table
+from collector.console.history_server import HistoryServer
 from collector.diagnosis import group_history
 from collector.http.read_api import ViewApi
 from collector.http.web_server import ReadPool
@@ -133,12 +134,19 @@ class PairDevices(NamedTuple):
     rail: int | None
     keys: node_history.DeviceKeys
 
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Values of the labels of their metrics."""
+        names = {name: [nic[name] for nic in self.nics if nic[name]] for name in _NIC_LABELS}
+        return {"gpu": [self.gpu["uuid"]], **names}
 
+
+_NIC_LABELS = ("interface", "device")
 ServerHistory = Callable[
-    [str, PairDevices, Sequence[node_history.NamedFigure], curves.TimeRange],
+    [str, Mapping[str, Sequence[str]], Sequence[node_history.NamedFigure], curves.TimeRange],
     Awaitable[Mapping[str, curves.HistoryCurve]],
 ]
-"""Reads curves of a node's devices from another server; raises PageProblemError with the reason."""
+"""Reads curves of a node by the labels of its devices; raises PageProblemError with the reason."""
 
 
 def parse_moment(name: str, text: str) -> int:
@@ -280,6 +288,8 @@ class HistoryPages:
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
         pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
         pages.has_group = partial(_has_group, api)
+        if api.console.history_url:
+            pages.server = HistoryServer(api.console).read
         return pages
 
     def models(self) -> page_table.PageModels:
@@ -361,7 +371,7 @@ class HistoryPages:
                 )
         if self.server and (found is None or problem):
             try:
-                found = await self.server(node, pair, figures, period.range)
+                found = await self.server(node, pair.labels, figures, period.range)
                 source, problem = "the server with longer history", ""
             except PageProblemError as error:
                 problem = error.text

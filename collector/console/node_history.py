@@ -17,7 +17,7 @@ import numpy as np
 
 from collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
 from collector.fleet.sheets import Codes, Integers, rows_at
-from collector.framelog.node_records import FoundRecords, NodeRecords
+from collector.framelog.framelog import FoundRecords, NodeRecords
 from railscope import device_names, envelopes, reading, wire
 from railscope.catalog import METRICS, MetricKind
 from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
@@ -162,7 +162,9 @@ MAX_STEP_NS = 60 * SECOND_NS
 """Time between two readings of a counter up to which its rate is known."""
 MIN_GAP_NS, MIN_LAST_GAP_NS = 3 * SECOND_NS, 30 * SECOND_NS
 """Shortest times without a frame that are gaps, within a period and at its end."""
-_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NOT_EVALUATED, NO_DEVICE = range(101, 107)
+_NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NOT_EVALUATED, NO_DEVICE, NO_SERVER_VALUE = range(
+    101, 108
+)
 REASONS: Mapping[int, str] = {
     **{code: f"not read: {absent.label}" for code, absent in reading.REASONS.items()},
     _NO_FRAME: "no frame was received",
@@ -171,6 +173,7 @@ REASONS: Mapping[int, str] = {
     _LONG_STEP: "too long between two readings",
     NOT_EVALUATED: "the diagnosis did not evaluate this time",
     NO_DEVICE: "no reading of any device",
+    NO_SERVER_VALUE: "the server with longer history has no value",
 }
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"
@@ -392,8 +395,6 @@ def _combined(
     parts: Sequence[tuple[Times, Floats, Codes]], combine: str
 ) -> tuple[Times, Floats, Codes]:
     """Return the sums or the largest of the known values of parts, by time."""
-    if len(parts) == 1:
-        return parts[0]
     times_ns = np.unique(np.concatenate([part[0] for part in parts]))
     values = np.full(len(times_ns), np.nan)
     codes = np.zeros(len(times_ns), np.uint8)

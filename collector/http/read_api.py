@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -21,6 +21,7 @@ from collector.access.credentials import Credential, Role, tenant_account, tenan
 from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.audit.collector_records import AuditTrail
+from collector.config import ConsoleSettings
 from collector.diagnosis.incident_table import IncidentTable
 from collector.diagnosis.step_period import StepTiming
 from collector.finalization.day_finalizer import DayFinalizer
@@ -227,6 +228,7 @@ class ViewApi:
     """Reason why the ledger cannot be written; empty if there is none."""
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""

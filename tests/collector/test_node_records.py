@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from collector.framelog import node_records
-from collector.framelog.node_records import NodeRecords
+from collector.framelog.framelog import MAX_INDEXED_RECORDS, NodeRecords
 from collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
@@ -115,7 +114,7 @@ def test_the_index_is_bounded(directory: Path) -> None:
 
 
 def test_the_index_stays_small() -> None:
-    assert node_records.MAX_INDEXED_RECORDS * 16 <= 32 << 20
+    assert MAX_INDEXED_RECORDS * 16 <= 32 << 20
 
 
 @settings(max_examples=150, deadline=None)

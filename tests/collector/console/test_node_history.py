@@ -13,7 +13,7 @@ from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 from collector.console import node_history
 from collector.console.curves import HistoryCurve, TimeRange
 from collector.console.node_history import GPU_FIGURES, NIC_FIGURES, NamedFigure, NodeHistory
-from collector.framelog.node_records import NodeRecords
+from collector.framelog.framelog import NodeRecords
 from collector.framelog.segment_files import (
     FrameRecord,
     encode_record,

@@ -1,0 +1,200 @@
+"""History from a Prometheus-compatible server, by its HTTP API: curves of a GPU and its NIC beyond the frame log.
+
+The names are those of the catalog, as agents expose them, with the label `node`. Above a minute for each value, the smallest
+and the largest value of each step are requested. Only pages of operators and auditors read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from collector.config import ConsoleSettings
+from collector.console import PageProblemError, curves, node_history
+from railscope import settings as settings_files
+from railscope.catalog import METRICS
+from railscope.http_responses import read_body
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+
+MAX_POINTS = 480
+MIN_STEP_SECONDS, RATE_SECONDS = 15, 120
+MAX_PLAIN_STEP_SECONDS = 60
+"""Seconds between two values above which extremes are requested."""
+MAX_QUERIES = 4
+"""Concurrent queries of one page."""
+MAX_RESPONSE_BYTES = 4 << 20
+
+
+class _Series(msgspec.Struct):
+    values: list[tuple[float, str]] = []
+
+
+class _Matrix(msgspec.Struct):
+    result: list[_Series] = []
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Matrix | None = None
+    error: str = ""
+
+
+def quoted(text: str) -> str:
+    """Return a text as a string of PromQL."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def expression(
+    curve: node_history.NamedCurve, node: str, names: Mapping[str, Sequence[str]]
+) -> str:
+    """Return the query of a curve; `names` are the values of the labels of its device."""
+    found = []
+    for source in curve.sources:
+        about = METRICS[source.metric].about
+        count = len(about.outermost.labels)
+        matchers = [f"node={quoted(node)}"]
+        label = about.labels[0]
+        values = "|".join(re.escape(value) for value in names.get(label, ()))
+        matchers.append(f"{label}=~{quoted(values)}")
+        if source.parts:
+            parts = "|".join(re.escape(part).replace(r"\*", ".*") for part in source.parts)
+            matchers.append(f"{about.labels[count]}=~{quoted(parts)}")
+        selector = f"{source.metric}{{{','.join(matchers)}}}"
+        value = f"rate({selector}[{RATE_SECONDS}s])" if source.is_counter else selector
+        found.append(f"{curve.combine}({value})")
+    return " or ".join(found)
+
+
+@dataclass(slots=True)
+class HistoryServer:
+    """Client of the server. Raises SettingsError for settings that cannot work."""
+
+    settings: ConsoleSettings
+    headers: dict[str, str] = field(default_factory=dict)
+    _tls: ssl.SSLContext | bool = True
+
+    def __post_init__(self) -> None:
+        """Check the URL, and read token and CA."""
+        url, token_file = self.settings.history_url, self.settings.history_token_file
+        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            message = f"invalid console.history_url {url!r}: expected http://HOST or https://HOST"
+            raise settings_files.SettingsError(message)
+        if token_file:
+            token = settings_files.read_named_file(
+                "console.history_token_file", token_file, "ascii"
+            )
+            self.headers = {"Authorization": f"Bearer {token}"}
+        if ca_file := self.settings.history_ca_file:
+            try:
+                self._tls = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                message = f"invalid console.history_ca_file {ca_file!r}: {error}"
+                raise settings_files.SettingsError(message) from None
+
+    async def read(
+        self,
+        node: str,
+        names: Mapping[str, Sequence[str]],
+        figures: Sequence[node_history.NamedFigure],
+        period: curves.TimeRange,
+    ) -> Mapping[str, curves.HistoryCurve]:
+        """Return the curves of figures. Raises PageProblemError with the reason."""
+        named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
+        turns = asyncio.Semaphore(MAX_QUERIES)
+        timeout = aiohttp.ClientTimeout(total=self.settings.history_timeout_seconds)
+        try:
+            async with (
+                asyncio.timeout(self.settings.history_timeout_seconds),
+                aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session,
+            ):
+                found = await asyncio.gather(
+                    *(
+                        self._curve(session, turns, expression(curve, node, names), period)
+                        for curve, _ in named
+                    )
+                )
+        except (aiohttp.ClientError, OSError, msgspec.MsgspecError, ValueError) as error:
+            problem = printable(str(error))[:200] or type(error).__name__
+            message = f"reading the server with longer history failed: {problem}"
+            raise PageProblemError(HTTPStatus.BAD_GATEWAY, message) from None
+        result = {}
+        for (curve, unit), (times_ns, values) in zip(named, found, strict=True):
+            result[curve.name] = curves.HistoryCurve(
+                curve.name, curve.label, unit, *_with_gaps(times_ns, values, period)
+            )
+        return result
+
+    async def _curve(
+        self,
+        session: aiohttp.ClientSession,
+        turns: asyncio.Semaphore,
+        query: str,
+        period: curves.TimeRange,
+    ) -> tuple[curves.Times, curves.Floats]:
+        """Return the values of a query; of long steps the smallest and the largest one."""
+        seconds = (period.to_ns - period.from_ns) / SECOND_NS
+        step = max(-int(-seconds // MAX_POINTS), MIN_STEP_SECONDS)
+        if step <= MAX_PLAIN_STEP_SECONDS:
+            return await self._values(session, turns, query, period, step)
+        window = f"[{step}s:{MAX_PLAIN_STEP_SECONDS}s]"
+        low = await self._values(session, turns, f"min_over_time(({query}){window})", period, step)
+        high = await self._values(session, turns, f"max_over_time(({query}){window})", period, step)
+        times_ns = np.concatenate([low[0] - step * SECOND_NS // 2, high[0]])
+        order = np.argsort(times_ns, kind="stable")
+        return times_ns[order], np.concatenate([low[1], high[1]])[order]
+
+    async def _values(
+        self,
+        session: aiohttp.ClientSession,
+        turns: asyncio.Semaphore,
+        query: str,
+        period: curves.TimeRange,
+        step: int,
+    ) -> tuple[curves.Times, curves.Floats]:
+        url = f"{self.settings.history_url.rstrip('/')}/api/v1/query_range"
+        form = {
+            "query": query,
+            "start": f"{period.from_ns / SECOND_NS:.3f}",
+            "end": f"{period.to_ns / SECOND_NS:.3f}",
+            "step": str(step),
+        }
+        async with (
+            turns,
+            session.post(url, data=form, ssl=self._tls, allow_redirects=False) as response,
+        ):
+            content = await read_body(response, MAX_RESPONSE_BYTES)
+            try:
+                answer = msgspec.json.decode(content, type=_Answer)
+            except msgspec.MsgspecError:
+                answer = _Answer("", error="expected the JSON of Prometheus's API")
+            if response.status != HTTPStatus.OK or answer.status != "success":
+                message = f"status {response.status}: {answer.error}"
+                raise ValueError(message)
+        values = [
+            each for series in (answer.data or _Matrix()).result[:1] for each in series.values
+        ]
+        times = np.array([time for time, _ in values[: 2 * MAX_POINTS]], np.float64)
+        numbers = np.array([float(text) for _, text in values[: 2 * MAX_POINTS]], np.float64)
+        return (times * 1000).astype(np.int64) * (SECOND_NS // 1000), numbers
+
+
+def _with_gaps(
+    times_ns: curves.Times, values: curves.Floats, period: curves.TimeRange
+) -> tuple[curves.Times, curves.Floats, tuple[curves.CurveGap, ...]]:
+    codes = np.where(np.isfinite(values), 0, node_history.NO_SERVER_VALUE).astype(np.uint8)
+    gap = curves.CurveGap(*period, node_history.REASONS[node_history.NO_SERVER_VALUE])
+    missing = node_history.NO_SERVER_VALUE
+    values = np.where(np.isfinite(values), values, np.nan)
+    found = node_history.with_gaps(times_ns, values, codes, period, [gap], missing)
+    return found[0], found[1], tuple(found[2])

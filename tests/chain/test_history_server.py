@@ -1,0 +1,191 @@
+"""Longer history from real Prometheus and VictoriaMetrics: values, hostile names, gaps, failures with their reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from chain_support import debian_server, free_port, wait_until
+
+from collector.config import ConsoleSettings
+from collector.console import PageProblemError
+from collector.console.curves import HistoryCurve, TimeRange
+from collector.console.history_server import HistoryServer, expression, quoted
+from collector.console.node_history import GPU_FIGURES, NIC_FIGURES
+from railscope.settings import SettingsError
+
+HOSTILE = 'n"1\\}) or vector(7) #'
+NAMES = {"gpu": ["GPU-1"], "interface": ["eth0"], "device": ["mlx5.0"]}
+FIGURES = [*GPU_FIGURES, *NIC_FIGURES]
+SECOND_NS, HOUR = 1_000_000_000, 3600
+END = int(time.time()) // HOUR * HOUR - HOUR
+START = END - 10 * HOUR
+
+
+def samples() -> str:
+    """Ten hours in OpenMetrics: a burst of one minute, an hour without samples, and other nodes and devices."""
+    node = HOSTILE.replace("\\", "\\\\").replace('"', '\\"')
+    series = {
+        "railscope_gpu_utilization_ratio": (
+            "gauge",
+            'gpu="GPU-1"',
+            lambda n: 0.9 if n == 77 else 0.5,
+        ),
+        "railscope_rdma_transmit_bytes": ("counter", 'device="mlx5.0",port="1"', lambda n: n * 6e9),
+    }
+    lines = []
+    for name, (kind, labels, value) in series.items():
+        lines.append(f"# TYPE {name} {kind}")
+        suffix = "_total" if kind == "counter" else ""
+        for of_node, own in (
+            (node, labels),
+            ("n2", labels),
+            (node, labels.replace("1", "2", 1).replace("mlx5.0", "mlx5x0")),
+        ):
+            for minute in range(600):
+                if not 300 <= minute < 360:
+                    number = value(minute) * (1 if of_node == node and own == labels else 100)
+                    lines.append(
+                        f'{name}{suffix}{{node="{of_node}",{own}}} {number} {START + minute * 60}'
+                    )
+    return "\n".join([*lines, "# EOF", ""])
+
+
+@asynccontextmanager
+async def prometheus(directory: Path) -> AsyncIterator[str]:
+    (directory / "samples.txt").write_text(samples())
+    blocks = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "samples.txt", "tsdb"]
+    made = await asyncio.create_subprocess_exec(
+        *blocks, cwd=directory, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await made.wait() == 0
+    (directory / "prometheus.yml").write_text("{}")
+    port = free_port()
+    command = [
+        "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", "--storage.tsdb.retention.time=10y",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    async with debian_server("prometheus", *command, directory=directory):
+        url = f"http://127.0.0.1:{port}"
+        await wait_until(lambda: answers(f"{url}/-/ready"), "Prometheus answers")
+        yield url
+
+
+@asynccontextmanager
+async def victoria(directory: Path) -> AsyncIterator[str]:
+    port = free_port()
+    command = [
+        "victoria-metrics", "-storageDataPath=victoria", f"-httpListenAddr=127.0.0.1:{port}", "-retentionPeriod=100y",
+    ]  # fmt: skip
+    async with debian_server("victoria-metrics", *command, directory=directory):
+        url = f"http://127.0.0.1:{port}"
+        await wait_until(lambda: answers(f"{url}/health"), "VictoriaMetrics answers")
+        lines = [
+            f"{line}000" for line in samples().splitlines() if line and not line.startswith("#")
+        ]
+        async with aiohttp.ClientSession() as session:
+            imported = "\n".join(lines).encode()
+            await session.post(f"{url}/api/v1/import/prometheus", data=imported)
+            await session.get(f"{url}/internal/force_flush")
+        yield url
+
+
+async def answers(url: str) -> bool:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status == HTTPStatus.OK
+    except aiohttp.ClientError:
+        return False
+
+
+def points(curve: HistoryCurve) -> set[float]:
+    return {round(value, 6) for value in curve.values.tolist() if value == value}  # noqa: PLR0124 - NaN
+
+
+@pytest.mark.parametrize("server", [prometheus, victoria])
+async def test_the_curves_of_hours_have_their_extremes_and_gaps(
+    server: object, tmp_path: Path
+) -> None:
+    async with server(tmp_path) as url:  # type: ignore[operator]
+        client = HistoryServer(ConsoleSettings(history_url=url, history_timeout_seconds=60))
+        period = TimeRange(START * SECOND_NS, END * SECOND_NS)
+        found = await client.read(HOSTILE, NAMES, FIGURES, period)
+        part = TimeRange((START + HOUR) * SECOND_NS, (START + 2 * HOUR) * SECOND_NS)
+        short = await client.read(HOSTILE, NAMES, FIGURES, part)
+        other = await client.read("unknown", NAMES, FIGURES, part)
+    utilization = found["utilization"]
+    assert points(utilization) == {0.5, 0.9}, "the burst of a minute is in ten hours"
+    reasons = {gap.reason for gap in utilization.gaps}
+    assert reasons == {"the server with longer history has no value"}
+    assert any(gap.to_ns - gap.from_ns > 40 * 60 * SECOND_NS for gap in utilization.gaps)
+    assert max(points(found["nic_sent"])) == 1e8, "less at the edges, as each server extrapolates"
+    assert points(short["utilization"]) == {0.5, 0.9}
+    assert points(short["nic_sent"]) == {1e8}
+    assert points(found["power"]) == set()
+    assert points(other["utilization"]) == set()
+    assert [gap[:2] for gap in other["utilization"].gaps] == [tuple(part)]
+
+
+async def respond(request: web.Request) -> web.Response:
+    kind = request.match_info["kind"]
+    texts = {
+        "html": "<html>",
+        "large": "[" * (5 << 20),
+        "error": '{"status":"error","error":"too many samples\\u0007"}',
+    }
+    status = HTTPStatus.OK if kind == "large" else HTTPStatus.UNPROCESSABLE_ENTITY
+    return web.Response(text=texts.get(kind, ""), status=status)
+
+
+@pytest.mark.parametrize(("kind", "problem"), [
+    ("html", "expected the JSON of Prometheus's API"),
+    ("large", "failed: "),
+    ("error", "status 422: too many samples"),
+    ("nothing", "expected the JSON"),
+])  # fmt: skip
+async def test_a_failure_is_a_reason(kind: str, problem: str) -> None:
+    application = web.Application()
+    application.router.add_post("/{kind}/api/v1/query_range", respond)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/{kind}"
+        client = HistoryServer(ConsoleSettings(history_url=url))
+        with pytest.raises(PageProblemError) as raised:
+            await client.read("n1", NAMES, FIGURES, TimeRange(0, 900 * SECOND_NS))
+    finally:
+        await runner.cleanup()
+    assert problem in raised.value.text
+    assert raised.value.text.isprintable()
+    assert len(raised.value.text) < 300
+    with pytest.raises(PageProblemError, match="failed"):  # nothing listens any more
+        await client.read("n1", NAMES, FIGURES, TimeRange(0, 900 * SECOND_NS))
+
+
+@pytest.mark.parametrize("settings", [
+    {"history_url": "localhost:9090"},
+    {"history_url": "file:///etc/passwd"},
+    {"history_url": "http://h", "history_token_file": "/nonexistent"},
+    {"history_url": "https://h", "history_ca_file": "/nonexistent"},
+])  # fmt: skip
+def test_settings_that_cannot_work_are_rejected(settings: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match=r"console\.history_"):
+        HistoryServer(ConsoleSettings(**settings))
+
+
+def test_names_are_quoted_and_matched_literally() -> None:
+    assert quoted('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
+    curve = next(
+        each for figure in NIC_FIGURES for each in figure.curves if each.name == "nic_sent"
+    )
+    query = expression(curve, 'n"1', NAMES)
+    assert 'node="n\\"1"' in query
+    assert 'device=~"mlx5\\\\.0"' in query
