@@ -38,6 +38,13 @@ class TmuxTerminal:
             time.sleep(0.05)
         return screen.split("\n")
 
+    def until_gone(self, text: str) -> None:
+        """Wait until the screen does not contain a text."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while text in self.tmux("capture-pane", "-p", "-t", "0"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
     def exit_status(self) -> str:
         """Wait until the program has ended; return its exit status."""
         end = time.monotonic() + PATIENCE_SECONDS
@@ -89,6 +96,9 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             opened.tmux("send-keys", "-t", "0", "?")
             opened.until("lost connection")
             opened.tmux("send-keys", "-t", "0", "Escape")
+            opened.until_gone(
+                "lost connection"
+            )  # Escape and the next key are one key if they follow at once
             opened.tmux("resize-window", "-x", "60", "-y", "12")
             opened.until("gpus of n1")
             opened.tmux("send-keys", "-t", "0", "q")
