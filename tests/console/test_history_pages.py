@@ -276,10 +276,11 @@ async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
         await page.wait_for_function(
             "(before) => document.querySelector('.plot canvas').width !== before", arg=before
         )
-        for theme in ("dark", "light"):
+        for theme, drawings in (("dark", 2), ("light", 3)):
             await page.emulate_media(color_scheme=theme)
-        await page.wait_for_function(
-            "() => Number(document.querySelector('.figures').dataset.drawn) > 1"
-        )
+            await page.wait_for_function(
+                "(count) => Number(document.querySelector('.figures').dataset.drawn) >= count",
+                arg=drawings,
+            )
         assert visitor.problems == []
         assert await page.evaluate("() => window.policyViolations") == []
