@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,6 +34,8 @@ MAX_PLAIN_STEP_SECONDS = 60
 MAX_QUERIES = 4
 """Concurrent queries of one page."""
 MAX_RESPONSE_BYTES = 4 << 20
+_FAILURES = (aiohttp.ClientError, OSError, msgspec.MsgspecError, ValueError)
+_Values: TypeAlias = tuple[curves.Times, curves.Floats]
 
 
 class _Series(msgspec.Struct):
@@ -111,20 +114,11 @@ class HistoryServer:
     ) -> Mapping[str, curves.HistoryCurve]:
         """Return the curves of figures. Raises PageProblemError with the reason."""
         named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
-        turns = asyncio.Semaphore(MAX_QUERIES)
-        timeout = aiohttp.ClientTimeout(total=self.settings.history_timeout_seconds)
+        queries = [expression(curve, node, names) for curve, _ in named]
         try:
-            async with (
-                asyncio.timeout(self.settings.history_timeout_seconds),
-                aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session,
-            ):
-                found = await asyncio.gather(
-                    *(
-                        self._curve(session, turns, expression(curve, node, names), period)
-                        for curve, _ in named
-                    )
-                )
-        except (aiohttp.ClientError, OSError, msgspec.MsgspecError, ValueError) as error:
+            async with asyncio.timeout(self.settings.history_timeout_seconds):
+                found = await self._read_all(queries, period)
+        except _FAILURES as error:
             problem = printable(str(error))[:200] or type(error).__name__
             message = f"reading the server with longer history failed: {problem}"
             raise PageProblemError(HTTPStatus.BAD_GATEWAY, message) from None
@@ -135,21 +129,39 @@ class HistoryServer:
             )
         return result
 
+    async def _read_all(self, queries: Sequence[str], period: curves.TimeRange) -> list[_Values]:
+        """Return the values of all queries. The first failure ends the others at their turns: none is cancelled."""
+        turns, errors = asyncio.Semaphore(MAX_QUERIES), list[Exception]()
+        timeout = aiohttp.ClientTimeout(total=self.settings.history_timeout_seconds)
+        async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session:
+
+            async def read(query: str) -> _Values | None:
+                async with turns:
+                    try:
+                        return None if errors else await self._curve(session, query, period)
+                    except _FAILURES as error:
+                        errors.append(error)
+                        return None
+
+            found = await asyncio.gather(*map(read, queries))
+        if errors:
+            raise errors[0]
+        return [values for values in found if values is not None]
+
     async def _curve(
         self,
         session: aiohttp.ClientSession,
-        turns: asyncio.Semaphore,
         query: str,
         period: curves.TimeRange,
-    ) -> tuple[curves.Times, curves.Floats]:
+    ) -> _Values:
         """Return the values of a query; of long steps the smallest and the largest one."""
         seconds = (period.to_ns - period.from_ns) / SECOND_NS
         step = max(-int(-seconds // MAX_POINTS), MIN_STEP_SECONDS)
         if step <= MAX_PLAIN_STEP_SECONDS:
-            return await self._values(session, turns, query, period, step)
+            return await self._values(session, query, period, step)
         window = f"[{step}s:{MAX_PLAIN_STEP_SECONDS}s]"
-        low = await self._values(session, turns, f"min_over_time(({query}){window})", period, step)
-        high = await self._values(session, turns, f"max_over_time(({query}){window})", period, step)
+        low = await self._values(session, f"min_over_time(({query}){window})", period, step)
+        high = await self._values(session, f"max_over_time(({query}){window})", period, step)
         times_ns = np.concatenate([low[0] - step * SECOND_NS // 2, high[0]])
         order = np.argsort(times_ns, kind="stable")
         return times_ns[order], np.concatenate([low[1], high[1]])[order]
@@ -157,11 +169,10 @@ class HistoryServer:
     async def _values(
         self,
         session: aiohttp.ClientSession,
-        turns: asyncio.Semaphore,
         query: str,
         period: curves.TimeRange,
         step: int,
-    ) -> tuple[curves.Times, curves.Floats]:
+    ) -> _Values:
         url = f"{self.settings.history_url.rstrip('/')}/api/v1/query_range"
         form = {
             "query": query,
@@ -169,10 +180,7 @@ class HistoryServer:
             "end": f"{period.to_ns / SECOND_NS:.3f}",
             "step": str(step),
         }
-        async with (
-            turns,
-            session.post(url, data=form, ssl=self._tls, allow_redirects=False) as response,
-        ):
+        async with session.post(url, data=form, ssl=self._tls, allow_redirects=False) as response:
             content = await read_body(response, MAX_RESPONSE_BYTES)
             try:
                 answer = msgspec.json.decode(content, type=_Answer)

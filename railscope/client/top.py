@@ -148,8 +148,8 @@ class TopApp(app.App[None]):
 
     @property
     def _is_ended(self) -> bool:
-        """True if there is nothing to draw on any more."""
-        return self._ended.is_set() or not self.screen_stack
+        """True if there is nothing to draw on any more: at its end, messages arrive after the widgets are removed."""
+        return self._ended.is_set() or not self.screen_stack or not self._view_screen.query("#rows")
 
     @property
     def _view_screen(self) -> screen.Screen[object]:
@@ -178,6 +178,8 @@ class TopApp(app.App[None]):
 
     def on_page_received(self, received: PageReceived) -> None:
         """Show a page; one of another view than the current one is outdated."""
+        if self._is_ended:
+            return
         if isinstance(received.page, ClientError):
             if not self.failure:
                 self._failed_seconds = time.monotonic()

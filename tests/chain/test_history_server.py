@@ -92,8 +92,10 @@ async def victoria(directory: Path) -> AsyncIterator[str]:
         ]
         async with aiohttp.ClientSession() as session:
             imported = "\n".join(lines).encode()
-            await session.post(f"{url}/api/v1/import/prometheus", data=imported)
-            await session.get(f"{url}/internal/force_flush")
+            async with session.post(f"{url}/api/v1/import/prometheus", data=imported) as answer:
+                assert answer.ok
+            async with session.get(f"{url}/internal/force_flush") as answer:
+                assert answer.ok
         yield url
 
 
