@@ -167,7 +167,9 @@ class FleetPages:
         version = views.timestamp_ns, table.timestamp_ns
         if self._rows_of != version:
             gpu_rails = dict(self.api.core.gpus_by_node)
-            self._rows = node_states.node_rows(views.node, table.incidents, gpu_rails)
+            self._rows = node_states.node_rows(
+                views.node, table.incidents, gpu_rails, is_diagnosed=bool(table.timestamp_ns)
+            )
             self._rows_of = version
         return self._rows
 
@@ -329,9 +331,12 @@ def _summary(model: OverviewModel, urgent: int) -> str:
         parts.append(
             f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all ok'}"
         )
-    parts.append(
-        page_rendering.count_text(urgent, "open incident") if urgent else "no open incident"
-    )
+    if not model.diagnosis_ns:
+        parts.append(node_states.NOT_DIAGNOSED)
+    else:
+        parts.append(
+            page_rendering.count_text(urgent, "open incident") if urgent else "no open incident"
+        )
     if model.touched_jobs:
         parts.append(f"{page_rendering.count_text(model.touched_jobs, 'job')} touched")
     return "; ".join(parts)

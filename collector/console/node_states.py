@@ -1,7 +1,7 @@
 """States of nodes and of their rails, from the incidents and the age of data; worst first.
 
 bad      the cause of an open incident is here
-unknown  no fresh data, and nothing known to be bad
+unknown  no fresh data, or no diagnosis, and nothing known to be bad
 touched  a victim of an open incident is here, or the cause of a symptom
 ok       fresh data, and neither of them
 
@@ -33,6 +33,7 @@ STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()}
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
 _WHOLE = ""
 """Key of the mark of a whole node among those of its rails."""
+NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
 _NO_DATA = frozenset({"agent_partition"})
 """Classes whose cause is a node that may be well: its data is missing."""
 
@@ -119,8 +120,10 @@ def node_rows(
     nodes: View,
     incidents: Iterable[ReportedIncident],
     gpu_rails: Mapping[str, Mapping[int, str]],
+    *,
+    is_diagnosed: bool = True,
 ) -> list[NodeRow]:
-    """Return all nodes of the view of nodes, worst first."""
+    """Return all nodes of the view of nodes, worst first; without a diagnosis none of them is known to be well."""
     marks = marks_of(incidents, gpu_rails)
     ages = {
         cell.labels[0]: max(cell.value, 0.0)
@@ -138,7 +141,14 @@ def node_rows(
         for cell in nodes.cells
         if cell.metric is catalog.NODE_UP
     ]
+    if not is_diagnosed:
+        rows = [_undiagnosed(row) if row.state == OK else row for row in rows]
     return sorted(rows, key=_urgency)
+
+
+def _undiagnosed(row: NodeRow) -> NodeRow:
+    rails = row.rails.replace(LETTERS[OK], LETTERS[UNKNOWN])
+    return msgspec.structs.replace(row, state=UNKNOWN, reason=NOT_DIAGNOSED, rails=rails)
 
 
 def _urgency(row: NodeRow) -> tuple[int, int, int, str]:

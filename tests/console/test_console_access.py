@@ -28,7 +28,7 @@ from collector.access.authentication import (
     BrowserSessions,
 )
 from collector.access.credentials import CredentialKey, Role, digest_token
-from collector.config import CollectorTlsSettings
+from collector.config import CollectorTlsSettings, DiagnosisSettings
 from collector.console.console_server import SECURITY_HEADERS
 from collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
 from collector.http.access_control import ROUTES
@@ -149,12 +149,16 @@ async def test_without_a_credential_a_browser_is_sent_to_the_sign_in(tmp_path: P
 
 async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Path) -> None:
     async with (
-        console(tmp_path, allow_anonymous_read=True) as running,
+        console(
+            tmp_path, allow_anonymous_read=True, diagnosis=DiagnosisSettings(enabled=False)
+        ) as running,
         browser(running.url) as reader,
     ):
         page = await reader.get("/")
         assert page.status == 200
-        assert "1 node: all ok" in page.text
+        assert "1 node: 1 unknown; nothing has been diagnosed" in page.text
+        assert "Incidents are unknown" in page.text
+        assert "all ok" not in page.text
         assert "Sign in" in page.text
         missing = await reader.get("/nothing")
         assert (missing.status, "<h1>Not Found</h1>" in missing.text) == (404, True)

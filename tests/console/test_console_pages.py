@@ -173,12 +173,12 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
     still = {"view_refresh_seconds": 3600.0, "diagnosis": DiagnosisSettings(enabled=False)}
     async with console(tmp_path, **still) as running, browser(running.url) as reader:
         await reader.sign_in(TOKENS[Role.OPERATOR])
-        page = await reader.get("/nodes?state=ok")
+        page = await reader.get("/nodes?state=unknown")
         assert (
-            '<link rel="alternate" type="application/json" href="/api/v1/pages/nodes?state=ok">'
+            '<link rel="alternate" type="application/json" href="/api/v1/pages/nodes?state=unknown">'
             in page.text
         )
-        twin = await reader.get("/api/v1/pages/nodes?state=ok")
+        twin = await reader.get("/api/v1/pages/nodes?state=unknown")
         rows = msgspec.json.decode(twin.text)["rows"]
         assert [row["name"] for row in rows] == ["n1"]
         for path in ("/nodes?state=ok", "/nodes?fragment=1", "/api/v1/pages/nodes"):
@@ -340,12 +340,13 @@ async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path:
 
 
 async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_path: Path) -> None:
-    async with console(tmp_path) as running, browser(running.url) as reader:
+    disabled = DiagnosisSettings(enabled=False)
+    async with console(tmp_path, diagnosis=disabled) as running, browser(running.url) as reader:
         await reader.sign_in(TOKENS[Role.OPERATOR])
         twin = msgspec.json.decode((await reader.get("/api/v1/pages/nodes/n1")).text)
         assert [(rail["rail"], rail["state"], rail["gpu"]) for rail in twin["rails"]] == [
-            (0, "ok", "GPU-n1-0"),
-            (1, "ok", "GPU-n1-1"),
+            (0, "unknown", "GPU-n1-0"),
+            (1, "unknown", "GPU-n1-1"),
         ]
         readings = {each["name"]: each for each in twin["rails"][1]["readings"]}
         assert readings["utilization"]["value"] == 0.6
@@ -355,7 +356,7 @@ async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_pa
             "not reported",
         )
         rails = msgspec.json.decode((await reader.get("/api/v1/pages/rails")).text)["rows"]
-        assert [(row["rail"], row["ok"]) for row in rails] == [(0, 1), (1, 1)]
+        assert [(row["rail"], row["unknown"]) for row in rails] == [(0, 1), (1, 1)]
         page = await reader.get("/rails/1")
         assert 'href="/nodes/n1"' in page.text
         missing = await reader.get("/rails/9")
