@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from http import HTTPStatus
 from typing import TypeVar
@@ -19,13 +20,16 @@ from collector.billing import (
     statement as statements,
     tenant_statements,
 )
-from collector.console import PageProblemError, page_table
+from collector.console import PageProblemError, page_cache, page_table
+from collector.files import seller_file
 from collector.http.web_server import ReadPool
-from collector.ledger.database import UnusableLedgerError
+from collector.ledger import audit_outbox, database
 from collector.metering.units import Period, PeriodError, parse_period, period_name
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 
 MAX_CLAIMS, MAX_UNDECIDED, MAX_SUMMARY = 100, 100, 200
+RECONCILED_AGAIN_NS = 600 * SECOND_NS
+"""Time after which a period is reconciled again although nothing was written: rows may be changed by hand."""
 UNAVAILABLE = "the ledger is unavailable"
 _PERCENT_PLACES = 3
 ResultT = TypeVar("ResultT")
@@ -134,6 +138,7 @@ class ReconciliationModel(msgspec.Struct, frozen=True):
     """All comparisons of a period with the ledger."""
 
     period: str
+    computed_ns: int
     rows: tuple[ReconciliationRow, ...]
     failed: int
     above_bound: int
@@ -145,6 +150,9 @@ class BillingPages:
 
     open_books: Callable[[], tenant_statements.BillingReader]
     read_pool: ReadPool
+    _reconciled: page_cache.PageCache[ReconciliationModel] = field(
+        default_factory=page_cache.PageCache
+    )
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -170,7 +178,7 @@ class BillingPages:
         """Return the result of reading the books. Raises PageProblemError."""
         try:
             return await self.read_pool.read(request.credential, lambda: work(self.open_books()))
-        except (tenant_statements.BillingUnavailableError, UnusableLedgerError) as error:
+        except (tenant_statements.BillingUnavailableError, database.UnusableLedgerError) as error:
             raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE) from error
         except BillingError as error:
             raise PageProblemError(HTTPStatus.CONFLICT, str(error)) from error
@@ -258,18 +266,28 @@ class BillingPages:
         return model
 
     async def _reconciliation(self, request: page_table.PageRequest) -> ReconciliationModel:
+        """Compare a period once for each change of the ledger: every write of it adds a record to the outbox."""
         period = _parse_period(request)
 
+        def read_version(reader: tenant_statements.BillingReader) -> tuple[seller_file.Seller, int]:
+            with reader.books.store.database.transaction() as connection:
+                heads = reader.books.store.heads(period, connection=connection)
+                number = audit_outbox.newest_number(connection)
+            return reader.seller(sorted({head.tenant for head in heads})), number
+
         def make(reader: tenant_statements.BillingReader) -> ReconciliationModel:
-            tenants = {head.tenant for head in reader.books.store.heads(period)}
-            seller = reader.seller(sorted(tenants))
             checks = reconciliation.reconcile_period(reader.books, period, seller)
             rows = tuple(map(check_row, checks))
             above = sum(not check.is_within_bound for check in checks)
             failed = sum(not check.passes for check in checks)
-            return ReconciliationModel(period_name(period), rows, failed, above)
+            return ReconciliationModel(period_name(period), reader.wall_ns(), rows, failed, above)
 
-        return await self._read(request, make)
+        seller, number = await self._read(request, read_version)
+        slot = time.monotonic_ns() // RECONCILED_AGAIN_NS
+        key = period, number, msgspec.json.encode(seller), slot
+        return await self._reconciled.get(
+            key, lambda: self._read(request, make), reads_storage=True
+        )
 
 
 def _parse_period(request: page_table.PageRequest) -> Period:

@@ -63,7 +63,7 @@ class Console:
     """Identity of the current data: a page is made again when it changes."""
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
-    _cache: PageCache = field(default_factory=PageCache)
+    _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
     _sign_ins: access_control.FailureThrottle = field(
         default_factory=access_control.FailureThrottle
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -144,13 +145,20 @@ class ApiModel(msgspec.Struct, frozen=True):
     routes: tuple[ApiRoute, ...]
 
 
+class _RankedNodes(NamedTuple):
+    """All nodes, worst first, and the times of the views and of the incidents that they are computed from."""
+
+    version: tuple[int, int]
+    rows: tuple[node_states.NodeRow, ...]
+
+
 @dataclass(slots=True)
 class FleetPages:
     """Models from what the API shows to the same reader."""
 
     api: ViewApi
-    _rows: list[node_states.NodeRow] = field(default_factory=list)
-    _rows_of: tuple[int, int] = (-1, -1)
+    _latest: _RankedNodes = field(default_factory=lambda: _RankedNodes((-1, -1), ()))
+    """One value, as threads replace it while others read it."""
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -161,17 +169,17 @@ class FleetPages:
             "api": self._api,
         }
 
-    def node_rows(self) -> list[node_states.NodeRow]:
+    def node_rows(self) -> Sequence[node_states.NodeRow]:
         """Return all nodes, worst first; computed once per refresh. Blocking."""
         views, table = self.api.views(), self.api.incidents()
-        version = views.timestamp_ns, table.timestamp_ns
-        if self._rows_of != version:
+        version, latest = (views.timestamp_ns, table.timestamp_ns), self._latest
+        if latest.version != version:
             gpu_rails = dict(self.api.core.gpus_by_node)
-            self._rows = node_states.node_rows(
+            rows = node_states.node_rows(
                 views.node, table.incidents, gpu_rails, is_diagnosed=bool(table.timestamp_ns)
             )
-            self._rows_of = version
-        return self._rows
+            latest = self._latest = _RankedNodes(version, tuple(rows))
+        return latest.rows
 
     async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
         missing = Counter(dict(self.api.core.received.missing_of_nodes()))

@@ -249,12 +249,12 @@ def _group_curve(
 
 
 def _has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
-    """True if a rail has a GPU or a NIC, or a job runs."""
+    """True if a rail has a GPU or a NIC, or a job runs. Blocking."""
     if isinstance(key, JobKey):
         return any(job.key == key for job in api.views().jobs.jobs)
     if any(cell.labels[:1] == (key,) for cell in api.views().rail.cells):
         return True
-    return any(key in map(str, api.core.gpus_by_rail(name)) for name in list(api.core.fleet.nodes))
+    return any(key in map(str, rails) for rails in list(api.core.gpus_by_node.values()))
 
 
 def _cell(row: curves.TableRow, unit: str) -> str:
@@ -275,7 +275,7 @@ class HistoryPages:
     groups: Callable[[], group_history.GroupHistory] = group_history.GroupHistory
     """Returns the history of rails and jobs."""
     has_group: Callable[[group_history.GroupKey], bool] = lambda _: False
-    """True if a rail or a job exists now: it may have no history yet."""
+    """True if a rail or a job exists now: it may have no history yet. Blocking: it reads all nodes."""
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
     _models: OrderedDict[tuple[object, ...], GpuPageModel] = field(default_factory=OrderedDict)
@@ -314,7 +314,7 @@ class HistoryPages:
         name = key if isinstance(key, str) else key.workload
         history, width = self.groups(), request.query.width
         is_known = history.read(key, group_history.NAMES[0], *period.range) is not None
-        if not is_known and not self.has_group(key):
+        if not is_known and not await run_in_thread(self.has_group, key):
             message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
         models = await run_in_thread(

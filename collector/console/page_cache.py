@@ -1,4 +1,4 @@
-"""Cache of rendered pages: each is made once per refresh of the views and scope, however many readers there are."""
+"""Cache of contents: each is made once per version and scope, however many readers there are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 MAX_PAGES = 64
 MAX_RENDERINGS = 2
@@ -14,6 +15,7 @@ MAX_RENDERINGS = 2
 MAX_READINGS = 8
 """The same for pages that read from disk or database, which may take long: others do not wait for them."""
 _DIGITS = 20
+ContentT = TypeVar("ContentT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,10 @@ def content_tag(*texts: str) -> str:
 
 
 @dataclass(slots=True)
-class PageCache:
+class PageCache(Generic[ContentT]):
     """Keeps the newest contents; concurrent requests for one wait for the same rendering."""
 
-    _pages: OrderedDict[Hashable, asyncio.Future[RenderedContent]] = field(
-        default_factory=OrderedDict
-    )
+    _pages: OrderedDict[Hashable, asyncio.Future[ContentT]] = field(default_factory=OrderedDict)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RENDERINGS))
     _reading_turns: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_READINGS)
@@ -50,10 +50,10 @@ class PageCache:
     async def get(
         self,
         key: Hashable,
-        make: Callable[[], Awaitable[RenderedContent]],
+        make: Callable[[], Awaitable[ContentT]],
         *,
         reads_storage: bool = False,
-    ) -> RenderedContent:
+    ) -> ContentT:
         """Return the content of a key, made if it is not stored. Raises as `make`; failures are not stored."""
         page = self._pages.get(key)
         if page is None:
@@ -67,9 +67,9 @@ class PageCache:
     async def _make(
         self,
         key: Hashable,
-        make: Callable[[], Awaitable[RenderedContent]],
+        make: Callable[[], Awaitable[ContentT]],
         turns: asyncio.Semaphore,
-    ) -> RenderedContent:
+    ) -> ContentT:
         try:
             async with turns:
                 return await make()

@@ -28,7 +28,7 @@ from collector.billing.tenant_statements import (
     read_statement,
 )
 from collector.console.billing_pages import check_row
-from collector.ledger.audit_outbox import RecordDraft
+from collector.ledger.audit_outbox import RecordDraft, put_record
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import parse_period
 from collector.tables import metadata
@@ -115,6 +115,22 @@ async def test_periods_have_the_totals_of_their_valid_invoices(
             again = await twin(running, f"/billing/{row['period']}/reconciliation", FINANCE)
             assert [each["title"] for each in again["rows"]] == [each.title for each in checks]
             assert again["failed"] == sum(not check.passes for check in checks) == 0
+
+
+async def test_a_period_is_reconciled_again_after_a_change_of_the_ledger(
+    tmp_path: Path, demo_months: Path
+) -> None:
+    async with booked(tmp_path, demo_months) as (running, books):
+        path = "/billing/2026-09/reconciliation"
+        first = await twin(running, path, FINANCE)
+        await running.collector.refresher.refresh()
+        assert await twin(running, path, AUDITOR) == first, "computed once for all readers"
+        with books.store.write_transaction() as connection:
+            put_record(connection, "test", next(drafts()))
+        await running.collector.refresher.refresh()
+        again = await twin(running, path, FINANCE)
+        assert again["computed_ns"] > first["computed_ns"]
+        assert (again["failed"], len(again["rows"])) == (0, len(first["rows"]))
 
 
 def test_a_difference_is_shown_exactly() -> None:
