@@ -62,7 +62,19 @@ class _SocketFiles:
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return the response as a file."""
-        return io.BufferedReader(_BoundedRawSocket(self._sock, **self._limits))
+        return _BoundedReader(_BoundedRawSocket(self._sock, **self._limits))
+
+
+class _BoundedReader(io.BufferedReader):
+    """Reader that allocates no length beyond the limit: the server states it, and it may exceed all memory."""
+
+    raw: _BoundedRawSocket
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read up to a number of bytes. Raises OSError at once for more than the limit."""
+        if (size or 0) > self.raw.max_bytes:
+            raise _too_long(self.raw.max_bytes)
+        return super().read(size)
 
 
 class _BoundedRawSocket(io.RawIOBase):
@@ -70,7 +82,7 @@ class _BoundedRawSocket(io.RawIOBase):
 
     def __init__(self, sock: socket, left_bytes: int, deadline: float) -> None:
         self._sock, self._left_bytes, self._deadline = sock, left_bytes, deadline
-        self._max_bytes = left_bytes
+        self.max_bytes = left_bytes
         # A file keeps the socket open when the connection closes it within a response.
         self._file = sock.makefile("rb", buffering=0)
 
@@ -87,7 +99,7 @@ class _BoundedRawSocket(io.RawIOBase):
         count = self._file.readinto(buffer) or 0
         self._left_bytes -= count
         if self._left_bytes < 0:
-            raise _too_long(self._max_bytes)
+            raise _too_long(self.max_bytes)
         return count
 
     def close(self) -> None:

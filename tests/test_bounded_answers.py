@@ -38,6 +38,12 @@ ANSWERS: dict[str, Callable[[], Iterator[bytes]]] = {
     ),
     "informational answers without end": lambda: repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
     "headers without end": lambda: chain([HEAD], repeat(b"X-More: " + PIECE + b"\r\n")),
+    "a length beyond all memory": lambda: chain(
+        [HEAD + b"Content-Length: 999999999999999\r\n\r\n"], repeat(PIECE)
+    ),
+    "a chunk beyond all memory": lambda: chain(
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffff\r\n"], repeat(PIECE)
+    ),
     "nothing": lambda: iter(()),
     "one byte at a time": lambda: chain([HEAD + b"Content-Length: 90000\r\n\r\n"], repeat(b" ")),
     "half a head": lambda: iter((HEAD,)),

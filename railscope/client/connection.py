@@ -29,7 +29,6 @@ MAX_BODY_BYTES = 64 << 20
 TIMEOUT_SECONDS = 10.0
 MAX_TOKEN_BYTES = 4096
 _MAX_SHOWN = 200
-_PIECE_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 _Answer = TypeVar("_Answer")
 
@@ -144,7 +143,7 @@ class ReadClient:
             headers["Authorization"] = f"Bearer {self._token}"
         connection.request("GET", target, headers=headers)
         response = connection.getresponse()
-        body = _read_body(response)
+        body = response.read()
         if response.headers.get("Content-Encoding") == "gzip":
             body = _decompress(body)
         if response.status != HTTPStatus.OK:
@@ -161,7 +160,8 @@ class ReadClient:
     def _failure(self, path: str, error: Exception) -> ClientError:
         """Return the error of a request without a usable response."""
         program, option = self.address.program, f"--{self.address.program}"
-        cause, fix = _shown(str(error)) or type(error).__name__, "check the URL"
+        text = _shown(getattr(error, "strerror", None) or str(error))
+        cause, fix = text or type(error).__name__, "check the URL"
         if isinstance(error, ssl.SSLCertVerificationError):
             cause = f"the certificate is not trusted: {_shown(error.verify_message)}"
             fix = "name the CA of the server with --ca-file, or correct the host name in the URL"
@@ -264,19 +264,6 @@ def _tls_context(address: ServerAddress) -> ssl.SSLContext | None:
             message = f"cannot use {files}: {error.strerror or error}"
             raise ClientError(message) from error
     return context
-
-
-def _read_body(response: http.client.HTTPResponse) -> bytes:
-    """Read a body piece by piece: a length that the server states is never allocated at once."""
-    body = bytearray()
-    while piece := response.read(_PIECE_BYTES):
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            message = f"HTTP response too large: expected at most {MAX_BODY_BYTES} bytes"
-            raise OSError(message)
-    if response.length:
-        raise http.client.IncompleteRead(bytes(body[:_MAX_SHOWN]), response.length)
-    return bytes(body)
 
 
 def _decompress(body: bytes) -> bytes:
