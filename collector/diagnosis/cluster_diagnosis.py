@@ -28,7 +28,7 @@ from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChang
 from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_sums import mean_known
+from collector.diagnosis.slot_sums import divide, mean_known
 from collector.diagnosis.step_period import (
     MAX_LATE_SECONDS,
     WINDOW_SECONDS,
@@ -97,6 +97,7 @@ class ClusterDiagnosis:
         self._progress: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
+        self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
         self.steps: dict[JobKey, StepTiming] = {}
@@ -196,12 +197,14 @@ class ClusterDiagnosis:
         for of_job in (self._progress, self._waits):
             for key in of_job.keys() - view.states.keys():
                 del of_job[key]
+        self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
             changed = self.tracker.update(view, list(self._findings(view)))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
             gaps = {"job_gap": job_detectors.node_gaps(view)}
-            self.baselines.add_minute(signals, self._devices_of_incidents(view), gaps)
+            self.baselines.add_minute(signals, self._unusual_devices(view), gaps)
+            self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
 
@@ -277,10 +280,25 @@ class ClusterDiagnosis:
         for name in [name for name, each in self.contacts.items() if each.is_lost(now_ns)]:
             del self.contacts[name]
 
-    def _devices_of_incidents(
-        self, view: findings.DiagnosisView
-    ) -> dict[DeviceKind, findings.Flags]:
-        """Return the devices that an open incident affects: their present is not their baseline."""
+    def _add_to_minute(self, view: findings.DiagnosisView) -> None:
+        groups, used = view.groups, view.signals.table(DeviceKind.GPU, 1)["utilization"]
+        received = view.signals.table(DeviceKind.NIC, 1)["receive"]
+        of_jobs = np.array([*(mean_known(used[job.gpus]) for job in view.jobs), np.nan])
+        is_measured, count = ~np.isnan(used), len(self.devices.node_names)
+        sums = np.bincount(groups.gpu_node[is_measured], used[is_measured], count).astype(float)
+        counts = np.bincount(groups.gpu_node[is_measured], minlength=count).astype(float)
+        of_nics = divide(sums, counts)[groups.nic_node]
+        for minute, jobs, uses, is_known in (
+            (self._minute[DeviceKind.GPU], view.job_of_gpu, used, is_measured),
+            (self._minute[DeviceKind.NIC], view.job_of_nic, of_nics, ~np.isnan(received)),
+        ):
+            minute.add(jobs, np.where(jobs >= 0, of_jobs[jobs], uses), is_known)
+
+    def _unusual_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
+        """Return the devices whose last minute is not their baseline.
+
+        An open incident affects them, or their job started, ended or stood still in that minute.
+        """
         faults = [each for each in self.tracker.open if not each.incident_class.is_advice]
         touched = {key for incident in faults for key in incident.reach.jobs}
         numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
@@ -288,6 +306,8 @@ class ClusterDiagnosis:
         nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
         nodes |= {name for incident in faults for name in incident.reach.nodes}
         nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
+        nics |= self._minute[DeviceKind.NIC].interrupted
+        gpus |= self._minute[DeviceKind.GPU].interrupted
         return {
             DeviceKind.NIC: nics,
             DeviceKind.GPU: gpus,

@@ -113,15 +113,15 @@ BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
 class Baselines:
     """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
 
-    One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; rows of devices of a job with
-    an open incident are left out.
+    One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; values of devices whose job has
+    an open incident, or did not run for the whole minute, are left out.
     """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[DeviceKind, str], deque[bytes]] = defaultdict(
             lambda: deque(maxlen=_MAX_BASELINE_MINUTES)
         )
-        self._usual: dict[tuple[DeviceKind, str, float], Floats] = {}
+        self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}
 
     def add_minute(
         self,
@@ -175,7 +175,7 @@ class Baselines:
         needed = _NEEDED_MINUTES.get(quantile, _MIN_VARIATION_MINUTES)
         if quantile is None:
             quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
-        key = kind, name, quantile
+        key = kind, name, needed, quantile
         if key not in self._usual or len(self._usual[key]) != count:
             rows = list(self._rows[kind, name])[:-_BASELINE_GAP_MINUTES]
             padded = np.full((len(rows), count), np.nan)

@@ -65,6 +65,7 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
     waiting = {
         name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
     }
+    waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
     waits = np.array([each.node in waiting for each in mounts])
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
@@ -126,6 +127,14 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
+def _nodes_waiting_for_storage(view: DiagnosisView, job: ActiveJob) -> list[str]:
+    """Return the nodes of a job with idle GPUs while tasks wait for I/O: of a job that is too young for a past."""
+    nodes, past = _node_means(view, job, view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE))
+    used = _node_means(view, job, view.signals.gpu["utilization"])[1]
+    hit = np.isnan(past) & (used < MIN_BUSY_USE) & _waits_for_io(view, nodes)
+    return [view.devices.node_names[node] for node in nodes[hit].tolist()]
+
+
 MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
 """Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
 
@@ -160,15 +169,15 @@ def has_common_steps(
 def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
 
-    After few minutes, most of them must be like the highest one.
+    After few minutes, most of them must be like the highest one; after two, both.
     """
     ratios = [
         median_known(
             np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
         )
-        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0))
+        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0))
     ]
-    ratio = ratios[1] if np.isnan(ratios[0]) else ratios[0]
+    ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
     return bool(ratio >= view.thresholds.jobs.steady)
 
 
@@ -325,9 +334,11 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _low_use(view: DiagnosisView) -> Floats:
-    """Return a utilization that each GPU had in most minutes; after few, the usual one."""
+    """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
     low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
-    return np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", 0.5), low)
+    for quantile in (0.5, 0.0):
+        low = np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", quantile), low)
+    return low
 
 
 def _is_pressed(view: DiagnosisView) -> Flags:
@@ -361,10 +372,7 @@ def _medians_of_others(values: Floats) -> Floats:
     return medians
 
 
-HUNG_NVLINK = 1e9
-MIN_BUSY_USE = 0.9
-
-MIN_STORING = 0.1
+HUNG_NVLINK, MIN_BUSY_USE, MIN_STORING = 1e9, 0.9, 0.1
 
 
 def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
@@ -373,9 +381,14 @@ def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
     if (_is_busy(view, "writes") | _is_busy(view, "reads"))[mounts].any():
         return True
     nodes = [view.devices.nodes[name].position for name in job.nodes]
+    return bool(_waits_for_io(view, np.array(nodes)).any())
+
+
+def _waits_for_io(view: DiagnosisView, nodes: Positions) -> Flags:
+    """Return which nodes have tasks that wait for I/O much more than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
     pressure = view.signals.node["io_pressure"][nodes]
-    return bool(above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual).any())
+    return above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
 
 
 def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:

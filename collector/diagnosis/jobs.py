@@ -16,6 +16,8 @@ from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.slot_sums import Floats, Positions, median
 from collector.workloads.job_roster import JobKey
 
+Flags: TypeAlias = NDArray[np.bool_]
+
 MAX_CLAIMS_PER_GPU = 64
 _FOREVER_NS = 1 << 62
 
@@ -86,6 +88,37 @@ class ActiveJob:
     nodes: tuple[str, ...]
     gpus: Positions
     nics: Positions
+
+
+IDLE_USE = 0.02
+"""Utilization of GPUs without work: kernels that wait for other ranks keep them busy."""
+
+
+class JobMinute:
+    """Slots of a minute in which each device of a kind has a job, has none, or stands idle, as during a restart."""
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._taken, self._free, self._idle = (np.zeros(0, np.intp) for _ in range(3))
+
+    def add(self, jobs: Positions, uses: Floats, is_known: Flags) -> None:
+        """Add a slot.
+
+        For each device: the number of its job, -1 for none; the utilization of the job's GPUs, or of its node's; and
+        whether it has readings.
+        """
+        for counts in (self._taken, self._free, self._idle):
+            counts.resize(len(jobs), refcheck=False)  # devices are only ever added
+        self._taken += jobs >= 0
+        self._free += (jobs < 0) & is_known
+        self._idle += uses <= IDLE_USE
+        self._slots += 1
+
+    @property
+    def interrupted(self) -> Flags:
+        """Devices that were idle for half of the minute, or served a job for a part of it only."""
+        changed: Flags = (self._taken > 0) & (self._free > 0)
+        return changed | (2 * self._idle >= self._slots)
 
 
 @dataclass

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
+from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 
 SLOTS, ONSET = 84, 50
@@ -126,6 +127,28 @@ def test_a_job_without_input_is_found_after_four_minutes() -> None:
             cluster.slow_job(row, cluster.jobs[0], 0.6)
 
     assert classes_of(incidents_of(input_is_late, 40)) == {("dataloader_stall", "job")}
+
+
+@pytest.mark.parametrize("has_claims", [True, False])
+def test_a_straggler_is_found_soon_after_a_restart(*, has_claims: bool) -> None:
+    """The job restarts for three minutes, with its claims or without, and is slow two and a half minutes later."""
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    job, feed = cluster.jobs[0], DrawnFeed(cluster, 50)
+    gpus = [gpu_uuid(node, index) for node in job.nodes for index in range(8)]
+    feed.diagnosis.arrange()
+    for slot in range(50):
+        row = cluster.draw()
+        if slot < 18:
+            for name in ("utilization", "activity", "nvlink"):
+                row.gpu[name][job.nodes] = 0.0
+            row.nic["send"][job.nodes] = row.nic["receive"][job.nodes] = 0.0
+        if slot >= 34:
+            cluster.slow_job(row, job, 0.6, (job.nodes[0], 3))
+        feed.put(slot, row)
+        running = {JobKey("vision", "slurm", "7"): gpus} if has_claims or slot >= 18 else {}
+        feed.diagnosis.evaluate(slot, running)
+    found = [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+    assert classes_of(found) == {("gpu_straggler", "gpu")}
 
 
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:
