@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
+
 from collector.account import account_cells, account_sums, live_account
 from collector.files.tenancy_files import Quotas
 from collector.fleet import fleet, view_cells
+from collector.fleet.schema_columns import columns_of
+from collector.fleet.sheets import SheetBlock
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
@@ -20,10 +25,13 @@ from collector.workloads.job_readings import FleetPositions, GatheredReadings, M
 from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as account_catalog, collector as catalog
+from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.reading import PRESENT
 from railscope.timestamps import SECOND_NS
 
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
+_FAILED = next(value for value, name in GPU_HEALTH.states.items() if name == "failed")
 _CELLS_PER_TURN = 16
 _ROWS_PER_SLICE = 128
 """Rows of a block after which other tasks get a turn."""
@@ -45,6 +53,8 @@ class CollectorViews:
     inventory_comparison: InventoryComparison = field(default_factory=InventoryComparison)
     """Source data of the inventory view."""
     jobs: RunningJobs = field(default_factory=RunningJobs)
+    failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
 
 
 @dataclass(slots=True)
@@ -93,11 +103,13 @@ class ViewRefresher:
         if account:
             await self.positions.refresh(turns.yield_if_due)
         gathered = GatheredReadings()
+        failed: dict[str, dict[str, str]] = {}
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
+                self._add_failed(failed, block, rows)
                 fresh = find_fresh_rows(block, rows)
                 if fresh:
                     rollups.add(fresh)
@@ -135,8 +147,28 @@ class ViewRefresher:
             view_cells.View("inventory", now_ns, tuple(against)),
             found,
             jobs,
+            failed,
         )
         return self.views
+
+    def _add_failed(
+        self, failed: dict[str, dict[str, str]], block: SheetBlock, rows: npt.NDArray[np.intp]
+    ) -> None:
+        """Add the GPUs of rows of a block that have failed."""
+        columns = block.layout.health
+        if not len(columns):
+            return
+        for row, column in np.argwhere(block.values_at(rows, columns) == _FAILED).tolist():
+            index, position = int(rows[row]), int(columns[column])
+            name = block.nodes[index]
+            node = self.core.fleet.nodes.get(name or "")
+            if node is None or block.reasons_of(index)[position] != PRESENT:
+                continue
+            schema = self.core.schemas.read(node.rows[block.layout.stream].schema)
+            member = next(member for at, _, member in columns_of(schema) if at == position)
+            gpu = schema.entities[member].key[0]
+            number = self.core.names_of_gpu(node.name, gpu)["index"] or gpu
+            failed.setdefault(node.name, {})[gpu] = f"GPU {number}"
 
     def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: GatheredReadings) -> RunningJobs:
         """Return the jobs; the gathered values are summed on request."""

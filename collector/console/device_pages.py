@@ -17,10 +17,10 @@ from collector.console import (
     fleet_pages,
     incident_pages,
     node_history,
-    node_states,
     page_table,
     recent_events,
 )
+from collector.diagnosis import node_states
 from collector.fleet import schema_columns
 from collector.http import read_api
 from railscope import reading, wire
@@ -115,10 +115,10 @@ class RailRow(msgspec.Struct, frozen=True):
     """One rail over all nodes: nodes by state, and roll-ups."""
 
     rail: int
-    bad: int
+    failed: int
     unknown: int
-    touched: int
-    ok: int
+    degraded: int
+    healthy: int
     values: tuple[tuple[str, str, float | None], ...]
     """Label, metric and value of each roll-up; null if no fresh reading has it."""
 

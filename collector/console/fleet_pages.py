@@ -11,12 +11,12 @@ import msgspec
 
 from collector.console import (
     incident_pages,
-    node_states,
     page_rendering,
     page_table,
     rail_grid,
     recent_events,
 )
+from collector.diagnosis import node_states
 from collector.fleet.view_cells import ViewCell, label_names
 from collector.http.access_control import ROUTES
 from collector.http.incidents_api import visible_incidents
@@ -37,10 +37,10 @@ class NodeCounts(msgspec.Struct, frozen=True):
     """Nodes by state."""
 
     total: int
-    bad: int
+    failed: int
     unknown: int
-    touched: int
-    ok: int
+    degraded: int
+    healthy: int
     gpus: int
 
 
@@ -74,6 +74,8 @@ class OverviewModel(msgspec.Struct, frozen=True):
     touched_tenant_count: int
     diagnosis_ns: int
     """Time of the last evaluation of incidents; 0 for none."""
+    problem: str
+    """Reason why the incidents are not those of now; empty if they are."""
     incidents: tuple[incident_pages.IncidentRow, ...]
     open_incidents: int
     nodes: NodeCounts | None = None
@@ -174,10 +176,7 @@ class FleetPages:
         views, table = self.api.views(), self.api.incidents()
         version, latest = (views.timestamp_ns, table.timestamp_ns), self._latest
         if latest.version != version:
-            gpu_rails = dict(self.api.core.gpus_by_node)
-            rows = node_states.node_rows(
-                views.node, table.incidents, gpu_rails, is_diagnosed=bool(table.timestamp_ns)
-            )
+            rows = self.api.node_rows(views, table)
             latest = self._latest = _RankedNodes(version, tuple(rows))
         return latest.rows
 
@@ -209,6 +208,7 @@ class FleetPages:
             touched_tenants=tuple(tenants[:MAX_NAMED]),
             touched_tenant_count=len(tenants),
             diagnosis_ns=table.timestamp_ns,
+            problem=node_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns()),
             incidents=tuple(shown[:MAX_INCIDENTS]),
             open_incidents=len(shown),
         )
@@ -225,7 +225,7 @@ class FleetPages:
                 nodes=count_nodes(rows),
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
-                worst=tuple(row for row in rows[:MAX_WORST] if row.state != node_states.OK),
+                worst=tuple(row for row in rows[:MAX_WORST] if row.state != node_states.HEALTHY),
                 events=tuple(events),
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
@@ -330,17 +330,13 @@ def _summary(model: OverviewModel, urgent: int) -> str:
         return NOT_COMPUTED
     parts = []
     if model.nodes:
-        named = (
-            (model.nodes.bad, "bad"),
-            (model.nodes.unknown, "unknown"),
-            (model.nodes.touched, "touched"),
-        )
-        states = ", ".join(f"{count} {name}" for count, name in named if count)
+        counts = {name: getattr(model.nodes, name) for name in node_states.STATES[:-1]}
+        states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         parts.append(
-            f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all ok'}"
+            f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all healthy'}"
         )
-    if not model.diagnosis_ns:
-        parts.append(node_states.NOT_DIAGNOSED)
+    if model.problem:
+        parts.append(model.problem)
     else:
         parts.append(
             page_rendering.count_text(urgent, "open incident") if urgent else "no open incident"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from collector.console import PageProblemError, incident_pages, page_table
+from collector.diagnosis import node_states
 from collector.http import incidents_api, read_api
 from collector.workloads import job_roster, job_view
 from railscope.service import run_in_thread
@@ -41,6 +42,8 @@ class JobRow(msgspec.Struct, frozen=True):
     """The GPU that is furthest behind, by activity or clock, in words; or the reason for none."""
     incidents: tuple[str, ...]
     """Open incidents that touch the job, by identity."""
+    state: str
+    """As of nodes."""
 
 
 class JobsModel(msgspec.Struct, frozen=True):
@@ -71,9 +74,11 @@ class JobModel(msgspec.Struct, frozen=True):
     incidents: tuple[incident_pages.IncidentRow, ...]
 
 
-def job_row(document: Mapping[str, Any], incidents: tuple[str, ...]) -> JobRow:
-    """Return the row of a job from its document in the API."""
+def job_row(document: Mapping[str, Any], incidents: tuple[str, ...], problem: str) -> JobRow:
+    """Return the row of a job from its document in the API; `problem` is why incidents are not known."""
     step = document["step"] or {}
+    is_unknown = problem or (document["stale_gpus"] and not incidents)
+    state = node_states.DEGRADED if incidents else node_states.HEALTHY
     return JobRow(
         **{name: document[name] for name in _COPIED},
         step_seconds=step.get("period_seconds"),
@@ -81,6 +86,7 @@ def job_row(document: Mapping[str, Any], incidents: tuple[str, ...]) -> JobRow:
         exchange_share=step.get("exchange_share"),
         straggler=straggler_text(document["stragglers"]),
         incidents=incidents,
+        state=node_states.UNKNOWN if is_unknown else state,
     )
 
 
@@ -119,7 +125,10 @@ class JobPages:
         found.sort(key=lambda job: (job.key not in touching, -len(job.places), job.key))
         shown, pages = page_table.split_page(found, query.page)
         api = self.api.jobs_api
-        rows = (job_row(api.row(view, job), tuple(touching.get(job.key, ()))) for job in shown)
+        problem = self._diagnosis_problem()
+        rows = (
+            job_row(api.row(view, job), tuple(touching.get(job.key, ())), problem) for job in shown
+        )
         return JobsModel(
             timestamp_ns=view.timestamp_ns,
             query=query,
@@ -129,6 +138,9 @@ class JobPages:
             suppressed=view.suppressed if request.tenant is None else None,
             problem="" if view.timestamp_ns else UNKNOWN_CLAIMS,
         )
+
+    def _diagnosis_problem(self) -> str:
+        return node_states.diagnosis_problem(self.api.incidents().timestamp_ns, self.api.wall_ns())
 
     def _touching(self, request: page_table.PageRequest) -> dict[job_roster.JobKey, list[str]]:
         """Return the open incidents of each job that the reader may see, by identity; advice is none."""
@@ -160,7 +172,7 @@ class JobPages:
         urgent = incident_pages.worst_first(touching)[:_MAX_INCIDENTS]
         return JobModel(
             timestamp_ns=view.timestamp_ns,
-            row=job_row(document, tuple(numbers)),
+            row=job_row(document, tuple(numbers), self._diagnosis_problem()),
             rollups=tuple(document["rollups"]),
             stragglers=tuple(document["stragglers"]),
             places=places,

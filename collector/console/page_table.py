@@ -51,7 +51,7 @@ class NodesQuery(msgspec.Struct, frozen=True):
     """Query of the list of nodes."""
 
     page: PageNumber = 1
-    state: Literal["all", "bad", "touched", "unknown", "ok"] = "all"
+    state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
     name: SearchText = ""
     """Part of the name."""
 

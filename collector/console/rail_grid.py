@@ -11,7 +11,7 @@ from itertools import groupby
 
 import msgspec
 
-from collector.console.node_states import BAD, LETTERS, OK, TOUCHED, UNKNOWN, NodeRow
+from collector.diagnosis.node_states import LETTERS, STATES, NodeRow
 
 MAX_NODES = 4096
 MAX_RAILS = 16
@@ -19,9 +19,7 @@ _WIDTHS = ((256, 64), (1024, 128), (MAX_NODES, 256))
 """Columns of a band, by the largest number of nodes."""
 _CELL_PIXELS = 14
 _GAP = 1
-_NAMES = {
-    letter: state for state, letter in LETTERS.items() if state in {BAD, UNKNOWN, TOUCHED, OK}
-}
+_NAMES = {LETTERS[state]: state for state in STATES}
 
 
 class RailGrid(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ from collector.fleet.schema_templates import (
 )
 from railscope import catalog, device_names, envelopes, wire as wire_format
 from railscope.catalog.declare import Metric
+from railscope.catalog.gpu_health import GPU_HEALTH
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 KeyPart: TypeAlias = tuple[str, ...]
@@ -62,6 +63,8 @@ class SchemaLayout:
     cell_rails: npt.NDArray[np.int64]
     keys: tuple[CellKey, ...]
     key_starts: Positions
+    health: Positions
+    """Columns with the verdicts on GPUs."""
     viewed: Positions
     """Columns that views read; `packed_columns` are the rest."""
     packed_columns: Positions
@@ -112,7 +115,12 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             cell_rails.append(rail)
         previous = (number, part, rail)
     positions = {column: number for number, column in enumerate(counters)}
-    viewed.update(counters, (column for *_, column in cells))
+    health = [
+        each
+        for each, group, _ in schema_columns.columns_of(schema)
+        if group.metric == GPU_HEALTH.name
+    ]
+    viewed.update(counters, health, (column for *_, column in cells))
     is_viewed = np.zeros(column + 1, np.bool_)
     is_viewed[list(viewed)] = True
     rated = [(n, positions[column]) for n, (*_, column) in enumerate(cells) if column in positions]
@@ -128,6 +136,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         np.array(cell_rails, np.int64),
         tuple(keys),
         np.array(key_starts, np.intp),
+        np.array(health, np.intp),
         np.flatnonzero(is_viewed),
         np.flatnonzero(~is_viewed),
         np.cumsum(is_viewed) - 1,

@@ -22,6 +22,7 @@ from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.audit.collector_records import AuditTrail
 from collector.config import ConsoleSettings
+from collector.diagnosis import node_states
 from collector.diagnosis.incident_table import IncidentTable
 from collector.diagnosis.step_period import StepTiming
 from collector.finalization.day_finalizer import DayFinalizer
@@ -255,6 +256,13 @@ class ViewApi:
             lambda: self.views().jobs, self.core.names_of_gpu, lambda: self.incidents().steps
         )
 
+    def node_rows(
+        self, views: view_refresh.CollectorViews, table: IncidentTable
+    ) -> list[node_states.NodeRow]:
+        """Return all nodes with their states, worst first. Blocking."""
+        gpus = dict(self.core.gpus_by_node)
+        return node_states.node_rows(views.node, table, gpus, views.failed_gpus)
+
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
         if credential.role is Role.TENANT:
@@ -294,24 +302,27 @@ class ViewApi:
         facts: dict[str, dict[str, Any]] = {}
         for cell in views.node.cells:
             facts.setdefault(cell.labels[0], {})[cell.metric.name] = cell.value
+        found = await service.run_in_thread(self.node_rows, views, self.incidents())
+        states = {row.name: row.state_document() for row in found}
         rows = [
             {
                 "node": name,
+                **states[name],
                 "agent_version": node.agent_version,
                 "streams": sorted(node.rows),
                 "gpus": len(self.core.gpus_by_rail(name)),
                 **facts[name],
             }
             for name, node in sorted(self.core.fleet.nodes.items())
-            if name in facts  # the nodes of the metrics, without stale nodes that were removed
+            if name in facts
+            and name in states  # the nodes of the metrics, without stale nodes that were removed
         ]
         return json_response({"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows})
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
-            name = request.match_info["node"]
-            text = f"unknown node {name!r}: expected one that has reported"
+            text = f"unknown node {request.match_info['node']!r}: expected one that has reported"
             return json_error(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
         selected = set(request.query.getall("stream", node.rows))

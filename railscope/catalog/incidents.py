@@ -22,6 +22,8 @@ JOB_STEP_JITTER = _DIAGNOSIS.gauge("railscope_job_step_jitter_seconds", "Deviati
 JOB_EXCHANGE = _DIAGNOSIS.gauge("railscope_job_exchange_ratio", "Share of a step in which the job exchanges: mean of what it sends, relative to its 95th percentile.", "diagnosis, RDMA bytes sent", about=entities.JOB)
 EVALUATION_TIME = _DIAGNOSIS.gauge("railscope_diagnosis_evaluation_seconds", "Duration of the last evaluation, reading of its frames included.", "diagnosis", scale=declare.NANO)
 EVALUATION_AGE = _DIAGNOSIS.gauge("railscope_diagnosis_age_seconds", "Time since the end of the last slot of 10 seconds that was evaluated, or since the start of the collector if none was ever evaluated.", "diagnosis", scale=declare.NANO)
+MAX_DIAGNOSIS_AGE_SECONDS = 180.0
+"""Age from which the incidents are not those of now; a collector diagnoses every 10 seconds."""
 DIAGNOSIS_FAULTS = _DIAGNOSIS.counter("railscope_diagnosis_failures_total", "Envelopes and evaluations that the diagnosis could not process because of a defect; the log names them.", "diagnosis")
 DIAGNOSIS_DROPPED = _DIAGNOSIS.counter("railscope_diagnosis_dropped_envelopes_total", "Envelopes that the diagnosis did not use because its queue was full; all other uses of the frames are unaffected.", "diagnosis")
 FINDINGS_IGNORED = _DIAGNOSIS.counter("railscope_diagnosis_ignored_findings_total", "Findings beyond the 64 that one node may have at a time.", "diagnosis")

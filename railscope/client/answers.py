@@ -32,6 +32,10 @@ class NodeItem(msgspec.Struct, frozen=True):
     gpus: int
     agent_version: str = ""
     streams: list[str] = []
+    state: str = ""
+    """State that the collector decides on; empty from a collector that does not."""
+    reason: str = ""
+    incidents: list[str] = []
     reporting: float | None = msgspec.field(name="railscope_node_reporting", default=None)
     age_seconds: float | None = msgspec.field(
         name="railscope_node_last_frame_age_seconds", default=None

@@ -13,13 +13,12 @@ from http import HTTPStatus
 from typing import Any
 
 from railscope import timestamps
+from railscope.catalog.incidents import MAX_DIAGNOSIS_AGE_SECONDS
 from railscope.client import answers, tables
 from railscope.client.connection import ClientError, ReadClient
 
 MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
-MAX_DIAGNOSIS_AGE_SECONDS = 180.0
-"""Age from which the incidents are stale; a collector diagnoses every 10 seconds."""
 READY = "ready"
 SEVERITIES = ("critical", "warning", "info")
 DOCUMENTS: Mapping[str, tuple[str, type[Any]]] = {
@@ -86,16 +85,6 @@ class ClusterReading:
             rows,
             key=lambda row: (row.explained_by is not None, severity_rank(row.severity), row.onset),
         )
-
-    @cached_property
-    def incidents_by_node(self) -> dict[str, list[answers.IncidentItem]]:
-        """Open incidents except advice, by the nodes of cause and victims."""
-        by_node: dict[str, list[answers.IncidentItem]] = {}
-        for incident in self.open_incidents:
-            if incident.severity != "info":
-                for node in incident.nodes():
-                    by_node.setdefault(node, []).append(incident)
-        return by_node
 
     def value(self, metric: str, name: str = "cluster") -> float | None:
         """Return a value of a view without labels; None if it is absent or the view is stale."""

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from railscope import timestamps
+from railscope.catalog.collector import NODE_STATES
 from railscope.client import answers, tables
-from railscope.client.cluster_reading import ClusterReading, severity_rank
+from railscope.client.cluster_reading import ClusterReading
 
-NODE_STATES = ("degraded", "stale", "unknown", "healthy")
-"""Worst first."""
+NEVER_REPORTED = "in the inventory, but never reported"
+NO_STATE = "the collector does not report states of nodes; fix: upgrade it"
 NODE_COLUMNS = (
     tables.TableColumn("node", "NODE", is_key=True),
     tables.TableColumn("state", "STATE"),
@@ -73,22 +74,16 @@ def node_table(reading: ClusterReading) -> tables.ClientTable:
     document: answers.NodesAnswer | None = reading.document("nodes")
     if document is None:
         return tables.ClientTable("nodes", NODE_COLUMNS, absence=reading.absence("nodes"))
-    stale, undiagnosed = reading.absence("nodes"), reading.absence("incidents")
-    rows = [_node_row(reading, facts, stale, undiagnosed) for facts in document.rows]
+    stale = reading.absence("nodes")
+    rows = [_node_row(facts, stale) for facts in document.rows]
     reported = {facts.node for facts in document.rows}
     inventory: answers.InventoryAnswer | None = reading.document("inventory")
     rows += [
-        {"node": node.node, "state": "unknown", "reason": "in the inventory, but never reported"}
+        {"node": node.node, "state": "unknown", "reason": NEVER_REPORTED, "is_reporting": False}
         for node in (inventory.nodes if inventory and inventory.nodes else ())
         if node.state == "missing" and node.node not in reported
     ]
-    rows.sort(
-        key=lambda row: (
-            NODE_STATES.index(row["state"]),
-            severity_rank(row.get("severity", "")),
-            row["node"],
-        )
-    )
+    rows.sort(key=lambda row: (NODE_STATES.index(row["state"]), row["node"]))
     notes = (f"nodes: {stale}",) if stale else ()
     reasons = {
         "age_seconds": "the node has never reported",
@@ -97,32 +92,24 @@ def node_table(reading: ClusterReading) -> tables.ClientTable:
     return tables.ClientTable("nodes", NODE_COLUMNS, rows, notes=notes, reasons=reasons)
 
 
-def _node_row(
-    reading: ClusterReading, facts: answers.NodeItem, stale: str, undiagnosed: str
-) -> tables.Row:
-    incidents = reading.incidents_by_node.get(facts.node, [])
-    severity = ""
+def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
+    """Return the state that the collector decided on, unless its views are stale."""
+    state, reason = facts.state, facts.reason
     if stale:
         state, reason = "unknown", f"the views are {stale}"
-    elif not facts.reporting:
-        state, reason = "stale", "no frame is received"
-    elif incidents:
-        state, severity, reason = "degraded", incidents[0].severity, incidents[0].title
-    elif undiagnosed:
-        state, reason = "unknown", f"incidents: {undiagnosed}"
-    else:
-        state, reason = "healthy", ""
+    elif state not in NODE_STATES:
+        state, reason = "unknown", NO_STATE
     return {
         "node": facts.node,
         "state": state,
-        "severity": severity,
         "reason": reason,
+        "is_reporting": bool(facts.reporting),
         "age_seconds": facts.age_seconds,
         "gpus": facts.gpus,
         "clock_offset_seconds": facts.clock_offset_seconds,
         "sources": len(facts.streams),
         "agent_version": facts.agent_version,
-        "incidents": [incident.id for incident in incidents],
+        "incidents": facts.incidents,
     }
 
 

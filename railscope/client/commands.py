@@ -194,20 +194,20 @@ def _read_cluster(options: dict[str, Any], *documents: str) -> Any:
 
 @click.command(cls=ClientCommand)
 @_node_option
-@_state_option("healthy, degraded, stale or unknown")
+@_state_option("healthy, degraded, failed or unknown")
 @_table_options
 def nodes(*, node: str, of_state: str, **options: Any) -> None:
     """List the nodes, worst first. An agent lists the GPUs of its node, with NIC and rail.
 
-    degraded: an open incident has its cause or a victim on the node. stale: no frame is received.
-    unknown: the views or the incidents are stale or absent, or a node of the inventory never reported.
+    failed: the cause of a critical incident, or a GPU that has failed, is on the node. degraded: the cause
+    of a warning, or a victim. unknown: the node or its diagnosis is stale, or it never reported.
     """
     address = _address(options)
     if address.is_agent:
         reading = AgentReader(ReadClient(address)).read()
         _print_table(gpu_table(reading.gpu_rows, with_rates=False), options, health=of_state)
         return
-    found = _read_cluster(options, "nodes", "incidents", "inventory")
+    found = _read_cluster(options, "nodes", "inventory")
     _print_table(cluster_tables.node_table(found), options, node=node, state=of_state)
 
 

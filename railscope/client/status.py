@@ -161,19 +161,13 @@ def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
         age_seconds=reading.age_seconds("nodes" if reading.document("nodes") else "jobs"),
         nodes=None
         if nodes.absence
-        else {
-            state: by_state[state] for state in sorted(cluster_tables.NODE_STATES, key=_node_order)
-        },
+        else {status.name.lower(): by_state[status.name.lower()] for status in OverallStatus},
         gpus=gpus,
         jobs=None if jobs is None or "jobs" in absent else len(jobs.rows) + jobs.suppressed,
         incidents=incidents,
         open_incidents=cluster_tables.incident_table(reading).rows,
         absent=absent,
     )
-
-
-def _node_order(state: str) -> int:
-    return ("healthy", "degraded", "stale", "unknown").index(state)
 
 
 def _gpu_counts(reading: ClusterReading) -> dict[str, float] | None:
@@ -213,22 +207,23 @@ def _cluster_reasons(
 
 
 def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
-    named = {
-        state: [row["node"] for row in nodes.rows if row["state"] == state]
-        for state in ("stale", "unknown")
-    }
-    if len(named["stale"]) == len(nodes.rows) > 0:
+    failed = [row for row in nodes.rows if row["state"] == "failed" and not row["incidents"]]
+    if failed:
+        names = _names([f"{row['node']} ({row['reason']})" for row in failed])
+        yield StatusReason(OverallStatus.FAILED, f"failed: {names}")
+    never = [row["node"] for row in nodes.rows if row["reason"] == cluster_tables.NEVER_REPORTED]
+    not_reporting = [row["node"] for row in nodes.rows if not row["is_reporting"]]
+    stale = [name for name in not_reporting if name not in never]
+    if len(not_reporting) == len(nodes.rows) > 0 and stale:
         yield StatusReason(OverallStatus.UNKNOWN, "no node reports")
-    elif named["stale"]:
-        yield StatusReason(OverallStatus.DEGRADED, f"stale: {_names(named['stale'])}")
-    if named["unknown"] and not nodes.notes:
-        never = [
-            row["node"] for row in nodes.rows if row["state"] == "unknown" and "gpus" not in row
-        ]
-        if never:
-            yield StatusReason(
-                OverallStatus.DEGRADED, f"in the inventory, but never reported: {_names(never)}"
-            )
+    elif stale:
+        yield StatusReason(OverallStatus.DEGRADED, f"stale: {_names(stale)}")
+    if never and not nodes.notes:
+        yield StatusReason(
+            OverallStatus.DEGRADED, f"{cluster_tables.NEVER_REPORTED}: {_names(never)}"
+        )
+    if any(row["reason"] == cluster_tables.NO_STATE for row in nodes.rows):
+        yield StatusReason(OverallStatus.UNKNOWN, f"nodes: {cluster_tables.NO_STATE}")
 
 
 def _job_reasons(jobs: Sequence[answers.JobItem]) -> Iterator[StatusReason]:

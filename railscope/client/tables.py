@@ -234,7 +234,7 @@ def parse_filters(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key.strip()):
-            message = f"invalid filter {text[:60]!r}: expected key=value such as state=stale or node=gpu-*"
+            message = f"invalid filter {text[:60]!r}: expected key=value such as state=failed or node=gpu-*"
             raise ValueError(message)
         filters[key.strip().lower()] = value.strip()
     return filters

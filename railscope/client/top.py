@@ -128,7 +128,7 @@ class TopApp(app.App[None]):
         yield widgets.Static(id="title", markup=False)
         yield widgets.DataTable[Text](id="rows", cursor_type="row", zebra_stripes=False)
         yield widgets.Input(
-            id="filter", placeholder="key=value, such as state=stale or node=gpu-1*"
+            id="filter", placeholder="key=value, such as state=failed or node=gpu-1*"
         )
         yield widgets.Static(id="foot", markup=False)
 

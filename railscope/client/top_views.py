@@ -279,7 +279,7 @@ def _cluster_head(reading: ClusterReading) -> str:
 
 def _coverage(nodes: Mapping[str, int]) -> str:
     total = sum(nodes.values())
-    fresh = total - nodes.get("stale", 0) - nodes.get("unknown", 0)
+    fresh = total - nodes.get("unknown", 0)
     return f"partial: {fresh} of {total} nodes" if fresh < total else ""
 
 

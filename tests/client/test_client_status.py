@@ -32,7 +32,7 @@ from railscope.client.tables import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
-NODE = {"gpus": 8, "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
+NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
         "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001}  # fmt: skip
 JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,
        "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
@@ -90,7 +90,12 @@ def with_nodes(*nodes: Mapping[str, Any], age_seconds: int = 0) -> dict[str, Any
     return {"/api/v1/nodes": {"timestamp_ns": NOW_NS - age_seconds * SECOND_NS, "rows": rows}}
 
 
-STALE = {"railscope_node_reporting": 0.0, "railscope_node_last_frame_age_seconds": 300.0}
+STALE = {
+    "state": "unknown",
+    "reason": "stale since 2026-11-22T19:00:00Z",
+    "railscope_node_reporting": 0.0,
+    "railscope_node_last_frame_age_seconds": 300.0,
+}
 UNAVAILABLE = json_response({"error": "nothing has been diagnosed yet"}, "503 Service Unavailable")
 DENIED = json_response({"error": "access denied"}, "403 Forbidden")
 
@@ -102,7 +107,7 @@ def test_the_keys_of_a_healthy_cluster():
         "jobs", "incidents", "open_incidents", "absent",
     ]  # fmt: skip
     assert (found["status"], found["exit_status"], found["reasons"]) == ("healthy", 0, [])
-    assert found["nodes"] == {"healthy": 2, "degraded": 0, "stale": 0, "unknown": 0}
+    assert found["nodes"] == {"healthy": 2, "degraded": 0, "failed": 0, "unknown": 0}
     assert found["gpus"] == {"total": 16.0, "claimed": 8.0, "idle": 8.0}
     assert found["incidents"] == {"critical": 0, "warning": 0, "info": 0}
     assert (found["jobs"], found["absent"]) == (1, {})
@@ -119,6 +124,8 @@ def test_the_keys_of_a_healthy_cluster():
         (with_incident(ended=format_timestamp(NOW_NS)), "healthy", ""),
         (with_nodes({}, STALE), "degraded", "stale: 1 of the nodes: n2"),
         (with_nodes(STALE, STALE), "unknown", "no node reports"),
+        (with_nodes({}, {"state": "failed", "reason": "GPU 3 failed"}), "failed", "failed: 1 of the nodes: n2 (GPU 3 failed)"),
+        (with_nodes({}, {"state": ""}), "unknown", "does not report states of nodes; fix: upgrade it"),
         (with_nodes(), "unknown", "no node has ever reported"),
         (with_nodes({}, age_seconds=600), "unknown", "stale: computed 10 min ago"),
         (with_nodes({}) | with_nodes({"railscope_node_reporting": None}), "unknown", "no node reports"),
@@ -183,7 +190,13 @@ def test_the_screen_names_cause_and_action_within_80_columns():
 
 def test_tables_list_the_worst_first_and_filter():
     incident = with_incident(severity="warning")
-    nodes = with_nodes({}, STALE, {}, {"node": "m1"})
+    degraded = {
+        "state": "degraded",
+        "reason": "victim of link_down: NIC eth0 of n1",
+        "incidents": ["abc"],
+    }
+    failed = degraded | {"state": "failed"}
+    nodes = with_nodes(failed, STALE, degraded, {"node": "m1"})
     with collector(incident | nodes) as server:
 
         def table(*arguments: str) -> str:
@@ -194,9 +207,9 @@ def test_tables_list_the_worst_first_and_filter():
 
         listed = [line.split()[:2] for line in table("nodes").splitlines()]
         assert listed == [
-            ["NODE", "STATE"], ["n1", "degraded"], ["n3", "degraded"], ["n2", "stale"], ["m1", "healthy"],
+            ["NODE", "STATE"], ["n1", "failed"], ["n2", "unknown"], ["n3", "degraded"], ["m1", "healthy"],
         ]  # fmt: skip
-        assert table("nodes", "--state", "stale", "--node", "N*").splitlines()[1].startswith("n2")
+        assert table("nodes", "--state", "unknown", "--node", "N*").splitlines()[1].startswith("n2")
         assert table("nodes", "--state", "lost") == "nodes: none\n"
         assert "link_down" in table("jobs")
         assert table("jobs", "--tenant", "other") == "jobs: none\n"
@@ -213,9 +226,10 @@ def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():
         assert found.exit_code == 3
         assert json.loads(found.stdout)["incidents"] is None
         assert "nothing has been diagnosed" in json.loads(found.stdout)["absence"]
-        (row, _) = json.loads(run("nodes", "--json", "--collector", server.url).stdout)["nodes"]
+    with collector(with_nodes({}, age_seconds=600)) as server:
+        (row,) = json.loads(run("nodes", "--json", "--collector", server.url).stdout)["nodes"]
         assert (row["node"], row["state"]) == ("n1", "unknown")
-        assert row["reason"].startswith("incidents: ")
+        assert row["reason"] == "the views are stale: computed 10 min ago"
 
 
 @pytest.mark.parametrize("command", ["status", "nodes", "jobs", "incidents", "tenants"])

@@ -79,7 +79,7 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
         with terminal(tmp_path, columns, lines, *program) as opened:
             opened.until("n2 ")
             screen = opened.until("q quit")
-            assert "FAILED  nodes: 1 healthy, 1 degraded" in screen[0]
+            assert "FAILED  nodes: 1 healthy, 1 failed" in screen[0]
             assert max(map(len, screen)) <= columns
             shown = [number for number, line in enumerate(screen) if line.strip()]
             assert "q quit" in screen[shown[-1]], "the keys are in the last line"

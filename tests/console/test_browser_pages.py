@@ -233,10 +233,10 @@ async def test_a_person_signs_in_and_reads_with_scripts_off(
     context = await chromium.new_context(java_script_enabled=False)
     page = await context.new_page()
     try:
-        await page.goto(f"{site.running.url}/nodes?state=bad")
+        await page.goto(f"{site.running.url}/nodes?state=failed")
         await page.fill("input[name=token]", TOKENS[Role.OPERATOR])
         await page.press("input[name=token]", "Enter")
-        await page.wait_for_url("**/nodes?state=bad")
+        await page.wait_for_url("**/nodes?state=failed")
         assert "Nodes" in await page.inner_text("h1")
         await page.click("text=Sign out")
         await page.wait_for_url("**/sign-in")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
+from makers import FrameSender, gpu_schema
 
 from collector.access.credentials import ANYONE, Credential, Role
 from collector.config import DiagnosisSettings
 from collector.console import PageProblemError, page_rendering
 from collector.console.console_server import page_models
 from collector.console.fleet_pages import FleetPages
-from collector.console.node_states import marks_of, node_rows
 from collector.console.page_cache import PageCache, RenderedContent
 from collector.console.page_table import (
     PAGES_BY_NAME,
@@ -31,6 +32,7 @@ from collector.console.page_table import (
 )
 from collector.console.rail_grid import make_grid
 from collector.console.recent_events import event_rows
+from collector.diagnosis import node_states
 from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.fleet import SeenEvent
@@ -40,6 +42,8 @@ from collector.http.read_api import ViewApi
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
+from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.frame import Schema
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
@@ -47,6 +51,7 @@ from railscope.wire import WireEntity, WireEvent
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 NOW_NS = 1_790_000_000 * SECOND_NS
+STALE = "stale since 2026-09-21T14:13:18Z"
 
 
 @dataclass
@@ -58,7 +63,11 @@ class Fleet:
 
 
 def fleet(
-    directory: Path, nodes: list[str], incidents: list[ReportedIncident], stale: int = 0
+    directory: Path,
+    nodes: list[str],
+    incidents: list[ReportedIncident],
+    stale: int = 0,
+    diagnosed_ns: int = NOW_NS,
 ) -> Fleet:
     """Pages of nodes with eight GPUs each; the last `stale` ones are stale."""
     core = CollectorState(StoredSchemas(directory))
@@ -67,7 +76,7 @@ def fleet(
     cells = [ViewCell(catalog.NODE_UP, (name,), n < fresh) for n, name in enumerate(nodes)]
     cells += [ViewCell(catalog.NODE_AGE, (name,), 1.5) for name in nodes]
     views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)))
-    table = IncidentTable(NOW_NS, tuple(incidents))
+    table = IncidentTable(diagnosed_ns, tuple(incidents))
     own_metrics: Any = None
     api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
     return Fleet(FleetPages(api), page_models(api))
@@ -101,42 +110,113 @@ async def test_pages_are_bounded_whatever_the_size_of_the_fleet(tmp_path: Path, 
 async def test_a_checkered_grid_is_bounded(tmp_path: Path) -> None:
     nodes = [f"n{number:05}" for number in range(4_000)]
     rows = [
-        msgspec.structs.replace(row, rails=".B" * 4 if number % 2 else "B." * 4)
+        msgspec.structs.replace(row, rails=".F" * 4 if number % 2 else "F." * 4)
         for number, row in enumerate(fleet(tmp_path, nodes, []).pages.node_rows())
     ]
     grid = make_grid(rows)
     assert sum(len(path) for _, path in grid.paths()) + len(grid.separators()) < 500_000
     assert len(grid.paths()) == 2
-    assert grid.caption == "4000 nodes by 8 rails, worst first: 16000 bad, 16000 ok"
+    assert grid.caption == "4000 nodes by 8 rails, worst first: 16000 failed, 16000 healthy"
 
 
 async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: Path) -> None:
-    nodes = ["a", "b", "c", "d"]
-    pages = fleet(tmp_path, nodes, [incident_at("b", 3, victims=["c"])], stale=1)
-    _, model = await page_of(pages, "overview")
-    assert [(row.name, row.state, row.rails) for row in model.worst] == [
-        ("b", "bad", "...B...."),
-        ("d", "unknown", "UUUUUUUU"),
-        ("c", "touched", "...T...."),
+    nodes = ["a", "b", "c", "d", "e"]
+    found = [
+        incident_at("b", 3, victims=["c"], severity="critical"),
+        incident_at("d", 3, number="I2"),
+        incident_at("e", 3, number="I3", severity="critical"),
     ]
-    assert [row.name for row in pages.pages.node_rows()] == ["b", "d", "c", "a"]
-    counts = model.nodes
-    assert (counts.total, counts.bad, counts.unknown, counts.touched, counts.ok) == (4, 1, 1, 1, 1)
-    assert model.summary == "4 nodes: 1 bad, 1 unknown, 1 touched; 1 open incident; 1 job touched"
+    pages = fleet(tmp_path, nodes, found, stale=1)
+    _, model = await page_of(pages, "overview")
+    assert [(row.name, row.state, row.rails, row.reason) for row in model.worst] == [
+        ("b", "failed", "...F....", "cause of slow_receiver: NIC eth3 of b"),
+        ("e", "unknown", "UUUUUUUU", STALE + "; cause of slow_receiver: NIC eth3 of e"),
+        ("c", "degraded", "...D....", "victim of slow_receiver: NIC eth3 of b"),
+        ("d", "degraded", "...D....", "cause of slow_receiver: NIC eth3 of d"),
+    ]
+    assert [row.name for row in pages.pages.node_rows()] == ["b", "e", "c", "d", "a"]
+    assert msgspec.structs.astuple(model.nodes) == (5, 1, 1, 2, 1, 40)
+    assert (
+        model.summary == "5 nodes: 1 failed, 1 unknown, 2 degraded; 3 open incidents; 1 job touched"
+    )
     text, model = await page_of(pages, "nodes", state="unknown")
-    assert [row.name for row in model.rows] == ["d"]
-    assert "no fresh frames" in text
+    assert [row.name for row in model.rows] == ["e"]
+    assert STALE in text
+
+
+def rows_of(
+    incidents: list[ReportedIncident],
+    *,
+    reporting: bool = True,
+    diagnosed_ns: int = NOW_NS,
+    failed: Mapping[str, str] | None = None,
+) -> tuple[str, str, str]:
+    """State, reason and rails of a node with two GPUs."""
+    cells = (
+        ViewCell(catalog.NODE_UP, ("n1",), reporting),
+        ViewCell(catalog.NODE_AGE, ("n1",), 1.5),
+    )
+    (row,) = node_states.node_rows(
+        View("node", NOW_NS, cells),
+        IncidentTable(diagnosed_ns, tuple(incidents)),
+        {"n1": {0: "GPU-a", 1: "GPU-b"}},
+        {"n1": failed} if failed else {},
+    )
+    return row.state, row.reason, row.rails
+
+
+def test_a_failed_gpu_fails_its_node_until_the_node_is_stale() -> None:
+    failed = {"GPU-b": "GPU 1"}
+    assert rows_of([], failed=failed) == ("failed", "GPU 1 failed", ".F")
+    assert rows_of([], failed=failed, diagnosed_ns=0)[::2] == ("failed", "UF")
+    assert rows_of([], failed=failed, reporting=False) == ("unknown", STALE, "UU")
+    incident = incident_at("n1", 0)
+    reason = "GPU 1 failed; cause of slow_receiver: NIC eth0 of n1"
+    assert rows_of([incident], failed=failed) == ("failed", reason, "DF")
+
+
+def test_states_of_an_old_evaluation_are_unknown() -> None:
+    incident = incident_at("n1", 0, severity="critical")
+    assert rows_of([incident], diagnosed_ns=NOW_NS - 180 * SECOND_NS)[0] == "failed"
+    state, reason, rails = rows_of([incident], diagnosed_ns=NOW_NS - 181 * SECOND_NS)
+    assert (state, rails) == ("unknown", "UU")
+    assert reason.startswith("not diagnosed since 2026-09-21T14:10:19Z")
+    assert rows_of([incident], diagnosed_ns=0)[:2] == ("unknown", node_states.NOT_DIAGNOSED)
+
+
+async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, browser(running.url) as reader:
+        sender = FrameSender()
+        gpus = [entity for _, entity in gpu_schema("n1").columns[:2]]
+        health = Schema("gpu_verdict", tuple((GPU_HEALTH, gpu) for gpu in gpus))
+        body = sender.body(sender.frames(health, [[1, 3]], at=0), schemas=True)
+        token = {"Authorization": f"Bearer {TOKENS[Role.OPERATOR]}"}
+        node_token = {"Authorization": f"Bearer {TOKENS[Role.NODE]}"}
+        assert (await running.post(body, at=2, headers=node_token))[0] == 200
+        await running.collector.refresher.refresh()
+        answer = await reader.get("/api/v1/nodes", **token)
+        (row,) = msgspec.json.decode(answer.text)["rows"]
+        assert (row["state"], row["since_ns"], row["incidents"]) == ("failed", None, [])
+        assert row["reason"] == f"GPU GPU-n1-1 failed; {node_states.NOT_DIAGNOSED}"
+
+
+async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: Path) -> None:
+    found = fleet(tmp_path, ["n1"], [incident_at("n1", 0)], diagnosed_ns=NOW_NS - 600 * SECOND_NS)
+    text, model = await page_of(found, "overview")
+    assert model.nodes.unknown == 1
+    assert model.summary == f"1 node: 1 unknown; {model.problem}"
+    assert text.count("not diagnosed since 2026-09-21T14:03:20Z") == 4
 
 
 async def test_advice_and_closed_incidents_change_no_state() -> None:
     advice = incident_at("a", 1, severity="info")
     closed = incident_at("a", 1, ended="2026-01-01T00:00:00Z")
-    assert marks_of([advice, closed], {}) == {}
+    assert node_states.marks_of([advice, closed], {}) == {}
 
 
 async def test_a_node_that_never_reported_has_no_age_and_a_reason() -> None:
     view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 0.0),))
-    (row,) = node_rows(view, (), {})
+    (row,) = node_states.node_rows(view, IncidentTable(NOW_NS), {}, {})
     assert (row.state, row.age_seconds, row.since_ns) == ("unknown", None, None)
     assert row.reason == "no frames since the collector started"
 
@@ -159,7 +239,10 @@ async def test_hostile_names_stay_text(tmp_path: Path) -> None:
     [
         ({"page": "0"}, "invalid page '0': expected a number from 1 to 100000"),
         ({"page": "x"}, "invalid page 'x': expected a number from 1 to 100000"),
-        ({"state": "good"}, "invalid state 'good': expected one of all, bad, ok, touched, unknown"),
+        (
+            {"state": "good"},
+            "invalid state 'good': expected one of all, degraded, failed, healthy, unknown",
+        ),
         ({"name": "n" * 101}, f"invalid name '{'n' * 40}': expected at most 100 characters"),
     ],
 )
@@ -181,7 +264,7 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
         twin = await reader.get("/api/v1/pages/nodes?state=unknown")
         rows = msgspec.json.decode(twin.text)["rows"]
         assert [row["name"] for row in rows] == ["n1"]
-        for path in ("/nodes?state=ok", "/nodes?fragment=1", "/api/v1/pages/nodes"):
+        for path in ("/nodes?state=healthy", "/nodes?fragment=1", "/api/v1/pages/nodes"):
             tag = (await reader.get(path)).headers["ETag"]
             again = await reader.get(path, If_None_Match=tag)
             assert (again.status, again.text) == (304, "")
@@ -375,7 +458,7 @@ async def test_railscope_itself_has_cost_ages_and_gaps(tmp_path: Path) -> None:
         assert "No frame is missing" in (await reader.get("/railscope")).text
 
 
-@pytest.mark.parametrize(("stale", "state", "rails"), [(0, "touched", "T"), (1, "unknown", "U")])
+@pytest.mark.parametrize(("stale", "state", "rails"), [(0, "degraded", "D"), (1, "unknown", "U")])
 async def test_a_node_is_unknown_only_without_fresh_data(
     tmp_path: Path, stale: int, state: str, rails: str
 ) -> None:
