@@ -25,8 +25,8 @@ from collector.console import (
     page_table,
     tenant_pages,
 )
-from collector.console.page_cache import PageCache, RenderedContent, content_tag
-from collector.http import access_control, audit_api, billing_api, read_api
+from collector.console.page_cache import PageCache, RenderedContent
+from collector.http import access_control, audit_api, billing_api, read_api, web_server
 from railscope import __version__
 from railscope.service import run_in_thread
 
@@ -134,10 +134,12 @@ class Console:
         twin = page_table.TWIN_PREFIX + str(request.rel_url)
         shell = self._shell(request, credential, asked.title, twin=twin, is_live=page.is_live)
         shell["dashboard"] = asked.dashboard()
-        body = await run_in_thread(
-            page_rendering.render, "shell.html", **shell, content=content.body
-        )
-        return _respond(request, RenderedContent(body, content_tag(content.tag, body)))
+        shell["content"] = content.body
+
+        def render() -> RenderedContent:
+            return RenderedContent.from_body(page_rendering.render("shell.html", **shell))
+
+        return _respond(request, await run_in_thread(render))
 
     async def _twin(
         self, page: page_table.Page, request: web.Request, credential: access.Credential
@@ -351,11 +353,10 @@ def _respond(
     headers = {**_PRIVATE, "ETag": content.tag}
     if content.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
-    body = content.body.encode(errors="replace")
-    response = web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
-    if "gzip" in request.headers.get("Accept-Encoding", ""):
-        response.enable_compression(web.ContentCoding.gzip)
-    return response
+    body = content.encoded
+    if content.compressed and web_server.accepts_gzip(request):
+        body, headers["Content-Encoding"] = content.compressed, "gzip"
+    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
 
 
 def _redirect(target: str) -> web.Response:

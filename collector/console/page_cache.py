@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from collector.http import web_server
+
 MAX_PAGES = 64
 MAX_RENDERINGS = 2
 """Pages that are rendered at the same time; others wait."""
@@ -20,21 +22,23 @@ ContentT = TypeVar("ContentT")
 
 @dataclass(frozen=True, slots=True)
 class RenderedContent:
-    """Content of a page or of its twin, and its entity tag."""
+    """Content of a page or of its twin, compressed once for all readers."""
 
     body: str
+    encoded: bytes
+    compressed: bytes
+    """With gzip; empty for a short body."""
     tag: str
+    """Entity tag; it is weak because responses may be compressed."""
 
     @classmethod
     def from_body(cls, body: str) -> RenderedContent:
-        """Return a content with its tag."""
-        return cls(body, content_tag(body))
-
-
-def content_tag(*texts: str) -> str:
-    """Return the entity tag of texts; it is weak because responses may be compressed."""
-    digest = hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()
-    return f'W/"{digest[:_DIGITS]}"'
+        """Return a content with its tag. Blocking."""
+        encoded = body.encode(errors="replace")
+        is_long = len(encoded) >= web_server.MIN_GZIP_BYTES
+        compressed = web_server.gzip_body(encoded) if is_long else b""
+        digest = hashlib.sha256(encoded).hexdigest()
+        return cls(body, encoded, compressed, f'W/"{digest[:_DIGITS]}"')
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ log = structlog.get_logger(__name__)
 
 WRONG_ROLE, CROSS_TENANT = "role", "another tenant"
 TOO_MANY_FAILURES = "too many invalid credentials from this address"
-_PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization, Cookie, Accept"}
+_PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization, Cookie, Accept, Accept-Encoding"}
 _CHALLENGES = {authentication.NO_CREDENTIAL: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
 _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'

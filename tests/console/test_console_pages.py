@@ -326,6 +326,23 @@ def test_an_invalid_url_of_grafana_is_rejected(url: str) -> None:
         check_grafana_url(url)
 
 
+async def test_large_answers_are_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
+    still = {"view_refresh_seconds": 3600.0, "diagnosis": DiagnosisSettings(enabled=False)}
+    async with console(tmp_path, **still) as running, browser(running.url) as reader:
+        await reader.sign_in(TOKENS[Role.AUDITOR])
+        large = ("/", "/?fragment=1", "/api/v1/pages/railscope", "/api/v1/audit")
+        for path in (*large, "/api/v1/cluster", "/api/v1/pages/incidents"):
+            plain = await reader.get(path, Accept_Encoding="identity, gzip;q=0")
+            assert "Content-Encoding" not in plain.headers
+            assert int(plain.headers["Content-Length"]) == len(plain.text.encode())
+            sent = await reader.get(path, Accept_Encoding="deflate, gzip")
+            assert (sent.headers.get("Content-Encoding") == "gzip") == (path in large), path
+            if path in large:
+                assert int(sent.headers["Content-Length"]) < len(plain.text) / 2
+            assert sent.headers.get("ETag") == plain.headers.get("ETag")
+            assert sent.text[:20] == plain.text[:20]
+
+
 async def test_a_page_is_made_once_for_concurrent_requests() -> None:
     cache, made = PageCache(), []
     release = asyncio.Event()
