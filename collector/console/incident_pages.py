@@ -1,4 +1,4 @@
-"""Incidents as rows of pages; models of the list of incidents and of one incident with its timeline and curves."""
+"""Incidents as rows of pages; models of the list of incidents, of one incident with its timeline and curves, and of runbooks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from collector.console import PageProblemError, curves as shapes, page_table, recent_events
+from collector.console import (
+    PageProblemError,
+    curves as shapes,
+    page_rendering,
+    page_table,
+    recent_events,
+)
 from collector.diagnosis import evidence_curves, incident_report as report, incident_table
+from collector.diagnosis.incident_classes import CLASSES
 from collector.http import incidents_api, read_api
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS, parse_timestamp
@@ -23,6 +31,13 @@ MAX_TIMELINE, MAX_VICTIMS = 40, 100
 _BEFORE_NS = 600 * SECOND_NS
 """Time before the onset from which on events of the cause's node are shown."""
 _CURVE_WIDTH = 640
+INCIDENT_RUNBOOK = "RailscopeIncident"
+_RUNBOOK_DIRECTORY = Path(__file__).parents[2] / "alerts" / "runbooks"
+RUNBOOKS = {
+    path.stem: page_table.page_path("runbook", path.stem)
+    for path in sorted(_RUNBOOK_DIRECTORY.glob("*.md"))
+}
+"""Paths of the runbooks that are installed, by name."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True):
@@ -46,6 +61,8 @@ class IncidentRow(msgspec.Struct, frozen=True):
     """The first ones, in words."""
     lost_gpu_seconds: int
     action: str
+    runbook: str
+    """Path of the section on the class in the runbook; empty for none."""
     explained_by: str | None
 
 
@@ -68,8 +85,32 @@ def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
         evidence=tuple(evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
         lost_gpu_seconds=document.lost_gpu_seconds,
         action=document.action,
+        runbook=runbook_path(document.incident_class),
         explained_by=document.explained_by,
     )
+
+
+class RunbookModel(msgspec.Struct, frozen=True):
+    """One runbook."""
+
+    name: str
+    blocks: tuple[page_rendering.TextBlock, ...]
+
+
+def runbook_path(incident_class: str) -> str:
+    """Return the path of the section on a class of incidents; empty without runbooks."""
+    if INCIDENT_RUNBOOK not in RUNBOOKS or incident_class not in CLASSES:
+        return ""
+    return f"{RUNBOOKS[INCIDENT_RUNBOOK]}#{incident_class}"
+
+
+def read_runbook(name: str) -> RunbookModel:
+    """Return a runbook. Blocking; raises PageProblemError."""
+    if name not in RUNBOOKS:
+        message = f"unknown runbook {name[:100]!r}: expected the name of an alert"
+        raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+    text = (_RUNBOOK_DIRECTORY / f"{name}.md").read_text()
+    return RunbookModel(name, page_rendering.parse_markdown(text, RUNBOOKS))
 
 
 def evidence_text(evidence: report.EvidenceDocument) -> str:
@@ -212,7 +253,14 @@ class IncidentPages:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"incidents": self._incidents, "incident": self._incident}
+        return {
+            "incidents": self._incidents,
+            "incident": self._incident,
+            "runbook": self._runbook,
+        }
+
+    async def _runbook(self, request: page_table.PageRequest) -> RunbookModel:
+        return await run_in_thread(read_runbook, request.parts["runbook"])
 
     async def _incidents(self, request: page_table.PageRequest) -> IncidentsModel:
         return await run_in_thread(self._make_incidents, request)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
 from collector.console import curves, page_table
@@ -136,3 +139,90 @@ _environment.filters |= {
 def render(template: str, **values: object) -> Markup:
     """Render a template. Blocking."""
     return Markup(_environment.get_template(template).render(values))  # noqa: S704 - the templates escape
+
+
+# Markdown of runbooks: headings, paragraphs, lists, tables, blocks of code, links and code in texts.
+
+
+class TextSpan(msgspec.Struct, frozen=True):
+    """Part of a text: plain, `code`, or the text of a link."""
+
+    kind: str
+    text: str
+    target: str = ""
+    """Path of a link."""
+
+
+class TextBlock(msgspec.Struct, frozen=True):
+    """Part of a document: a heading with its level, a paragraph, a list, a table or a block of code."""
+
+    kind: str
+    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
+    """Rows with their cells; of a list, items of one cell; of all others one cell."""
+    level: int = 0
+    anchor: str = ""
+    """Identity of a heading."""
+
+
+_KINDS = (
+    ("heading", re.compile(r"(#{1,6}) +")),
+    ("numbers", re.compile(r"\d+\. +")),
+    ("list", re.compile(r"- +")),
+    ("table", re.compile(r"\|")),
+)
+_SPANS = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([^)\s]+)\)")
+_RULE = re.compile(r"[|\-: ]+")
+
+
+def parse_markdown(text: str, targets: Mapping[str, str]) -> tuple[TextBlock, ...]:
+    """Return the blocks of a document; `targets` are the paths of files that links and code may name."""
+    blocks: list[TextBlock] = []
+    for number, part in enumerate(re.split(r"^```.*\n", text, flags=re.MULTILINE)):
+        if number % 2:
+            blocks.append(TextBlock("code", (((TextSpan("text", part.rstrip("\n")),),),)))
+            continue
+        for lines in re.split(r"\n\s*\n", part):
+            blocks += _blocks_of(lines.strip("\n").split("\n"), targets)
+    return tuple(blocks)
+
+
+def _blocks_of(lines: list[str], targets: Mapping[str, str]) -> Iterator[TextBlock]:
+    """Yield the blocks of consecutive lines; a line that begins with a space continues the one before."""
+    joined: list[tuple[str, str]] = []
+    for line in filter(None, lines):
+        kind = next((name for name, begin in _KINDS if begin.match(line)), "paragraph")
+        if kind == "paragraph" and joined and joined[-1][0] != "heading":
+            kind, begun = joined.pop()
+            joined.append((kind, f"{begun} {line.strip()}"))
+        else:
+            joined.append((kind, line))
+    for kind, group in groupby(joined, lambda each: each[0]):
+        texts = [text for _, text in group]
+        begin = dict(_KINDS).get(kind)
+        if kind == "table":
+            cells = [
+                text.strip().strip("|").split("|") for text in texts if not _RULE.fullmatch(text)
+            ]
+            yield TextBlock(
+                kind, tuple(tuple(_spans(cell.strip(), targets) for cell in row) for row in cells)
+            )
+        elif kind == "heading":
+            for text in texts:
+                level, title = text.partition(" ")[::2]
+                anchor = re.sub(r"[^\w]+", "-", title.strip().lower())
+                yield TextBlock(kind, ((_spans(title.strip(), targets),),), len(level), anchor)
+        else:
+            items = (begin.sub("", text, count=1) if begin else text for text in texts)
+            yield TextBlock(kind, tuple((_spans(item, targets),) for item in items))
+
+
+def _spans(text: str, targets: Mapping[str, str]) -> tuple[TextSpan, ...]:
+    found: list[TextSpan] = []
+    end = 0
+    for match in _SPANS.finditer(text):
+        found.append(TextSpan("text", text[end : match.start()]))
+        code, label, target = match.groups()
+        name = Path(target or code).name.removesuffix(".md")
+        found.append(TextSpan("code" if code else "text", code or label, targets.get(name, "")))
+        end = match.end()
+    return tuple(each for each in (*found, TextSpan("text", text[end:])) if each.text)

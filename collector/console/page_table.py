@@ -260,6 +260,16 @@ PAGES: Collection[Page] = (
         is_live=False,
         in_menu=False,
     ),
+    Page(
+        "runbook",
+        "/runbooks/{runbook}",
+        "Runbook {runbook}",
+        READERS,
+        TenantScope.SAME,
+        is_live=False,
+        in_menu=False,
+        reads_storage=True,
+    ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""

@@ -42,7 +42,7 @@ HOSTILE = "<img src=x onerror=alert(1)>&lt;{{7*7}}"
 READERS = (Role.OPERATOR, Role.FINANCE, Role.AUDITOR, Role.TENANT)
 PARTS = {
     "node": "n1", "gpu": "GPU-n1-0", "rail": "0", "incident": "I1", "tenant": "vision", "source": "file",
-    "workload": HOSTILE, "period": "2026-09",
+    "workload": HOSTILE, "period": "2026-09", "runbook": "RailscopeIncident",
 }  # fmt: skip
 CLAIMS = f"""tenant,gpu,from,to,workload
 vision,n1,2026-01-01T00:00:00Z,,"{HOSTILE}"

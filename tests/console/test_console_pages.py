@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from makers import FrameSender, gpu_schema
 
 from collector.access.credentials import ANYONE, Credential, Role
 from collector.config import DiagnosisSettings
-from collector.console import PageProblemError, page_rendering
+from collector.console import PageProblemError, incident_pages, page_rendering
 from collector.console.console_server import page_models
 from collector.console.fleet_pages import FleetPages
 from collector.console.page_cache import PageCache, RenderedContent
@@ -34,6 +35,7 @@ from collector.console.rail_grid import make_grid
 from collector.console.recent_events import event_rows
 from collector.diagnosis import node_states
 from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
+from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.fleet import SeenEvent
 from collector.fleet.schemas import StoredSchemas
@@ -206,6 +208,44 @@ async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: 
     assert model.nodes.unknown == 1
     assert model.summary == f"1 node: 1 unknown; {model.problem}"
     assert text.count("not diagnosed since 2026-09-21T14:03:20Z") == 4
+
+
+async def test_incidents_link_to_the_section_of_their_class_in_the_runbook(tmp_path: Path) -> None:
+    pages = fleet(tmp_path, ["n1"], [incident_at("n1", 0)])
+    url = "/runbooks/RailscopeIncident#slow_receiver"
+    for name, parts in (("overview", {}), ("incident", {"incident": "I1"})):
+        text, _ = await page_of(pages, name, **parts)
+        assert f'href="{url}"' in text, name
+    _, model = await page_of(pages, "incidents")
+    assert [row.runbook for row in model.rows] == [url]
+    anchors = {block.anchor for block in incident_pages.read_runbook("RailscopeIncident").blocks}
+    assert set(CLASSES) <= anchors
+    with pytest.raises(PageProblemError, match="unknown runbook"):
+        await page_of(pages, "runbook", runbook="../../LICENSE")
+
+
+@pytest.mark.parametrize("name", incident_pages.RUNBOOKS)
+def test_every_runbook_is_rendered_whole(name: str) -> None:
+    model = incident_pages.read_runbook(name)
+    rendered = page_rendering.render("runbook.html", model=model)
+    assert count_elements(rendered).nodes < MAX_ELEMENTS
+    source = (Path(__file__).parents[2] / "alerts" / "runbooks" / f"{name}.md").read_text()
+    without_marks = re.sub(r"(?m)^```.*|\]\([^)]*\)|^\d+\. ", "", source)
+    shown = html.unescape(re.sub(r"<[^>]*>", "", rendered))
+    assert re.sub(r"[\W_]+", "", shown) == "Runbook" + re.sub(r"[\W_]+", "", without_marks)
+
+
+def test_markdown_of_a_document_stays_text() -> None:
+    blocks = page_rendering.parse_markdown(
+        f"# {HOSTILE}\n\nsee [x](javascript:alert(1)), `{HOSTILE}` and [y](Known.md)\n- a\n  b\n- c",
+        {"Known": "/runbooks/Known"},
+    )
+    text = page_rendering.render(
+        "runbook.html", model=incident_pages.RunbookModel("x", tuple(blocks))
+    )
+    assert "<img" not in text
+    assert re.findall(r'href="([^"]*)"', text) == ["/runbooks/Known"]
+    assert "<li>a b</li>" in text
 
 
 async def test_advice_and_closed_incidents_change_no_state() -> None:
