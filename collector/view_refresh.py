@@ -19,7 +19,7 @@ from collector.fleet.sheets import SheetBlock
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
-from collector.views.rollups import NO_TENANT, Rollups, TenantsOf, find_fresh_rows
+from collector.views import NO_TENANT, ListedReadings, Rollups, TenantsOf, find_fresh_rows
 from collector.work_limits import TimeSlices
 from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
@@ -55,6 +55,7 @@ class CollectorViews:
     jobs: RunningJobs = field(default_factory=RunningJobs)
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
+    gpus: ListedReadings = field(default_factory=ListedReadings)
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class ViewRefresher:
         rollups = Rollups(self._tenants_of(now_ns, names) if held_units else None, names)
         if account:
             await self.positions.refresh(turns.yield_if_due)
-        gathered = GatheredReadings()
+        gathered, gpus = GatheredReadings(), ListedReadings(dict(self.core.gpus_by_node))
         failed: dict[str, dict[str, str]] = {}
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
@@ -113,6 +114,7 @@ class ViewRefresher:
                 fresh = find_fresh_rows(block, rows)
                 if fresh:
                     rollups.add(fresh)
+                    gpus.add(fresh)
                 if table:
                     gathered.add(table, self.positions.select_unchanged(block, rows))
                 await turns.yield_if_due()
@@ -148,6 +150,7 @@ class ViewRefresher:
             found,
             jobs,
             failed,
+            gpus,
         )
         return self.views
 

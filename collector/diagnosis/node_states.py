@@ -34,7 +34,7 @@ _RANKS = {state: rank for rank, state in enumerate(STATES)}
 _WHOLE = ""
 """Key of the mark of a whole node among those of its rails."""
 NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
-_NO_DATA = frozenset({"agent_partition"})
+NO_DATA = frozenset({"agent_partition"})
 """Classes whose cause is a node that may be well: its data is missing."""
 
 
@@ -106,7 +106,7 @@ def marks_of(
             continue
         is_critical = incident.is_root and document.severity == Severity.CRITICAL
         caused = FAILED if is_critical else DEGRADED
-        if document.incident_class in _NO_DATA:
+        if document.incident_class in NO_DATA:
             caused = DEGRADED
         part = "cause" if incident.is_root else "symptom"
         for node, rail in _places(document.cause, gpu_rails):

@@ -42,7 +42,7 @@ KeyPart: TypeAlias = tuple[str, ...]
 CellKey: TypeAlias = tuple[Metric, KeyPart]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class SchemaLayout:
     """The shape of a schema.
 
@@ -95,7 +95,9 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
             if metric and schema_columns.has_rate(metric, entity):
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
-            if metric and metric.rollups and entity.kind == metric.about.name:
+            # The verdict has no roll-up, but the list of GPUs reads it by rail as metrics that have one.
+            is_by_rail = metric and (metric.rollups or metric is GPU_HEALTH)
+            if metric and is_by_rail and entity.kind == metric.about.name:
                 part = wire_format.part_of_key(entity)
                 cells.append((len(metrics), part, entity_rails[member], column))
         if metric:

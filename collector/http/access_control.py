@@ -97,6 +97,7 @@ ROUTES: Collection[Route] = (
     Route("rails", "/api/v1/rails", _RUNNING),
     Route("nodes", "/api/v1/nodes", _RUNNING),
     Route("node", "/api/v1/nodes/{node}", _RUNNING),
+    Route("gpus", "/api/v1/gpus", _RUNNING, TenantScope.OWN_DATA),
     Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),
     Route("incidents", "/api/v1/incidents", _RUNNING, TenantScope.OWN_DATA),

@@ -29,13 +29,13 @@ from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
 from collector.framelog import framelog, segment_files
+from collector.http import gpus_api, incidents_api
 from collector.http.access_control import RouteHandler, RouteHandlers, json_error, json_response
 from collector.http.identity_conflicts import IdentityConflictDetector
-from collector.http.incidents_api import IncidentsApi
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
-from collector.views.rollups import find_fresh_rows, node_rollups
+from collector.views import find_fresh_rows, node_rollups
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import exposition, reading, server_connections, service, timestamps
@@ -242,11 +242,12 @@ class ViewApi:
             "tenants": self._tenants,
             "nodes": self._nodes,
             "node": self._node,
+            "gpus": gpus_api.GpusApi(self.core, self.views, self.incidents).list,
             "inventory": self._inventory,
             "account": self._account,
             "events": self._events,
             **self.jobs_api.handlers(),
-            **IncidentsApi(self.incidents).handlers(),
+            **incidents_api.IncidentsApi(self.incidents).handlers(),
         }
 
     @property
@@ -314,8 +315,7 @@ class ViewApi:
                 **facts[name],
             }
             for name, node in sorted(self.core.fleet.nodes.items())
-            if name in facts
-            and name in states  # the nodes of the metrics, without stale nodes that were removed
+            if name in facts and name in states  # without stale nodes that were removed
         ]
         return json_response({"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows})
 

@@ -30,7 +30,7 @@ from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import ROUTES, RequestAuthorizer, make_application
 from collector.http.read_api import CollectorMetrics, ViewApi
 from collector.view_refresh import CollectorViews, ViewRefresher
-from collector.views.rollups import Rollups, find_fresh_rows
+from collector.views import Rollups, find_fresh_rows
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError

@@ -24,7 +24,7 @@ from hypothesis import given, settings, strategies as st
 from collector.fleet.fleet import Fleet
 from collector.fleet.schemas import SchemaLayout, make_layout
 from collector.fleet.sheets import BLOCK_ROWS
-from collector.views.rollups import NO_TENANT, Rollups, find_fresh_rows
+from collector.views import NO_TENANT, Rollups, find_fresh_rows
 from railscope.catalog import gpu, nic, rollups
 from railscope.catalog.declare import Metric, MetricKind, Rollup
 from railscope.catalog.entities import NIC, NIC_PRIORITY

@@ -7,7 +7,7 @@ from support.batches import batch_of
 
 from collector.fleet.fleet import Fleet, NodeUpdate
 from collector.fleet.schemas import make_layout
-from collector.views.rollups import Rollups, find_fresh_rows
+from collector.views import Rollups, find_fresh_rows
 from railscope.catalog import KINDS, METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL

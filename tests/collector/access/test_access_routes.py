@@ -39,6 +39,8 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/nodes"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n1"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
+    ("GET", "/api/v1/gpus"): ("operator auditor tenant", 200),
+    ("GET", "/api/v1/gpus?tenant=speech"): ("operator auditor", 200),
     ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
     ("GET", "/api/v1/incidents"): ("operator auditor tenant", 503),  # the diagnosis is off

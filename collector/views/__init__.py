@@ -1,1 +1,0 @@
-"""Views of the fleet as a whole. Pure: data in, tables out."""

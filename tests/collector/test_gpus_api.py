@@ -1,0 +1,277 @@
+"""The list of all GPUs: worst first, with rail and NIC, in parts, for each reader its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from makers import FrameSender, gpu_schema
+from running_collector import RunningCollector, run_collector, settings_in
+from support.batches import batch_of
+from support.incidents import NIC, incident
+
+from collector.access.credentials import ANYONE, Credential, Role, digest_token
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.fleet.fleet import Fleet, NodeUpdate
+from collector.fleet.schemas import StoredSchemas, make_layout
+from collector.fleet.view_cells import View, ViewCell
+from collector.http.gpus_api import FleetGpus, GpusApi, GpusQuery
+from collector.state.collector_state import CollectorState
+from collector.view_refresh import CollectorViews
+from collector.views import ListedReadings, find_fresh_rows
+from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from collector.workloads.job_view import RunningJobs
+from railscope.catalog import METRICS, collector as catalog
+from railscope.catalog.entities import GPU, GPU_REASON, NIC as NIC_KIND
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.frame import Column, Entity, Schema
+from railscope.wire import to_wire_schema
+
+SECOND_NS = 1_000_000_000
+NOW_NS = 100 * SECOND_NS
+HEALTHY, DEGRADED, FAILED = 1, 2, 3
+
+
+def gpus_of(node: str, count: int) -> dict[int, str]:
+    return {rail: f"GPU-{node}-{rail}" for rail in range(count)}
+
+
+def verdict_schema(node: str, count: int) -> Schema:
+    """The verdict on each GPU, and one reason for it."""
+    gpus = [
+        Entity(GPU, (uuid,), {"rail": str(rail)}) for rail, uuid in gpus_of(node, count).items()
+    ]
+    reasons = [Entity(GPU_REASON, (gpu.key[0], "xid")) for gpu in gpus]
+    columns: list[Column] = [(METRICS["railscope_gpu_health"], gpu) for gpu in gpus]
+    columns += [(METRICS["railscope_gpu_health_reason_active"], reason) for reason in reasons]
+    return Schema("gpu_verdict", tuple(columns))
+
+
+def nic_schema(count: int) -> Schema:
+    """Two ports on rail 0, one on each other rail."""
+    nics = [Entity(NIC_KIND, (f"eth{n}",), {"rail": str(max(n - 1, 0))}) for n in range(count + 1)]
+    metrics = ("railscope_network_link_up", "railscope_nic_receive_bytes_total")
+    return Schema("nic", tuple((METRICS[name], nic) for name in metrics for nic in nics))
+
+
+class SmallFleet:
+    """A fleet without a server: nodes with verdicts, jobs and incidents."""
+
+    def __init__(self, directory: Path, nodes: int, gpus: int = 2) -> None:
+        self.names = [f"n{number:04}" for number in range(nodes)]
+        self.core = CollectorState(StoredSchemas(directory))
+        self.core.gpus_by_node = {name: gpus_of(name, gpus) for name in self.names}
+        self.gpus, self.stale = gpus, set[str]()
+        self.incidents: list[ReportedIncident] = []
+        self.jobs: list[RunningJob] = []
+        self.verdicts: dict[tuple[str, int], int] = {}
+        self.diagnosed_ns = NOW_NS
+        self.verdict_layout = make_layout(to_wire_schema(verdict_schema("n", gpus)))
+        self.nic_layout = make_layout(to_wire_schema(nic_schema(gpus)))
+
+    def hold(self, tenant: str, node: str, rail: int, *, alone: bool = True) -> None:
+        key = JobKey(tenant, "slurm", f"job-of-{tenant}")
+        holding = JobHolding(key, node, GPU_CAPACITY if alone else GPU_CAPACITY // 2, 1)
+        place = JobGpu(f"GPU-{node}-{rail}", 0, holding, alone)
+        self.jobs.append(RunningJob(key, len(self.jobs), (place,)))
+
+    def views(self) -> CollectorViews:
+        fleet, read = Fleet(), ListedReadings(dict(self.core.gpus_by_node))
+        for name in self.names:
+            codes = [self.verdicts.get((name, rail), HEALTHY) for rail in range(self.gpus)]
+            row = [*codes, *(int(code > HEALTHY) for code in codes)]
+            ports = self.gpus + 1
+            traffic = [[*[1] * ports, *[number * 1000] * ports] for number in (0, 2)]
+            for layout, rows in ((self.verdict_layout, [row, row]), (self.nic_layout, traffic)):
+                batch = batch_of(rows, boot_ns=[SECOND_NS, 3 * SECOND_NS])
+                at_ns = 1 if name in self.stale else NOW_NS
+                fleet.apply(NodeUpdate(name, "r", "b", layout, batch, at_ns))
+        for block in fleet.blocks():
+            fresh = find_fresh_rows(block, fleet.fresh_rows(block, NOW_NS // 2, NOW_NS))
+            if fresh:
+                read.add(fresh)
+        cells = [ViewCell(catalog.NODE_UP, (name,), name not in self.stale) for name in self.names]
+        jobs = RunningJobs(NOW_NS, tuple(self.jobs))
+        return CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)), jobs=jobs, gpus=read)
+
+    def read(self, reader: Credential = ANYONE, **query: Any) -> dict[str, Any]:
+        views, table = self.views(), IncidentTable(self.diagnosed_ns, tuple(self.incidents))
+        api = GpusApi(self.core, lambda: views, lambda: table)
+        content = api.content(FleetGpus(views), table, reader, msgspec.convert(query, GpusQuery))
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
+        return found
+
+
+def places(content: dict[str, Any]) -> list[tuple[str, int, str]]:
+    return [(row["node"], row["rail"], row["state"]) for row in content["rows"]]
+
+
+def test_the_worst_come_first_with_their_reasons(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 4)
+    fleet.verdicts = {("n0002", 1): FAILED, ("n0001", 0): 0}
+    fleet.stale = {"n0003"}
+    fleet.incidents = [
+        incident("I1", cause=NIC | {"node": "n0000", "rail": 1}, title="slow NIC"),
+        incident("I2", cause=NIC | {"node": "n0000", "rail": 0}, severity="info"),
+        incident("I3", cause=NIC | {"node": "n0000", "rail": 0}, ended="2026-01-01T00:00:00Z"),
+        incident(
+            "I5", cause=NIC | {"node": "n0000", "rail": 0}, severity="critical", title="NIC lost"
+        ),
+        incident(
+            "I6", cause=NIC | {"node": "n0002", "rail": 0}, severity="critical", explained_by="I5"
+        ),
+        incident(
+            "I4", cause=NIC | {"node": "n0003", "rail": 0}, severity="critical", title="silent NIC"
+        ),
+    ]
+    found = fleet.read()
+    assert places(found) == [
+        ("n0000", 0, "failed"), ("n0002", 1, "failed"),
+        ("n0001", 0, "unknown"), ("n0003", 0, "unknown"), ("n0003", 1, "unknown"),
+        ("n0000", 1, "degraded"), ("n0002", 0, "degraded"),
+        ("n0001", 1, "healthy"),
+    ]  # fmt: skip
+    rows = found["rows"]
+    assert found["states"] == {"failed": 2, "unknown": 3, "degraded": 2, "healthy": 1}
+    assert found["rails"] == [
+        {"rail": 0, "failed": 1, "unknown": 2, "degraded": 1, "healthy": 0},
+        {"rail": 1, "failed": 1, "unknown": 1, "degraded": 1, "healthy": 1},
+    ]
+    assert [row["reasons"] for row in rows[:6]] == [
+        ["NIC lost"], ["xid"], ["the agent has no verdict on the GPU"],
+        ["no frame is received", "silent NIC"], ["no frame is received"], ["slow NIC"],
+    ]  # fmt: skip
+    assert (rows[5]["health"], rows[5]["incidents"]) == ("healthy", ["I1"])
+    assert rows[0]["receive_bytes_per_second"] == 2000, "both ports of the rail"
+    assert rows[5]["receive_bytes_per_second"] == 1000
+    assert rows[5]["link_up"] is True
+    assert rows[3]["link_up"] is rows[3]["power_watts"] is None
+    fleet.diagnosed_ns = 0
+    found = fleet.read()
+    assert found["states"] == {"failed": 1, "unknown": 7, "degraded": 0, "healthy": 0}
+    assert "nothing has been diagnosed" in found["problem"]
+
+
+def test_a_part_is_selected_by_state_rail_node_tenant_and_position(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 3)
+    fleet.verdicts = {("n0001", 1): DEGRADED}
+    fleet.hold("vision", "n0002", 0)
+    assert places(fleet.read(state="degraded")) == [("n0001", 1, "degraded")]
+    assert [row["rail"] for row in fleet.read(rail=1)["rows"]] == [1, 1, 1]
+    assert [row["node"] for row in fleet.read(node="N0002*")["rows"]] == ["n0002", "n0002"]
+    assert [row["gpu"] for row in fleet.read(gpu="*0000-1")["rows"]] == ["GPU-n0000-1"]
+    held = {"tenant": "vision", "source": "slurm", "workload": "job-of-vision", "held_ratio": 1.0}
+    assert [row["holders"] for row in fleet.read(tenant="vis*")["rows"]] == [[held]]
+    assert fleet.read(tenant="vis*", workload="x")["rows"] == []
+    whole = places(fleet.read())
+    parts = [places(fleet.read(limit=4, offset=offset)) for offset in (0, 4, 8)]
+    assert [place for part in parts for place in part] == whole
+    assert fleet.read(limit=4)["found"] == 6
+
+
+def test_a_tenant_reads_its_own_gpus_and_no_reading_of_a_shared_one(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 3)
+    fleet.hold("vision", "n0000", 0)
+    for tenant in ("vision", "speech"):
+        fleet.hold(tenant, "n0001", 1, alone=False)
+    fleet.hold("speech", "n0002", 0)
+    fleet.incidents = [incident("I1", cause=NIC | {"node": "n0000", "rail": 0})]
+    found = fleet.read(Credential("board", Role.TENANT, "vision"))
+    assert places(found) == [("n0000", 0, "healthy"), ("n0001", 1, "healthy")]
+    assert found["found"] == sum(found["states"].values()) == 2
+    own, shared = found["rows"]
+    assert (own["incidents"], own["receive_bytes_per_second"]) == ([], 2000)
+    assert [each["tenant"] for each in shared["holders"]] == ["vision"]
+    assert (shared["link_up"], shared["receive_bytes_per_second"]) == (None, None)
+    assert fleet.read(Credential("x", Role.TENANT, "nobody"))["rows"] == []
+    assert len(fleet.read(rail=1)["rows"][0]["holders"]) == 0
+
+
+def test_a_response_is_bounded_whatever_the_size_of_the_fleet(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 4_000, gpus=8)
+    fleet.incidents = [
+        incident(str(number), cause=NIC | {"node": name, "rail": number % 8})
+        for number, name in enumerate(fleet.names[::20])
+    ]
+    found = fleet.read(limit=1000)
+    assert (found["found"], len(found["rows"])) == (32_000, 1000)
+    assert found["states"]["degraded"] == 200
+    assert len(msgspec.json.encode(found)) < 1_000_000
+
+
+def test_an_empty_fleet_has_no_rows(tmp_path: Path) -> None:
+    assert SmallFleet(tmp_path, 0).read(node="*")["rows"] == []
+    assert SmallFleet(tmp_path, 2, gpus=0).read(tenant="x")["rows"] == []
+
+
+def test_a_gpu_without_a_rail_has_no_verdict(tmp_path: Path) -> None:
+    fleet = SmallFleet(tmp_path, 1)
+    fleet.core.gpus_by_node["n0000"] = {-1: "GPU-x"}
+    (row,) = fleet.read()["rows"]
+    assert (row["rail"], row["state"], row["gpu"]) == (None, "unknown", "GPU-x")
+    assert row["reasons"] == ["the rail of the GPU is not known"]
+
+
+# Over HTTP ---------------------------------------------------------------------------------------
+
+
+async def answer(one: RunningCollector, path: str, token: str = "reader", tag: str = "") -> Any:  # noqa: S107 - a test's token
+    headers = {"Authorization": f"Bearer token-{token}", "If-None-Match": tag}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(one.url + path, headers=headers) as response,
+    ):
+        return response.status, await response.text(), response.headers.get("ETag", "")
+
+
+async def test_the_list_over_http_has_a_tag_and_rejects_an_invalid_query(tmp_path: Path):
+    claims, sender = tmp_path / "claims.csv", FrameSender()
+    claims.write_text("tenant,holds,from,to\nvision,GPU-n1-0,2020-01-01T00:00:00Z,\n")
+    settings = settings_in(tmp_path, claims_file=str(claims), view_refresh_seconds=0.2)
+    with (tmp_path / "tokens.toml").open("a") as tokens:
+        tokens.write(f'[tenants.vision]\nboard = "{digest_token("token-board")}"\n')
+    async with run_collector(settings) as running:
+        rows = [[50, 60, 1000, 2000, 10, 20]] * 3
+        frames = sender.frames(gpu_schema("n1"), rows, at=0)
+        assert (await running.post(sender.body(frames, schemas=True), at=2))[0] == 200
+        async with asyncio.timeout(60):
+            while True:
+                status, text, tag = await answer(running, "/api/v1/gpus")
+                found = msgspec.json.decode(text)
+                if status == 200 and found["found"] == 2 and found["rows"][0]["holders"]:
+                    break
+        row = found["rows"][0]
+        assert (row["node"], row["rail"], row["utilization_ratio"], row["power_watts"]) == (
+            "n1",
+            0,
+            0.5,
+            1,
+        )
+        assert row["state"] == "unknown"
+        assert tag.startswith('W/"')
+        own = msgspec.json.decode((await answer(running, "/api/v1/gpus", "board"))[1])
+        assert [each["gpu"] for each in own["rows"]] == ["GPU-n1-0"]
+        assert (await answer(running, "/api/v1/gpus?tenant=speech", "board"))[0] == 403
+        for query in (
+            "limit=0",
+            "limit=1001",
+            "limit=x",
+            "offset=-1",
+            "state=bad",
+            "rial=1",
+            "node=" + 101 * "x",
+        ):
+            status, text, _ = await answer(running, f"/api/v1/gpus?{query}")
+            assert status == 400
+            assert "invalid query" in text
+        async with asyncio.timeout(60):
+            while True:  # until both requests are between the same two refreshes of the views
+                tag = (await answer(running, "/api/v1/gpus"))[2]
+                status, text, again = await answer(running, "/api/v1/gpus", tag=tag)
+                if status == 304:
+                    break
+        assert (text, again) == ("", tag)
+        assert (await answer(running, "/api/v1/gpus", "board", tag))[0] == 200
