@@ -40,7 +40,7 @@ from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
 
-SLOT_SECONDS = 10
+SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
 WINDOW_SLOTS = 3
 MAX_SEEN_EVENTS = 4096
 """Events of a node by which repeated ones are recognized."""

@@ -20,10 +20,12 @@ from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_ring import compress, decompress
 from collector.diagnosis.slot_sums import Floats
 from collector.workloads.job_roster import JobKey
+from railscope.timestamps import SECOND_NS
 
 Flags: TypeAlias = NDArray[np.bool_]
 
 SLOTS_PER_MINUTE = 6
+SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
 _MAX_BASELINE_MINUTES = 30
 _ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
 _MIN_VARIATION_MINUTES = 4

@@ -323,12 +323,9 @@ class IncidentTracker:
     ) -> None:
         """Update evidence, victims and cost of an incident."""
         finding, kind = candidate.finding, incident.incident_class
-        incident.evidence, incident.parts, incident.detail = (
-            finding.evidence,
-            finding.parts,
-            finding.detail,
-        )
-        incident.affected, incident.gain = finding.affected, finding.gain
+        incident.evidence, incident.parts = finding.evidence, finding.parts
+        incident.detail, incident.gain = finding.detail, finding.gain
+        incident.affected = finding.affected
         severity = Severity(finding.severity or kind.severity)
         if list(Severity).index(severity) > list(Severity).index(incident.severity):
             incident.severity = severity
@@ -403,8 +400,8 @@ class IncidentTracker:
                     break
 
 
-def _index(candidates: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
-    return CauseIndex((each.finding.incident_class, each.reach, each) for each in candidates)
+def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
+    return CauseIndex((each.finding.incident_class, each.reach, each) for each in found)
 
 
 def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
@@ -439,9 +436,10 @@ def _max_gap(finding: Finding) -> int:
 
 def _memory(candidate: _Candidate) -> int:
     """Return for how many slots a finding explains others: a report of the hardware outlasts its event, unless it has ended."""
+    if candidate.incident is None:
+        return _max_gap(candidate.finding) - 1
     kind = CLASSES[candidate.finding.incident_class]
-    is_lasting = kind.specificity >= 1 and kind.name not in PASSING_CLASSES
-    return REOPEN_SLOTS if is_lasting and candidate.incident else CLOSE_SLOTS
+    return CLOSE_SLOTS if kind.specificity < 1 or kind.name in PASSING_CLASSES else REOPEN_SLOTS
 
 
 def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:

@@ -300,7 +300,7 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         late = used - usual < limit
         late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
         hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
-        hit &= above(_medians_of_others(before), STEADY_USE)
+        hit &= has_reason | above(_medians_of_others(before), STEADY_USE)
         # Readings of moments vary: the mean of few of them must differ by more.
         with np.errstate(invalid="ignore"):
             deviation = float(np.nanstd(used - means_known(used)))
@@ -314,8 +314,8 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         hit &= ~(speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE)
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= has_reason
-        if not hit.any() or not has_common_steps(view, job):
-            continue
+        if not has_common_steps(view, job):  # or long ones, of which a minute shows few
+            hit &= has_reason
         # The minute after a change of phase contains both; with enough readings, a shorter window decides.
         count_now = float(np.median(readings[job.gpus]))
         if count_now >= MIN_WINDOW_READINGS and not has_common_steps(

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis.findings import Cause, DiagnosisView, Finding, FindingEvidence, above
+from collector.diagnosis.findings import (
+    SLOT_NS,
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+    above,
+)
 from collector.diagnosis.jobs import MIN_PEERS
 from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
@@ -75,7 +82,7 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
     thresholds = view.thresholds.links
     now, earlier = view.signals.nic, view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
-    counted = view.signals.table(DeviceKind.NIC, 1)["link_downs"]
+    counted = now["link_downs"]
     downs = above(counted, 0.5)
     is_up = now["link_up"] > 0
     groups, nodes = view.groups, len(view.devices.node_names)
@@ -88,7 +95,8 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         evidence = FindingEvidence(
             "link_downs", float(counted[position]), 0.0, "limit", view.nic_name(position)
         )
-        yield Finding("link_flap", Cause("nic", position), (evidence,))
+        onset_ns = _first_down_ns(view, position)
+        yield Finding("link_flap", Cause("nic", position), (evidence,), onset_ns=onset_ns)
     was_up = above(earlier["link_up"], 0.0) | above(
         np.fmax(earlier["send"], earlier["receive"]), 0.0
     )
@@ -116,6 +124,13 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         evidence = FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
         yield Finding("link_down", Cause("nic", position), (evidence,), severity=severity)
     yield from _lost_nics(view)
+
+
+def _first_down_ns(view: DiagnosisView, position: int) -> int:
+    """Return the end of the first slot of the window in which a link went down."""
+    tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(view.signals.window)]
+    counted = [back for back, table in enumerate(tables) if table["link_downs"][position] > 0]
+    return view.timestamp_ns - max(counted, default=0) * SLOT_NS
 
 
 def _lost_nics(view: DiagnosisView) -> Iterator[Finding]:

@@ -38,7 +38,7 @@ _SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_error
 
 EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "pcie_degraded": {Relation.DEVICE: _RECEIVERS, Relation.NODE: ("host_bound_receiver",)},
-    "slow_receiver": {Relation.DEVICE: ("pfc_storm",), Relation.NODE: ("host_bound_receiver",)},
+    "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver"), Relation.NODE: ("host_bound_receiver",)},
     "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm",), Relation.NODE: ("host_bound_receiver",)},
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
     "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "link_flap", "leaf_loss", *_LINK_FAILURES)},

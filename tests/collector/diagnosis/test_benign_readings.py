@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
+from bench.drawn_faults import slow_receiver
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
@@ -157,6 +158,27 @@ def test_a_leaf_with_all_links_down_is_one_incident() -> None:
             row.nic["up"][:, 2] = 0
 
     assert classes_of(incidents_of(leaf_is_down)) == {("link_down", "leaf")}
+
+
+def test_a_link_that_is_down_at_a_sample_flaps_as_well() -> None:
+    def flap(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = since != 0
+
+    (incident,) = incidents_of(flap, ONSET + 4)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+
+
+def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
+    def receiver(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            fault.effect(cluster, row, since)
+        if since >= 12:
+            row.nic["width"][:] = row.nic["width"].max()
+
+    fault = slow_receiver(DrawnCluster(9, 1, NODES, benign=False), "pcie_bound_receiver")
+    found = incidents_of(receiver)
+    assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
 
 
 def test_racks_of_two_pods_are_two_causes() -> None:
