@@ -22,6 +22,7 @@ _ON_DEMAND = {
     "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
     "demo": ("simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
     "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
+    "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
     "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
     "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
     "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),

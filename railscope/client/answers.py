@@ -102,6 +102,43 @@ class GpuItem(msgspec.Struct, frozen=True):
     holders: list[HolderItem] = []
 
 
+class FleetGpuItem(msgspec.Struct, frozen=True):
+    """A GPU of /api/v1/gpus, with the NICs on its rail."""
+
+    node: str
+    gpu: str
+    state: str
+    index: str = ""
+    pci_address: str = ""
+    rail: int | None = None
+    nics: list[str] = []
+    health: str = "unknown"
+    reasons: list[str] = []
+    incidents: list[str] = []
+    age_seconds: float | None = None
+    utilization_ratio: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_used_bytes: float | None = None
+    memory_size_bytes: float | None = None
+    link_up: bool | None = None
+    receive_bytes_per_second: float | None = None
+    transmit_bytes_per_second: float | None = None
+    holders: list[HolderItem] = []
+
+
+class GpusAnswer(msgspec.Struct, frozen=True):
+    """/api/v1/gpus."""
+
+    timestamp_ns: int
+    found: int
+    rows: list[FleetGpuItem]
+    offset: int = 0
+    states: dict[str, int] = {}
+    rails: list[dict[str, int]] = []
+    problem: str = ""
+
+
 class NodeAnswer(msgspec.Struct, frozen=True):
     """/api/v1/nodes/{node}."""
 

@@ -23,6 +23,7 @@ READY = "ready"
 SEVERITIES = ("critical", "warning", "info")
 DOCUMENTS: Mapping[str, tuple[str, type[Any]]] = {
     "cluster": ("/api/v1/cluster", answers.ViewAnswer),
+    "rails": ("/api/v1/rails", answers.ViewAnswer),
     "nodes": ("/api/v1/nodes", answers.NodesAnswer),
     "inventory": ("/api/v1/inventory", answers.InventoryAnswer),
     "incidents": ("/api/v1/incidents", answers.IncidentsAnswer),
@@ -135,6 +136,10 @@ class ClusterReader:
                 if error.is_denied:
                     self.not_served[name] = error
         return ClusterReading(sent_ns, documents, errors, not_ready)
+
+    def read_gpus(self, query: Mapping[str, str]) -> answers.GpusAnswer:
+        """Read a part of the GPUs of all nodes, worst first. Raises ClientError."""
+        return self.client.get_as(answers.GpusAnswer, "/api/v1/gpus", [*query.items()])
 
     def read_node(self, node: str) -> answers.NodeAnswer:
         """Read the GPUs and NICs of a node. Raises ClientError."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from railscope import timestamps
 from railscope.catalog.collector import NODE_STATES
 from railscope.client import answers, tables
@@ -22,6 +24,50 @@ NODE_COLUMNS = (
     tables.number("sources", "SOURCES", wide=True),
     tables.TableColumn("agent_version", "AGENT", is_wide=True),
 )
+FLEET_GPU_COLUMNS = (
+    tables.TableColumn("node", "NODE", is_key=True),
+    tables.TableColumn("index", "GPU"),
+    tables.TableColumn("state", "STATE"),
+    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("power_watts", "POWER", tables.show_watts),
+    tables.number("rail", "RAIL"),
+    tables.TableColumn("nic_state", "NIC"),
+    tables.TableColumn("holder", "HOLDER", tables.show_list),
+    tables.TableColumn("reason", "REASON"),
+    tables.number("temperature_celsius", "TEMP", lambda value: f"{value:.0f} C", wide=True),
+    tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits, wide=True),
+    tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits, wide=True),
+    tables.number("memory_used_bytes", "MEMORY GB", tables.show_gigabytes, wide=True),
+    tables.number("age_seconds", "AGE", tables.show_age, wide=True),
+    tables.TableColumn("pci_address", "PCI", is_wide=True),
+    tables.TableColumn("gpu", "UUID", is_wide=True),
+)
+RAIL_COLUMNS = (
+    tables.TableColumn("rail", "RAIL", is_key=True),
+    tables.number("failed", "FAILED"),
+    tables.number("unknown", "UNKNOWN"),
+    tables.number("degraded", "DEGRADED"),
+    tables.number("healthy", "HEALTHY"),
+    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
+    tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits),
+    tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits),
+    tables.number("paused_ratio", "PAUSED", tables.show_percent, wide=True),
+    tables.number("pausing_ratio", "PAUSING", tables.show_percent, wide=True),
+    tables.number("power_watts", "POWER", tables.show_watts, wide=True),
+    tables.number("ports_up", "PORTS UP", wide=True),
+)
+_RAIL_VALUES: Mapping[str, tuple[str, ...]] = {
+    "utilization_ratio": ("mean_gpu_utilization_ratio",),
+    "temperature_celsius": ("max_gpu_temperature_celsius",),
+    "power_watts": ("sum_gpu_power_watts",),
+    "ports_up": ("sum_rdma_port_up",),
+    "receive_bytes_per_second": ("sum_nic_receive_bytes_per_second", "sum_rdma_receive_bytes_per_second"),
+    "transmit_bytes_per_second": ("sum_nic_transmit_bytes_per_second", "sum_rdma_transmit_bytes_per_second"),
+    "paused_ratio": ("max_nic_receive_pfc_pause_ratio",),
+    "pausing_ratio": ("max_nic_transmit_pfc_pause_ratio",),
+}  # fmt: skip
+"""Roll-ups of a rail (without `railscope_rail_`) by value; the first one that is reported counts."""
 JOB_COLUMNS = (
     tables.TableColumn("tenant", "TENANT"),
     tables.TableColumn("workload", "JOB", is_key=True),
@@ -45,9 +91,7 @@ INCIDENT_COLUMNS = (
     tables.TableColumn("action", "ACTION"),
     tables.TableColumn("state", "STATE", is_wide=True),
     tables.TableColumn("onset", "ONSET", tables.show_time, is_wide=True),
-    tables.TableColumn(
-        "jobs", "JOBS", lambda value: tables.show_text(", ".join(value)), is_wide=True
-    ),
+    tables.TableColumn("jobs", "JOBS", tables.show_list, is_wide=True),
     tables.TableColumn("explained_by", "EXPLAINED BY", is_wide=True),
     tables.TableColumn("id", "ID", is_wide=True),
 )
@@ -110,6 +154,49 @@ def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
         "sources": len(facts.streams),
         "agent_version": facts.agent_version,
         "incidents": facts.incidents,
+    }
+
+
+def fleet_gpu_table(answer: answers.GpusAnswer) -> tables.ClientTable:
+    """Return a part of the GPUs of all nodes, in their order."""
+    rows = [_fleet_gpu_row(gpu) for gpu in answer.rows]
+    notes = (f"incidents: {answer.problem}",) if answer.problem else ()
+    none_fresh = "no fresh reading"
+    reasons = dict.fromkeys(
+        ("utilization_ratio", "power_watts", "receive_bytes_per_second"), none_fresh
+    )
+    reasons |= {"holder": "no job holds the GPU", "nic_state": "no NIC is on the rail of the GPU"}
+    return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, rows, notes=notes, reasons=reasons)
+
+
+def _fleet_gpu_row(gpu: answers.FleetGpuItem) -> tables.Row:
+    """Return the values as in the API, and those of columns that combine them."""
+    nics = ", ".join(gpu.nics)
+    values: tables.Row = msgspec.to_builtins(gpu)
+    return values | {
+        "nic_state": f"{nics} down" if gpu.link_up is False else nics,
+        "holder": [f"{holder.tenant}/{holder.workload}" for holder in gpu.holders],
+        "reason": "; ".join(gpu.reasons),
+    }
+
+
+def rail_table(reading: ClusterReading, gpus: answers.GpusAnswer) -> tables.ClientTable:
+    """Return the rails, those with most failed GPUs first."""
+    document: answers.ViewAnswer | None = reading.document("rails")
+    values: dict[tuple[str, str], float | None] = {}
+    for row in document.rows if document and not reading.absence("rails") else ():
+        values[row.labels.get("rail", ""), row.metric.removeprefix("railscope_rail_")] = row.value
+    rows = [dict(rail) | _rail_values(str(rail["rail"]), values) for rail in gpus.rails]
+    rows.sort(key=lambda row: [-row.get(state, 0) for state in NODE_STATES[:-1]])
+    notes = (f"rails: {stale}",) if (stale := reading.absence("rails")) else ()
+    reasons = dict.fromkeys(_RAIL_VALUES, stale or "no fresh reading of the rail")
+    return tables.ClientTable("rails", RAIL_COLUMNS, rows, notes=notes, reasons=reasons)
+
+
+def _rail_values(rail: str, values: Mapping[tuple[str, str], float | None]) -> tables.Row:
+    return {
+        key: next((v for name in names if (v := values.get((rail, name))) is not None), None)
+        for key, names in _RAIL_VALUES.items()
     }
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -209,6 +210,51 @@ def nodes(*, node: str, of_state: str, **options: Any) -> None:
         return
     found = _read_cluster(options, "nodes", "inventory")
     _print_table(cluster_tables.node_table(found), options, node=node, state=of_state)
+
+
+@click.command(cls=ClientCommand)
+@_node_option
+@click.option("--rail", type=click.IntRange(0), help="Only on this rail.")
+@_tenant_option
+@_state_option("failed, unknown, degraded or healthy")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=1000,
+    show_default=True,
+    help="Number of GPUs at most.",
+)
+@click.option(
+    "--offset", type=click.IntRange(0), default=0, help="Number of GPUs to omit, for the next part."
+)
+@_table_options
+def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -> None:
+    """List the GPUs of all nodes with rail and NIC, worst first; those of the node of an agent.
+
+    The state is the worse of the verdict of the agent and of the open incidents of the GPU, its NIC and its node.
+    """
+    rail, offset = options["rail"], options["offset"]
+    client = ReadClient(_address(options))
+    chosen = {
+        "node": node,
+        "rail": "" if rail is None else str(rail),
+        "tenant": tenant,
+        "state": of_state,
+    }
+    if client.address.is_agent:
+        rows = AgentReader(client).read().gpu_rows
+        chosen["health"] = chosen.pop("state")
+        _print_table(gpu_table(rows, with_rates=False), options, **chosen)
+        return
+    query = {key: text for key, text in chosen.items() if text}
+    answer = ClusterReader(client).read_gpus(query | {"limit": str(limit), "offset": str(offset)})
+    table = cluster_tables.fleet_gpu_table(answer)
+    more = answer.found - answer.offset - len(answer.rows)
+    notes = (
+        *table.notes,
+        *([f"{more} of {answer.found} GPUs follow: --offset {offset + limit}"] if more > 0 else []),
+    )
+    _print_table(replace(table, notes=notes), options)
 
 
 @click.command(cls=ClientCommand)

@@ -36,7 +36,7 @@ GPU_COLUMNS = (
     tables.number("utilization_ratio", "BUSY", tables.show_percent),
     tables.number("power_watts", "POWER", tables.show_watts),
     tables.number("temperature_celsius", "TEMP", lambda value: f"{value:.0f} C"),
-    tables.TableColumn("holder", "HOLDER", lambda value: tables.show_text(", ".join(value))),
+    tables.TableColumn("holder", "HOLDER", tables.show_list),
     tables.number("rail", "RAIL"),
     tables.TableColumn("nic_state", "NIC"),
     tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits),
@@ -111,6 +111,25 @@ def gpu_rows(found: DeviceReadings, before: DeviceReadings | None = None) -> lis
     return sorted(
         rows, key=lambda row: (_WORST_FIRST.index(row["health"]), _index_order(row["index"]))
     )
+
+
+_SAME_READ_NS = 500_000_000
+"""Difference of times of the same read: the age of a source has the resolution of the request."""
+
+
+@dataclass
+class GpuRates:
+    """The last two different readings of a node: a reading that is received again has the rate that it had."""
+
+    _newest: DeviceReadings = field(default_factory=DeviceReadings)
+    _before: DeviceReadings | None = None
+
+    def rows(self, devices: DeviceReadings) -> list[tables.Row]:
+        """Return a row for each GPU, worst first, with rates if there are two readings."""
+        distance_ns = abs(devices.counted_ns - self._newest.counted_ns)
+        if devices.node != self._newest.node or distance_ns > _SAME_READ_NS:
+            self._before, self._newest = self._newest, devices
+        return gpu_rows(devices, self._before)
 
 
 def _gpu_row(
@@ -256,8 +275,10 @@ class AgentReader:
 
     client: ReadClient
 
-    def read(self, before: AgentReading | None = None) -> AgentReading:
-        """Read the metrics; rates need the reading before. Raises ClientError."""
+    rates: GpuRates = field(default_factory=GpuRates)
+
+    def read(self) -> AgentReading:
+        """Read the metrics. Raises ClientError."""
         answer = self.client.get("/metrics", _QUERY)
         try:
             text = answer.body.decode()
@@ -267,7 +288,7 @@ class AgentReader:
             )
             raise ClientError(message) from error
         found = read_metrics(text, answer.sent_ns)
-        found.gpu_rows = gpu_rows(found.devices, before.devices if before else None)
+        found.gpu_rows = self.rates.rows(found.devices)
         return found
 
 

@@ -29,6 +29,11 @@ def show_text(value: Any) -> str:
     return printable(str(value))
 
 
+def show_list(values: Any) -> str:
+    """Return the values of a list as one printable line."""
+    return show_text(", ".join(map(str, values)))
+
+
 def show_number(value: Any) -> str:
     """Format without decimals if they are zero."""
     return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 from rich.text import Text
@@ -19,9 +20,9 @@ from railscope.client import tables
 from railscope.client.connection import ClientError
 from railscope.client.top_views import (
     FACT_COLUMNS,
+    MAX_ROWS,
     AgentPages,
     ClusterPages,
-    Subject,
     TopPage,
     TopView,
     absence_reasons,
@@ -45,11 +46,13 @@ _Bindings: TypeAlias = list[binding.BindingType]
 HELP = """\
 {views}
 
-Enter  open the row: tenant, job, node, GPU with its NIC
+Enter  open the row: tenant, job, node or rail, GPU with its NIC
 Esc    back
 /      filter rows: key=value, several separated by spaces; * matches any
        text: state=degraded node=gpu-1*. An empty filter shows all rows.
-r      read now
+       GPUs: state, rail, node, gpu (UUID), tenant, workload.
+> <    next and previous rows of a long view
+Space  read now
 q      quit
 
 A dash is an absent value: the line at the bottom has the reason.
@@ -101,7 +104,9 @@ class TopApp(app.App[None]):
         ("question_mark", "help", "Help"),
         ("slash", "filter", "Filter"),
         ("escape", "leave", "Back"),
-        ("r", "refresh_now", "Read now"),
+        ("space", "refresh_now", "Read now"),
+        ("greater_than_sign", "show_part(1)", "Next rows"),
+        ("less_than_sign", "show_part(-1)", "Previous rows"),
     ]
 
     def __init__(
@@ -226,7 +231,10 @@ class TopApp(app.App[None]):
             yield "(reading)"
         else:
             if self.page.count > len(self.page.table.rows):
-                yield f"{len(self.page.table.rows)} of {self.page.count} rows"
+                first, last = self.view.offset + 1, self.view.offset + len(self.page.table.rows)
+                yield (
+                    f"{first}-{last} of {self.page.count} rows" if last >= first else "no more rows"
+                )
             yield from map(tables.show_text, self.page.table.notes)
 
     def _draw_rows(self) -> None:
@@ -294,12 +302,7 @@ class TopApp(app.App[None]):
         """Change the view by its key."""
         if isinstance(self.focused, widgets.Input) or event.key not in self._pages.views:
             return
-        name = self._pages.views[event.key]
-        subject: Subject = ()
-        row = self._selected_row()
-        if name == "gpus" and self.view.name == "nodes" and row is not None:
-            subject = (str(row["node"]),)
-        self._show(TopView(name, subject))
+        self._show(TopView(self._pages.views[event.key]))
 
     def _show(self, view: TopView, *, back: bool = False) -> None:
         if view == self.view:
@@ -344,6 +347,12 @@ class TopApp(app.App[None]):
     def action_refresh_now(self) -> None:
         """Read now."""
         self._wake.set()
+
+    def action_show_part(self, step: int) -> None:
+        """Show the next or the previous rows, if there are any."""
+        offset = self.view.offset + step * MAX_ROWS
+        if self.page is not None and self.page.view == self.view and 0 <= offset < self.page.count:
+            self._show(replace(self.view, offset=offset), back=True)
 
     def action_help(self) -> None:
         """Show the help."""

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from railscope.client import answers, cluster_tables, node_reading, status, tables
 from railscope.client.cluster_reading import ClusterReader, ClusterReading
-from railscope.client.connection import ReadClient
+from railscope.client.connection import ClientError, ReadClient
 
 MAX_ROWS = 500
-"""Rows of a page; a filter finds the others."""
+"""Rows of a page; the next part has the others, and a filter finds them."""
 Subject: TypeAlias = tuple[str, ...]
 FACT_COLUMNS = (tables.TableColumn("fact", "", is_key=True), tables.TableColumn("value", ""))
 
@@ -23,6 +23,8 @@ class TopView:
     name: str
     subject: Subject = ()
     filters: Mapping[str, str] = field(default_factory=dict)
+    offset: int = 0
+    """Rows before those that are shown."""
 
     @property
     def title(self) -> str:
@@ -40,7 +42,7 @@ class TopPage:
     head: str
     table: tables.ClientTable
     count: int
-    """Rows without the filters and the bound."""
+    """Rows without the bound."""
     age_seconds: float | None
     """Age of the data when it was received."""
     permitted: TopView | None = None
@@ -50,6 +52,7 @@ class TopPage:
 CLUSTER_VIEWS: Mapping[str, str] = {
     "n": "nodes",
     "g": "gpus",
+    "r": "rails",
     "j": "jobs",
     "t": "tenants",
     "i": "incidents",
@@ -58,6 +61,7 @@ CLUSTER_VIEWS: Mapping[str, str] = {
 AGENT_VIEWS: Mapping[str, str] = {"g": "gpus", "s": "sources"}
 _HEAD = ("nodes", "incidents", "cluster", "inventory")
 _DOCUMENTS: Mapping[str, tuple[str, ...]] = {
+    "rails": ("rails",),
     "jobs": ("jobs",),
     "tenants": ("tenants", "account", "jobs"),
     "events": ("events",),
@@ -66,6 +70,7 @@ _DOCUMENTS: Mapping[str, tuple[str, ...]] = {
 _ROW_NAMES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("node",),
     "gpus": ("node", "gpu"),
+    "rails": ("rail",),
     "jobs": ("tenant", "source", "workload"),
     "tenants": ("tenant",),
     "incidents": ("id",),
@@ -81,7 +86,7 @@ def row_subject(view: TopView, row: tables.Row) -> Subject:
 
 
 def opened_view(view: TopView, row: tables.Row) -> TopView | None:
-    """Return the view that a row opens: tenant, job, node, GPU; None if there is none."""
+    """Return the view that a row opens: tenant, job, node or rail, GPU; None if there is none."""
     subject = row_subject(view, row)
     match view.name:
         case "tenants":
@@ -90,10 +95,10 @@ def opened_view(view: TopView, row: tables.Row) -> TopView | None:
             return TopView("nodes", subject)
         case "nodes" | "events":
             return TopView("gpus", subject[:1])
-        case "gpus":
-            return TopView("gpu", subject)
-        case "incidents":
-            return TopView("incident", subject)
+        case "gpus" | "incidents":
+            return TopView(view.name.removesuffix("s"), subject)
+        case "rails":
+            return TopView("gpus", filters={"rail": subject[0]})
     return None
 
 
@@ -103,8 +108,7 @@ class ClusterPages:
 
     reader: ClusterReader
     views: Mapping[str, str] = field(default_factory=lambda: CLUSTER_VIEWS)
-    _devices: node_reading.DeviceReadings | None = None
-    """The last readings of a node, for rates."""
+    _rates: node_reading.GpuRates = field(default_factory=node_reading.GpuRates)
 
     def first(self) -> TopView:
         """Return the view to begin with."""
@@ -118,13 +122,15 @@ class ClusterPages:
             reading.is_denied("nodes") and "jobs" not in names
         ):  # a tenant has jobs in place of nodes
             reading = self.reader.read((*names, "jobs"))
-        table = self._table(view, reading)
         age = (
             reading.age_seconds("nodes")
             if "nodes" in reading.documents
             else reading.age_seconds("incidents")
         )
-        page = _page(view, _cluster_head(reading), table, age)
+        head = _cluster_head(reading)
+        if view.name == "gpus" and not view.subject:
+            return self._fleet_gpus(view, head, age)
+        page = _page(view, head, self._table(view, reading), age)
         is_first = view == self.first() and reading.is_tenant
         return replace(page, permitted=TopView("jobs")) if is_first else page
 
@@ -132,11 +138,27 @@ class ClusterPages:
         match view.name:
             case "gpus" | "gpu":
                 return self._gpus(view, reading)
+            case "rails":
+                gpus = self.reader.read_gpus({"limit": "1"})
+                return cluster_tables.rail_table(reading, gpus)
             case "incident":
                 return _incident_facts(view, reading)
             case "nodes" if view.subject:
                 return self._nodes_of_job(view, reading)
         return _TABLES[view.name](reading)
+
+    def _fleet_gpus(self, view: TopView, head: str, age: float | None) -> TopPage:
+        """Return a part of all GPUs; the collector selects and sorts them."""
+        query = {"limit": str(MAX_ROWS), "offset": str(view.offset), **view.filters}
+        try:
+            answer = self.reader.read_gpus(query)
+        except ClientError as error:
+            if error.status is None:
+                raise
+            columns = cluster_tables.FLEET_GPU_COLUMNS
+            table = tables.ClientTable("gpus", columns, absence=error.message)
+            return TopPage(view, head, table, 0, age)
+        return TopPage(view, head, cluster_tables.fleet_gpu_table(answer), answer.found, age)
 
     def _nodes_of_job(self, view: TopView, reading: ClusterReading) -> tables.ClientTable:
         tenant, source, workload = view.subject
@@ -159,22 +181,13 @@ class ClusterPages:
         return replace(table, rows=[row for row in table.rows if row["node"] in nodes])
 
     def _gpus(self, view: TopView, reading: ClusterReading) -> tables.ClientTable:
-        nodes = cluster_tables.node_table(reading)
-        with_gpus = [str(row["node"]) for row in nodes.rows if row.get("gpus")]
-        node = view.subject[0] if view.subject else next(iter(with_gpus), "")
-        if not node:
-            return tables.ClientTable(
-                "gpus", node_reading.GPU_COLUMNS, absence=nodes.absence or "no node has GPUs"
-            )
+        node = view.subject[0]
+        if reading.is_denied("nodes"):  # a tenant reads the list of its own GPUs
+            query = {"node": node} | ({"gpu": view.subject[1]} if view.name == "gpu" else {})
+            table = cluster_tables.fleet_gpu_table(self.reader.read_gpus(query))
+            return _row_facts(table) if view.name == "gpu" else table
         document = self.reader.read_node(node)
-        devices = node_reading.of_document(document)
-        rows = node_reading.gpu_rows(devices, self._devices)
-        if (
-            self._devices is None
-            or devices.counted_ns != self._devices.counted_ns
-            or devices.node != self._devices.node
-        ):
-            self._devices = devices
+        rows = self._rates.rows(node_reading.of_document(document))
         return (
             _gpu_facts(view, rows)
             if view.name == "gpu"
@@ -197,7 +210,6 @@ class AgentPages:
 
     reader: node_reading.AgentReader
     views: Mapping[str, str] = field(default_factory=lambda: AGENT_VIEWS)
-    _before: node_reading.AgentReading | None = None
 
     def first(self) -> TopView:
         """Return the view to begin with."""
@@ -205,12 +217,7 @@ class AgentPages:
 
     def read(self, view: TopView) -> TopPage:
         """Read a view. Raises ClientError."""
-        reading = self.reader.read(self._before)
-        if (
-            self._before is None
-            or reading.devices.counted_ns - self._before.devices.counted_ns > _SAME_READ_NS
-        ):
-            self._before = reading
+        reading = self.reader.read()
         report = status.agent_report("", reading)
         gpus = ", ".join(
             f"{tables.show_number(count)} {state}"
@@ -226,10 +233,6 @@ class AgentPages:
         return _page(view, head, table, reading.age_seconds)
 
 
-_SAME_READ_NS = 500_000_000
-"""Difference of times of the same read: the age of a source has the resolution of the request."""
-
-
 def create_pages(client: ReadClient) -> ClusterPages | AgentPages:
     """Return the reader of pages for the server of a client."""
     return (
@@ -241,9 +244,8 @@ def create_pages(client: ReadClient) -> ClusterPages | AgentPages:
 
 def _page(view: TopView, head: str, table: tables.ClientTable, age: float | None) -> TopPage:
     filtered = table.filtered(view.filters)
-    return TopPage(
-        view, head, replace(filtered, rows=filtered.rows[:MAX_ROWS]), len(filtered.rows), age
-    )
+    rows = filtered.rows[view.offset : view.offset + MAX_ROWS]
+    return TopPage(view, head, replace(filtered, rows=rows), len(filtered.rows), age)
 
 
 def _cluster_head(reading: ClusterReading) -> str:
@@ -327,6 +329,18 @@ def _gpu_facts(view: TopView, rows: list[tables.Row]) -> tables.ClientTable:
     )
     return replace(
         _facts_table("gpu", texts), reasons={"value": "not reported, or not known to the collector"}
+    )
+
+
+def _row_facts(table: tables.ClientTable) -> tables.ClientTable:
+    """Return the first row of a table as facts."""
+    facts = {
+        column.head: table.cell(column, row) for row in table.rows[:1] for column in table.columns
+    }
+    return (
+        _facts_table("gpu", facts)
+        if facts
+        else replace(table, absence="the GPU is not reported any more")
     )
 
 

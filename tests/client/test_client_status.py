@@ -411,3 +411,62 @@ def test_the_default_file_is_that_of_the_user(tmp_path: Path):
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "RAILSCOPE_CONTEXT": ""}
     assert run("context", "set", "a", "--agent", "http://127.0.0.1:1", **environment).exit_code == 0
     assert (tmp_path / "railscope" / "context.toml").is_file()
+
+
+GPU = {"node": "n1", "gpu": "GPU-a", "index": "0", "pci_address": "", "rail": 0, "nics": ["eth0", HOSTILE], "state": "failed",
+       "health": "failed", "reasons": ["xid"], "link_up": False, "holders": [{"tenant": HOSTILE, "source": "s", "workload": "7", "held_ratio": 1.0}]}  # fmt: skip
+
+
+def test_the_gpus_of_all_nodes_are_listed_in_parts():
+    found = {
+        "timestamp_ns": NOW_NS,
+        "found": 3,
+        "offset": 1,
+        "rows": [GPU],
+        "problem": "not diagnosed",
+    }
+    with collector({"/api/v1/gpus": found}) as server:
+        options = (
+            "--node",
+            "n*",
+            "--rail",
+            "0",
+            "--state",
+            "failed",
+            "--limit",
+            "1",
+            "--offset",
+            "1",
+        )
+        printed = run("gpus", *options, "--collector", server.url)
+        content = json.loads(run("gpus", "--json", "--collector", server.url).stdout)
+        wide = run("gpus", "--wide", "--collector", server.url)
+    path = server.requests[0].split(" ")[1]
+    assert path == "/api/v1/gpus?node=n%2A&rail=0&state=failed&limit=1&offset=1"
+    assert printed.exit_code == 0
+    lines = printed.stdout.splitlines()
+    assert lines[1].split()[:3] == ["n1", "0", "failed"]
+    assert lines[-2:] == ["incidents: not diagnosed", "1 of 3 GPUs follow: --offset 2"]
+    assert max(map(len, lines)) <= 80
+    assert printed.stdout.replace("\n", "").isprintable()
+    assert r"evil\x1b[2J" in wide.stdout
+    (row,) = content["gpus"]
+    assert {key: row[key] for key in GPU} == GPU
+    assert (row["power_watts"], row["holder"]) == (None, [f"{HOSTILE}/7"])
+
+
+def test_an_older_collector_has_no_list_of_gpus():
+    with collector({}) as server:
+        outcome = run("gpus", "--collector", server.url)
+    assert outcome.exit_code == 3
+    assert "status 404" in outcome.stderr
+
+
+def test_the_gpus_of_an_agent_are_those_of_its_node():
+    text = (
+        'railscope_node_info{hostname="n1"} 1\nrailscope_gpu_info{gpu="GPU-a",index="0",rail="3"} 1\n'
+        'railscope_gpu_info{gpu="GPU-b",index="1",rail="4"} 1\n'
+    )
+    with scripted_server(by_path({"/metrics": response(text.encode())})) as server:
+        outcome = run("gpus", "--rail", "3", "--agent", server.url)
+    assert [line.split()[0] for line in outcome.stdout.splitlines()] == ["GPU", "0"]

@@ -71,6 +71,20 @@ def node_document(name: str, received: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def fleet_gpus(names: tuple[str, ...]) -> dict[str, Any]:
+    """The GPU on rail 1 of the first node has failed; all others are healthy."""
+    holder = {"tenant": "vision", "source": "slurm", "workload": "7", "held_ratio": 1.0}
+    rows = [
+        {"node": name, "gpu": f"GPU-{name}-{rail}", "index": str(rail), "rail": rail, "nics": [f"eth{rail}"],
+         "state": "healthy", "health": "healthy", "power_watts": 412.0, "holders": [holder]}
+        for name in names for rail in (1, 0)
+    ]  # fmt: skip
+    rows[0] |= {"state": "failed", "reasons": ["xid"], "link_up": False, "power_watts": None}
+    states = {"failed": 0, "unknown": 0, "degraded": 0, "healthy": len(names)}
+    rails = [{"rail": 0, **states}, {"rail": 1, **states, "failed": 1, "healthy": len(names) - 1}]
+    return {"timestamp_ns": NOW_NS, "found": 2 * len(names), "rails": rails, "rows": rows}
+
+
 def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
     view = {"timestamp_ns": NOW_NS}
     job = {
@@ -104,6 +118,8 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "/api/v1/account": {"tenants": {"vision": {"held_ns": "1"}}},
         "/api/v1/events": {"events": [event]},
         "/api/v1/jobs/vision/slurm/7": job | {"places": [{"node": names[0], "gpu": "GPU-a", "index": "0"}]},
+        "/api/v1/gpus": fleet_gpus(names),
+        "/api/v1/rails": view | {"rows": [{"metric": "railscope_rail_max_gpu_temperature_celsius", "value": 71.0, "labels": {"rail": "1"}}]},
         **{f"/api/v1/nodes/{name}": node_document(name) for name in ("n1", "n2")},
     }  # fmt: skip
 
@@ -111,8 +127,10 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
 class TopScreen:
     """A running `top`, its server, and what it shows."""
 
-    def __init__(self, app: TopApp, pilot: Pilot[None], server: ScriptedServer) -> None:
-        self.app, self.pilot, self.server = app, pilot, server
+    def __init__(
+        self, app: TopApp, pilot: Pilot[None], server: ScriptedServer, content: dict[str, Any]
+    ) -> None:
+        self.app, self.pilot, self.server, self.content = app, pilot, server, content
 
     def text(self, name: str) -> str:
         return str(self.app.screen_stack[0].query_one(f"#{name}", Static).render())
@@ -157,7 +175,7 @@ async def top(
         )
         app = TopApp(pages, server.url, interval)
         async with app.run_test(size=size) as pilot:
-            yield TopScreen(app, pilot, server)
+            yield TopScreen(app, pilot, server, content)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -170,7 +188,7 @@ async def test_nodes_are_shown_worst_first_and_each_view_has_a_key(size: tuple[i
         )
         for key, name, first in (
             ("j", "jobs", "vision"), ("t", "tenants", "vision"), ("i", "incidents", "critical"),
-            ("e", "events", show_short_time(format_timestamp(NOW_NS))), ("g", "gpus", "1"), ("n", "nodes", "n1"),
+            ("e", "events", show_short_time(format_timestamp(NOW_NS))), ("g", "gpus", "n1"), ("r", "rails", "1"), ("n", "nodes", "n1"),
         ):  # fmt: skip
             await screen.press(key)
             await screen.until(
@@ -180,7 +198,7 @@ async def test_nodes_are_shown_worst_first_and_each_view_has_a_key(size: tuple[i
             assert table.virtual_size.width <= size[0]
             assert screen.rows()[0][0].rstrip("~") in first
         await screen.press("escape")
-        await screen.shows("gpus", "1")
+        await screen.shows("rails", "1")
 
 
 async def test_enter_leads_from_the_tenant_to_the_gpu_and_its_nic():
@@ -268,7 +286,7 @@ async def test_there_is_one_request_at_a_time_and_the_end_does_not_wait_for_it()
         await screen.shows("nodes", "n1")
         screen.server.silent.set()
         before = len(screen.server.requests)
-        await screen.press("j", "t", "r", "r", "n", "i")
+        await screen.press("j", "t", "space", "space", "n", "i")
         await screen.until(lambda: len(screen.server.requests) > before)
         assert len(screen.server.requests) == before + 1
         assert "(reading)" in screen.text("title")
@@ -294,6 +312,73 @@ async def test_hostile_names_stay_text_and_many_rows_are_bounded():
         await screen.press("slash", *"node=n02999", "enter")
         await screen.shows("nodes", "n02999")
         assert "\x1b" not in screen.app.export_screenshot()
+
+
+async def test_rails_lead_to_their_gpus_and_nics():
+    async with top(documents()) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("r")
+        await screen.shows("rails", "1")
+        assert screen.rows()[0][:5] == ["1", "1", "0", "0", "1"]
+        assert "71 C" in screen.rows()[0]
+        assert "no fresh reading of the rail" in screen.text("foot")
+        await screen.press("enter")
+        await screen.shows("gpus  rail=1", "n1")
+        assert screen.rows()[0][1:3] == ["1", "failed"]
+        assert "eth1 down" in screen.rows()[0]
+        path = screen.server.requests[-1].split(" ")[1]
+        assert path == "/api/v1/gpus?limit=500&offset=0&rail=1"
+        await screen.press("slash", *" state=bad", "enter")
+        content = json_response({"error": "invalid query: state"}, "400 Bad Request")
+        screen.content["/api/v1/gpus"] = content
+        await screen.press("space")
+        await screen.until(lambda: "invalid query: state" in screen.text("foot"))
+
+
+async def test_a_long_list_is_read_in_parts():
+    names = tuple(f"n{number:05}" for number in range(250))
+    content = documents(names)
+    content["/api/v1/gpus"] |= {"found": 1001}
+    async with top(content) as screen:
+        await screen.until(lambda: bool(screen.rows()))
+        await screen.press("g")
+        await screen.shows("gpus", names[0])
+        assert "1-500 of 1001 rows" in screen.text("title")
+        for keys, title in (
+            (">", "501-1000"),
+            (">", "1001-"),
+            (">", "1001-"),
+            ("<", "501-1000"),
+            ("<", "1-500"),
+            ("<", "1-500"),
+        ):
+            await screen.press({">": "greater_than_sign", "<": "less_than_sign"}[keys])
+            await screen.until(lambda title=title: f"{title}" in screen.text("title"))
+        offsets = [
+            request.split(" ")[1] for request in screen.server.requests if "offset=" in request
+        ]
+        assert [path.partition("offset=")[2] for path in offsets] == [
+            "0",
+            "500",
+            "1000",
+            "500",
+            "0",
+        ]
+
+
+async def test_the_gpu_of_a_tenant_is_one_of_its_own():
+    denied = json_response({"error": "access denied"}, "403 Forbidden")
+    content = documents() | dict.fromkeys(
+        ("/api/v1/nodes", "/api/v1/cluster", "/api/v1/inventory", "/api/v1/rails"), denied
+    )
+    async with top(content) as screen:
+        await screen.shows("jobs", "vision")
+        await screen.press("g")
+        await screen.shows("gpus", "n1")
+        await screen.press("enter")
+        await screen.shows("gpu of n1/GPU-n1-1", "NODE")
+        assert ["HOLDER", "vision/7"] in screen.rows()
+        assert "/api/v1/nodes/n1" not in " ".join(screen.server.requests)
 
 
 async def test_a_tenant_sees_its_jobs():
@@ -328,7 +413,7 @@ async def test_rates_come_from_two_readings():
     content = documents()
     async with top(content, (200, 60), interval=0.05) as screen:
         await screen.shows("nodes", "n1")
-        await screen.press("g")
+        await screen.press("enter")
         await screen.shows("gpus of n1", "1")
         assert "a rate needs two readings" in screen.text("foot")
         content["/api/v1/nodes/n1"] = node_document("n1", SECOND_NS)

@@ -87,6 +87,9 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             opened.tmux("send-keys", "-t", "0", "Enter")
             opened.until("gpus of n1")
             opened.until("eth0")
+            for key, shown_text in (("g", "eth1 down"), ("r", "HOTTEST")):
+                opened.tmux("send-keys", "-t", "0", key)
+                assert max(map(len, opened.until(shown_text))) <= columns
             opened.tmux("send-keys", "-t", "0", "?")
             opened.until("lost connection")
             opened.tmux("send-keys", "-t", "0", "Escape")
@@ -94,7 +97,7 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
                 "lost connection"
             )  # Escape and the next key are one key if they follow at once
             opened.tmux("resize-window", "-x", "60", "-y", "12")
-            opened.until("gpus of n1")
+            opened.until("rails")
             opened.tmux("send-keys", "-t", "0", "q")
             opened.until("exit status 0")
 
