@@ -6,7 +6,7 @@ Unknown is never healthy: a document that is absent or stale makes unknown what 
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
@@ -109,6 +109,8 @@ class ClusterReader:
     client: ReadClient
     not_served: dict[str, ClientError] = field(default_factory=dict)
     """Documents that were denied: they are not requested again, as each denial is an audit record."""
+    is_wanted: Callable[[], bool] = lambda: True
+    """Returns false if the documents are not needed any more: on a slow link each one takes long."""
 
     def read(self, names: Collection[str]) -> ClusterReading:
         """Read documents. Raises ClientError if the collector does not answer at all."""
@@ -118,6 +120,8 @@ class ClusterReader:
         for name in names:
             if name in errors:
                 continue
+            if not self.is_wanted():
+                break
             try:
                 if name == READY:
                     self.client.get("/-/ready")

@@ -32,6 +32,7 @@ from railscope.client.top_views import (
 
 WIDE_COLUMNS = 140
 """Width from which all columns are shown."""
+_DRAWN_WIDGETS = 4
 _TICK_SECONDS = 0.5
 _JOIN_SECONDS = 0.2
 _STYLES: Mapping[str, str] = {
@@ -83,7 +84,7 @@ class TopHelp(screen.ModalScreen[None]):
 
     def compose(self) -> app.ComposeResult:
         """Yield the text."""
-        names = "\n".join(f"{key}      {name}" for key, name in self._views.items())
+        names = "  ".join(f"{key} {name}" for key, name in self._views.items())
         with containers.VerticalScroll():
             yield widgets.Static(Text(HELP.format(views=names)))
 
@@ -153,8 +154,10 @@ class TopApp(app.App[None]):
 
     @property
     def _is_ended(self) -> bool:
-        """True if there is nothing to draw on any more: at its end, messages arrive after the widgets are removed."""
-        return self._ended.is_set() or not self.screen_stack or not self._view_screen.query("#rows")
+        """True if not all widgets are there any more: at the end, messages arrive while they are removed one by one."""
+        if self._ended.is_set() or not self.screen_stack:
+            return True
+        return len(self._view_screen.query("#head, #title, #rows, #foot")) < _DRAWN_WIDGETS
 
     @property
     def _view_screen(self) -> screen.Screen[object]:
@@ -169,6 +172,9 @@ class TopApp(app.App[None]):
 
     def _read_pages(self) -> None:
         """Read the current view again and again, in a thread."""
+        view = self.view
+        if isinstance(self._pages, ClusterPages):
+            self._pages.reader.is_wanted = lambda: view == self.view
         while not self._ended.is_set():
             self._wake.clear()
             view = self.view

@@ -122,6 +122,8 @@ class ClusterPages:
             reading.is_denied("nodes") and "jobs" not in names
         ):  # a tenant has jobs in place of nodes
             reading = self.reader.read((*names, "jobs"))
+        if not self.reader.is_wanted():
+            return TopPage(view, "", tables.ClientTable(view.name, ()), 0, None)
         age = (
             reading.age_seconds("nodes")
             if "nodes" in reading.documents
@@ -362,11 +364,14 @@ _TABLES: Mapping[str, Callable[[ClusterReading], tables.ClientTable]] = {
 
 
 def absence_reasons(table: tables.ClientTable, row: tables.Row) -> Iterator[str]:
-    """Yield the reason for each dash of a row, where one is known."""
+    """Yield the reasons for the dashes of a row, where they are known."""
+    heads: dict[str, list[str]] = {}
     for column in table.columns:
         reason = table.reasons.get(column.key)
         if reason and table.cell(column, row) == tables.DASH:
-            yield f"{column.head}: {tables.show_text(reason)}"
+            heads.setdefault(reason, []).append(column.head)
+    for reason, names in heads.items():
+        yield f"{', '.join(names)}: {tables.show_text(reason)}"
 
 
 def plain_page(page: TopPage, width: int) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -293,6 +294,27 @@ async def test_there_is_one_request_at_a_time_and_the_end_does_not_wait_for_it()
         started = time.monotonic()
         await screen.press("q")
     assert time.monotonic() - started < 5, "shorter than the limit of the request"
+
+
+async def test_a_view_that_is_left_is_not_read_to_its_end():
+    content, released = documents(), threading.Event()
+
+    def answer(path: str) -> bytes:
+        if path == "/api/v1/nodes" and not released.is_set():
+            released.wait(20)
+        return by_path(content)(path)
+
+    with scripted_server(answer) as server:
+        pages = create_pages(ReadClient(ServerAddress(server.url, timeout_seconds=30)))
+        app = TopApp(pages, server.url, 30)
+        async with app.run_test(size=(80, 24)) as pilot:
+            screen = TopScreen(app, pilot, server, content)
+            await screen.until(lambda: len(server.requests) == 1)
+            await screen.press("j")
+            released.set()
+            await screen.shows("jobs", "vision")
+    paths = [request.split(" ")[1] for request in server.requests]
+    assert paths[:3] == ["/api/v1/nodes", "/api/v1/nodes", "/api/v1/incidents"]
 
 
 async def test_a_page_that_is_received_at_the_end_is_not_drawn():
