@@ -337,10 +337,9 @@ class Console:
 
 def page_models(api: read_api.ViewApi) -> page_table.PageModels:
     """Return the models of the pages about the cluster, by name of the page."""
-    fleet = fleet_pages.FleetPages(api)
     return {
-        **fleet.models(),
-        **device_pages.DevicePages(api, fleet).models(),
+        **fleet_pages.FleetPages(api).models(),
+        **device_pages.DevicePages(api).models(),
         **incident_pages.IncidentPages(api).models(),
         **job_pages.JobPages(api).models(),
     }

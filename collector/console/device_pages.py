@@ -14,7 +14,6 @@ import numpy as np
 
 from collector.console import (
     PageProblemError,
-    fleet_pages,
     incident_pages,
     node_history,
     page_table,
@@ -159,7 +158,6 @@ class DevicePages:
     """Models of nodes and rails."""
 
     api: read_api.ViewApi
-    fleet: fleet_pages.FleetPages
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -192,7 +190,7 @@ class DevicePages:
         self, name: str, frames: list[_StreamReading], facts: tuple[str, float, int]
     ) -> NodePageModel:
         core, now_ns = self.api.core, self.api.wall_ns()
-        row = next((each for each in self.fleet.node_rows() if each.name == name), None)
+        row = next((each for each in self.api.node_rows() if each.name == name), None)
         if row is None:
             reason = "removed from the inventory, or not in a view yet"
             row = node_states.NodeRow(name, node_states.UNKNOWN, reason, None, None, 0, "", ())
@@ -255,7 +253,7 @@ class DevicePages:
         return RailsModel(self.api.views().timestamp_ns, tuple(self._rail_rows()))
 
     def _rail_rows(self) -> Iterator[RailRow]:
-        nodes = self.fleet.node_rows()
+        nodes = self.api.node_rows()
         cells = self.api.views().rail.cells
         values = {(cell.labels[0], cell.metric.name): cell.value for cell in cells}
         rails = max((len(row.rails) for row in nodes), default=0)
@@ -279,7 +277,7 @@ class DevicePages:
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
         ranks = "".join(node_states.LETTERS[state] for state in node_states.STATES)
         members = [
-            each for each in self.fleet.node_rows() if each.rails[row.rail : row.rail + 1] in ranks
+            each for each in self.api.node_rows() if each.rails[row.rail : row.rail + 1] in ranks
         ]
         members = [each for each in members if len(each.rails) > row.rail]
         members.sort(key=lambda each: ranks.index(each.rails[row.rail]))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -147,20 +146,11 @@ class ApiModel(msgspec.Struct, frozen=True):
     routes: tuple[ApiRoute, ...]
 
 
-class _RankedNodes(NamedTuple):
-    """All nodes, worst first, and the times of the views and of the incidents that they are computed from."""
-
-    version: tuple[int, int]
-    rows: tuple[node_states.NodeRow, ...]
-
-
 @dataclass(slots=True)
 class FleetPages:
     """Models from what the API shows to the same reader."""
 
     api: ViewApi
-    _latest: _RankedNodes = field(default_factory=lambda: _RankedNodes((-1, -1), ()))
-    """One value, as threads replace it while others read it."""
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -170,15 +160,6 @@ class FleetPages:
             "railscope": self._railscope,
             "api": self._api,
         }
-
-    def node_rows(self) -> Sequence[node_states.NodeRow]:
-        """Return all nodes, worst first; computed once per refresh. Blocking."""
-        views, table = self.api.views(), self.api.incidents()
-        version, latest = (views.timestamp_ns, table.timestamp_ns), self._latest
-        if latest.version != version:
-            rows = self.api.node_rows(views, table)
-            latest = self._latest = _RankedNodes(version, tuple(rows))
-        return latest.rows
 
     async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
         missing = Counter(dict(self.api.core.received.missing_of_nodes()))
@@ -213,7 +194,7 @@ class FleetPages:
             open_incidents=len(shown),
         )
         if request.tenant is None:
-            rows = self.node_rows()
+            rows = self.api.node_rows()
             events = recent_events.event_rows(
                 self.api.core.events,
                 dict(self.api.core.fleet.nodes),
@@ -234,7 +215,7 @@ class FleetPages:
         return await run_in_thread(self._make_nodes, request.query)
 
     def _make_nodes(self, query: page_table.NodesQuery) -> NodesModel:
-        rows = self.node_rows()
+        rows = self.api.node_rows()
         found = [
             row
             for row in rows
@@ -259,7 +240,9 @@ class FleetPages:
         plain = {each.metric: each.value for each in values if not each.labels}
         rejected = (each for each in values if each.metric == catalog.REJECTED.name)
         ages = [
-            (row.name, row.age_seconds) for row in self.node_rows() if row.age_seconds is not None
+            (row.name, row.age_seconds)
+            for row in self.api.node_rows()
+            if row.age_seconds is not None
         ]
         ages.sort(key=lambda each: each[1], reverse=True)
         events = [each for each in core.events if each.event.name == GOVERNOR_EVENT.name]

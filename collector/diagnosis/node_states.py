@@ -165,6 +165,26 @@ def node_rows(
     return sorted(rows, key=_urgency)
 
 
+@dataclass(slots=True)
+class NodeRanking:
+    """Keeps the rows of the newest views and incidents: one value, as threads replace it while others read it."""
+
+    _latest: tuple[tuple[int, int], tuple[NodeRow, ...]] = ((-1, -1), ())
+
+    def rows(
+        self,
+        nodes: View,
+        table: IncidentTable,
+        gpu_rails: Mapping[str, Mapping[int, str]],
+        failed_gpus: Mapping[str, Mapping[str, str]],
+    ) -> tuple[NodeRow, ...]:
+        """Return the result of `node_rows`, computed again if the views or the incidents are others."""
+        version, latest = (nodes.timestamp_ns, table.timestamp_ns), self._latest
+        if latest[0] != version:
+            latest = self._latest = version, tuple(node_rows(nodes, table, gpu_rails, failed_gpus))
+        return latest[1]
+
+
 def _urgency(row: NodeRow) -> tuple[int, bool, int, int, str]:
     return (
         _RANKS[row.state],

@@ -230,6 +230,7 @@ class ViewApi:
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
+    _ranking: node_states.NodeRanking = field(default_factory=node_states.NodeRanking)
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -257,12 +258,10 @@ class ViewApi:
             lambda: self.views().jobs, self.core.names_of_gpu, lambda: self.incidents().steps
         )
 
-    def node_rows(
-        self, views: view_refresh.CollectorViews, table: IncidentTable
-    ) -> list[node_states.NodeRow]:
-        """Return all nodes with their states, worst first. Blocking."""
-        gpus = dict(self.core.gpus_by_node)
-        return node_states.node_rows(views.node, table, gpus, views.failed_gpus)
+    def node_rows(self) -> Sequence[node_states.NodeRow]:
+        """Return all nodes with their states, worst first; computed once per refresh. Blocking."""
+        views, gpus = self.views(), dict(self.core.gpus_by_node)
+        return self._ranking.rows(views.node, self.incidents(), gpus, views.failed_gpus)
 
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
@@ -299,12 +298,13 @@ class ViewApi:
         return _view_response(view)
 
     async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
-        views = self.views()
-        facts: dict[str, dict[str, Any]] = {}
+        return await service.run_in_thread(self._make_nodes, dict(self.core.fleet.nodes))
+
+    def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> web.Response:
+        views, facts = self.views(), dict[str, dict[str, Any]]()
         for cell in views.node.cells:
             facts.setdefault(cell.labels[0], {})[cell.metric.name] = cell.value
-        found = await service.run_in_thread(self.node_rows, views, self.incidents())
-        states = {row.name: row.state_document() for row in found}
+        states = {row.name: row.state_document() for row in self.node_rows()}
         rows = [
             {
                 "node": name,
@@ -314,7 +314,7 @@ class ViewApi:
                 "gpus": len(self.core.gpus_by_rail(name)),
                 **facts[name],
             }
-            for name, node in sorted(self.core.fleet.nodes.items())
+            for name, node in sorted(nodes.items())
             if name in facts and name in states  # without stale nodes that were removed
         ]
         return json_response({"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows})

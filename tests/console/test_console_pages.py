@@ -113,7 +113,7 @@ async def test_a_checkered_grid_is_bounded(tmp_path: Path) -> None:
     nodes = [f"n{number:05}" for number in range(4_000)]
     rows = [
         msgspec.structs.replace(row, rails=".F" * 4 if number % 2 else "F." * 4)
-        for number, row in enumerate(fleet(tmp_path, nodes, []).pages.node_rows())
+        for number, row in enumerate(fleet(tmp_path, nodes, []).pages.api.node_rows())
     ]
     grid = make_grid(rows)
     assert sum(len(path) for _, path in grid.paths()) + len(grid.separators()) < 500_000
@@ -136,7 +136,7 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
         ("c", "degraded", "...D....", "victim of slow_receiver: NIC eth3 of b"),
         ("d", "degraded", "...D....", "cause of slow_receiver: NIC eth3 of d"),
     ]
-    assert [row.name for row in pages.pages.node_rows()] == ["b", "e", "c", "d", "a"]
+    assert [row.name for row in pages.pages.api.node_rows()] == ["b", "e", "c", "d", "a"]
     assert msgspec.structs.astuple(model.nodes) == (5, 1, 1, 2, 1, 40)
     assert (
         model.summary == "5 nodes: 1 failed, 1 unknown, 2 degraded; 3 open incidents; 1 job touched"
