@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from collector.console import (
     PageProblemError,
@@ -147,10 +149,24 @@ class _StreamReading(NamedTuple):
     name: str
     schema: bytes
     timestamp_ns: int
-    values: list[int]
-    codes: list[int]
-    rates: dict[int, float]
+    values: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.uint8]
+    rates: Mapping[int, float]
     """Rate of each counter that views read, by column."""
+
+
+class _RailColumn(NamedTuple):
+    """A column of a device on a rail that the page shows."""
+
+    column: int
+    scale: tuple[int, int]
+    rail: int
+    entity: wire.WireEntity
+    uses: tuple[tuple[str, int, node_history.CurveSource], ...]
+
+
+MAX_SCHEMAS = 512
+"""Schemas whose columns are kept; those of a node are some 40, most of which all nodes share."""
 
 
 @dataclass(slots=True)
@@ -158,6 +174,11 @@ class DevicePages:
     """Models of nodes and rails."""
 
     api: read_api.ViewApi
+    _columns: Callable[[bytes], Sequence[_RailColumn]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create the cache of the columns of schemas, which are read from files."""
+        self._columns = lru_cache(MAX_SCHEMAS)(self._read_columns)
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -171,15 +192,16 @@ class DevicePages:
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         frames = []
         for stream, row in sorted(node.rows.items()):
-            rates = row.block.rates[row.index].tolist()
+            block, index = row.block, row.index
+            counters = block.layout.counters.tolist()
             frames.append(
                 _StreamReading(
                     stream,
                     row.schema,
                     row.timestamp_ns,
-                    row.block.values_of(row.index).tolist(),
-                    row.block.reasons_of(row.index).tolist(),
-                    dict(zip(row.block.layout.counters.tolist(), rates, strict=True)),
+                    block.values_of(index),
+                    block.reasons_of(index).copy(),
+                    dict(zip(counters, block.rates_of(index).tolist(), strict=True)),
                 )
             )
         missing = dict(core.received.missing_of_nodes()).get(name, 0)
@@ -216,21 +238,14 @@ class DevicePages:
         found: dict[tuple[int, str, int], list[float | str]] = defaultdict(list)
         names: dict[tuple[int, str], Any] = {}
         for frame in frames:
-            schema = self.api.core.schemas.read(frame.schema)
-            rails = wire.rails_of_entities(schema)
-            for column, group, member in schema_columns.columns_of(schema):
-                entity, rail = schema.entities[member], rails[member]
-                uses = _USES.get(group.metric, ())
-                if rail == NO_RAIL or rail >= _MAX_RAILS or not uses:
-                    continue
+            for column in self._columns(frame.schema):
+                rail, entity = column.rail, column.entity
                 kind = device_key(entity.kind, entity.key)[:1]
-                part = "/".join(wire.part_of_key(entity))
-                for name, number, source in uses:
-                    if source.selects(part):
-                        found[rail, name, number].append(_value(frame, column, group, source))
-                        role = _NAMED[name].device
-                        if kind and (rail, role) not in names:
-                            names[rail, role] = self.api.core.names_of(row.name, entity)
+                for name, number, source in column.uses:
+                    found[rail, name, number].append(_value(frame, column, source))
+                    role = _NAMED[name].device
+                    if kind and (rail, role) not in names:
+                        names[rail, role] = self.api.core.names_of(row.name, entity)
         gpus = self.api.core.gpus_by_rail(row.name)
         for rail in sorted({*gpus, *(key[0] for key in found)}):
             gpu = self.api.core.names_of_gpu(row.name, gpus[rail]) if rail in gpus else {}
@@ -245,6 +260,24 @@ class DevicePages:
                 nic.get("device", ""),
                 tuple(_combined(rail, name, found) for name in COLUMNS),
             )
+
+    def _read_columns(self, digest: bytes) -> tuple[_RailColumn, ...]:
+        """Return the columns of a schema that the page shows. Blocking."""
+        schema = self.api.core.schemas.read(digest)
+        rails = wire.rails_of_entities(schema)
+
+        def choose() -> Iterator[_RailColumn]:
+            for column, group, member in schema_columns.columns_of(schema):
+                entity, rail = schema.entities[member], rails[member]
+                of_metric = _USES.get(group.metric, ())
+                if rail == NO_RAIL or rail >= _MAX_RAILS or not of_metric:
+                    continue
+                part = "/".join(wire.part_of_key(entity))
+                uses = tuple(use for use in of_metric if use[-1].selects(part))
+                if uses:
+                    yield _RailColumn(column, group.scale, rail, entity, uses)
+
+        return tuple(choose())
 
     async def _rails(self, _: page_table.PageRequest) -> RailsModel:
         return await run_in_thread(self._make_rails)
@@ -309,13 +342,14 @@ for _column in COLUMNS:
 
 
 def _value(
-    frame: _StreamReading, column: int, group: wire.WireGroup, source: node_history.CurveSource
+    frame: _StreamReading, shown: _RailColumn, source: node_history.CurveSource
 ) -> float | str:
     """Return the newest value of a column in base units, or the reason for its absence."""
-    numerator, denominator = group.scale
-    if frame.codes[column] != reading.PRESENT or not denominator:
-        return reading.REASONS.get(frame.codes[column], reading.Absent.ERROR).label
-    value = frame.rates.get(column, math.nan) if source.is_counter else frame.values[column]
+    (numerator, denominator), column = shown.scale, shown.column
+    code = int(frame.codes[column])
+    if code != reading.PRESENT or not denominator:
+        return reading.REASONS.get(code, reading.Absent.ERROR).label
+    value = frame.rates.get(column, math.nan) if source.is_counter else int(frame.values[column])
     return value * numerator / denominator if np.isfinite(value) else "no rate yet"
 
 
@@ -335,10 +369,10 @@ def _combined(
 
 
 def _stream_state(frame: _StreamReading, now_ns: int) -> StreamState:
-    reasons = Counter(code for code in frame.codes if code != reading.PRESENT)
+    codes, counts = np.unique(frame.codes[frame.codes != reading.PRESENT], return_counts=True)
     absent = {
         reading.REASONS.get(code, reading.Absent.ERROR).label: count
-        for code, count in reasons.items()
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
     }
     age_seconds = max(now_ns - frame.timestamp_ns, 0) / SECOND_NS if frame.timestamp_ns else None
     return StreamState(frame.name, age_seconds, len(frame.codes), absent)

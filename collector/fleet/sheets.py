@@ -186,7 +186,7 @@ class SheetBlock:
 
     def values_of(self, index: int) -> Integers:
         """Return the newest values of all columns of one row."""
-        self._sheet.write_pending()
+        self._sheet.write_row(self, index)
         values = np.zeros(self.layout.columns, np.int64)
         values[self.layout.viewed] = self._values[index]
         columns = self.layout.packed_columns
@@ -213,8 +213,15 @@ class SheetBlock:
 
     def reasons_of(self, index: int) -> Codes:
         """Return the absence reasons of one row."""
-        reasons = self.reasons
+        self._sheet.write_row(self, index)
+        reasons = self._reasons
         return np.zeros(self.layout.columns, np.uint8) if reasons is None else reasons[index]
+
+    def rates_of(self, index: int) -> npt.NDArray[np.float32]:
+        """Return the increments per second of the counters of one row."""
+        self._sheet.write_row(self, index)
+        rates: npt.NDArray[np.float32] = self._rates[index]
+        return rates
 
     def begin(self, index: int) -> None:
         """Initialize a row: it has no rates yet."""
@@ -310,6 +317,11 @@ class LayoutSheet:
         waiting = len(self._pending)
         many = waiting >= MAX_WAITING or waiting * _WAITING_SHARE >= self.rows
         if many or self._pending_bytes >= MAX_WAITING_BYTES:
+            self.write_pending()
+
+    def write_row(self, block: SheetBlock, index: int) -> None:
+        """Write all pending batches if one of them is of a row: readers of single rows divide no groups."""
+        if (id(block), index) in self._pending:
             self.write_pending()
 
     def write_pending(self) -> None:
