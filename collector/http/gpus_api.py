@@ -48,8 +48,8 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
     "memory_used_bytes": ("railscope_gpu_memory_used_bytes",),
     "memory_size_bytes": ("railscope_gpu_memory_size_bytes",),
     "link_up": ("railscope_network_link_up", "railscope_rdma_port_up"),
-    "receive_bytes_per_second": ("railscope_nic_receive_bytes_total", "railscope_rdma_receive_bytes_total"),
-    "transmit_bytes_per_second": ("railscope_nic_transmit_bytes_total", "railscope_rdma_transmit_bytes_total"),
+    "receive_bytes_per_second": ("railscope_rdma_receive_bytes_total", "railscope_nic_receive_bytes_total"),
+    "transmit_bytes_per_second": ("railscope_rdma_transmit_bytes_total", "railscope_nic_transmit_bytes_total"),
 }  # fmt: skip
 """Metrics of each value of a row; the first one that is reported counts."""
 

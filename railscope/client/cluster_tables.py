@@ -62,8 +62,8 @@ _RAIL_VALUES: Mapping[str, tuple[str, ...]] = {
     "temperature_celsius": ("max_gpu_temperature_celsius",),
     "power_watts": ("sum_gpu_power_watts",),
     "ports_up": ("sum_rdma_port_up",),
-    "receive_bytes_per_second": ("sum_nic_receive_bytes_per_second", "sum_rdma_receive_bytes_per_second"),
-    "transmit_bytes_per_second": ("sum_nic_transmit_bytes_per_second", "sum_rdma_transmit_bytes_per_second"),
+    "receive_bytes_per_second": ("sum_rdma_receive_bytes_per_second", "sum_nic_receive_bytes_per_second"),
+    "transmit_bytes_per_second": ("sum_rdma_transmit_bytes_per_second", "sum_nic_transmit_bytes_per_second"),
     "paused_ratio": ("max_nic_receive_pfc_pause_ratio",),
     "pausing_ratio": ("max_nic_transmit_pfc_pause_ratio",),
 }  # fmt: skip

@@ -53,6 +53,27 @@ async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) ->
     assert "slurm:research" in (await command("tenants", "--collector", site.url))[1]
     assert [line.split()[0] for line in output.splitlines()] == ["TENANT", "slurm:research"]
 
+    listed: list[dict[str, Any]] = []
+
+    async def are_read() -> bool:
+        code, output = await command("gpus", "--json", "--collector", site.url)
+        assert code == 0
+        listed[:] = json.loads(output)["gpus"]
+        return len(listed) == 4 and all(row["utilization_ratio"] is not None for row in listed)
+
+    await wait_until(are_read, "the GPUs of all nodes have readings", every=0.5)
+    assert {(row["node"], row["rail"]) for row in listed} == {
+        ("n1", 0),
+        ("n1", 1),
+        ("n2", 0),
+        ("n2", 1),
+    }
+    assert all(len(row["nics"]) == 1 and row["link_up"] for row in listed)
+    assert {row["health"] for row in listed} <= {"healthy", "degraded", "failed"}
+    assert sum(row["receive_bytes_per_second"] is not None for row in listed) == 4
+    code, output = await command("gpus", "--rail", "1", "--collector", site.url)
+    assert (code, len(output.splitlines())) == (0, 3)
+
     code, output = await command("top", "--json", "--collector", site.url)
     assert (code, len(json.loads(output)["nodes"])) == (0, 2)
 
@@ -66,7 +87,7 @@ async def test_an_operator_reads_a_cluster_and_a_node(site: ProgramDirectory) ->
     await first.stop()
 
     async def is_stale() -> bool:
-        _, output = await command("nodes", "--state", "stale", "--collector", site.url)
+        _, output = await command("nodes", "--state", "unknown", "--collector", site.url)
         return output.splitlines()[-1].startswith("n1 ")
 
     await wait_until(is_stale, "the node is stale", every=1)
