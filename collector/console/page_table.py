@@ -383,11 +383,15 @@ def check_grafana_url(url: str) -> str:
 PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
 """Functions by name of the page that return its model; they raise PageProblemError."""
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
+_QUERY_FIELDS = {
+    page.query: {each.encode_name: each for each in msgspec.structs.fields(page.query)}
+    for page in PAGES
+}
 
 
 def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
     """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
-    fields = {each.encode_name: each for each in msgspec.structs.fields(page.query)}
+    fields = _QUERY_FIELDS[page.query]
     values_by_name = {name: values[name] for name in fields if name in values}
     for name, text in values_by_name.items():
         try:
