@@ -9,7 +9,7 @@ import click
 
 BENCHES = (
     "agent", "agent_fabric", "agent_gpu", "replay", "audit", "metering", "tenants", "jobs", "export",
-    "collector", "dashboards", "cardinality",
+    "collector", "console", "dashboards", "cardinality",
 )  # fmt: skip
 
 

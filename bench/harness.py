@@ -174,8 +174,14 @@ class ServerProcess:
     def __enter__(self) -> Self:
         """Start and wait until it answers."""
         with self._log.open("wb") as log:
+            # A session of its own: the kernel divides processors between sessions first (autogroup, sched(7)),
+            # so that the clients in the session of the bench take nothing from what is measured.
             self._process = subprocess.Popen(  # noqa: S603 - the bench starts what it measures
-                self._command, stdout=log, stderr=log, env=self._environment
+                self._command,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

@@ -1,4 +1,4 @@
-"""Prepared requests over many persistent connections, and Prometheus' remote write.
+"""Requests over many persistent connections, and Prometheus' remote write.
 
 The duration of each answer is measured. Remote write is encoded by hand: samples as numpy blocks,
 labels as bytes made once. The snappy block around each request contains one literal, which is the
@@ -43,6 +43,8 @@ class PostConnection:
         self._socket = self._open()
         self._is_reused = False
         self.reconnections = 0
+        self.tag = ""
+        """Entity tag of the last answer; empty if it has none."""
 
     def _open(self) -> socket.socket:
         opened = socket.create_connection((HOST, self._port), timeout=120)
@@ -68,11 +70,13 @@ class PostConnection:
         while _END_OF_HEAD not in data:
             data += self._more()
         top, _, content = data.partition(_END_OF_HEAD)
-        size = 0
+        size, self.tag = 0, ""
         for line in top.split(b"\r\n")[1:]:
             key, _, value = line.partition(b":")
             if key.lower() == b"content-length":
                 size = int(value)
+            elif key.lower() == b"etag":
+                self.tag = value.strip().decode()
         while len(content) < size:
             content += self._more()
         self._is_reused = True
@@ -98,10 +102,10 @@ def post_all(
     over_seconds: float = 0.0,
     answer: Callable[[PostConnection, int, int, bytes], None] | None = None,
 ) -> PostResult:
-    """Post requests over a number of connections: at once, or spread evenly over some seconds.
+    """Send requests over a number of connections: at once, or spread evenly over some seconds.
 
-    `answer` is called for answers that are not 2xx: connection, number of the request, status,
-    content.
+    `answer` is called for each answer: connection, number of the request, status, content. Without it, an
+    answer that is not 2xx is an error.
     """
     latencies = [0.0] * len(requests)
     problems: list[Exception] = []
@@ -117,11 +121,11 @@ def post_all(
                 sent = time.monotonic()
                 status, content = wire.post(request)
                 latencies[number] = time.monotonic() - sent
-                if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
-                    if answer is None:
-                        message = f"a request failed: status {status}: {content[:200]!r}"
-                        raise BenchError(message)  # noqa: TRY301 - raised to the waiting thread
+                if answer is not None:
                     answer(wire, number, status, content)
+                elif status // 100 != 2:  # noqa: PLR2004 - HTTP's success
+                    message = f"a request failed: status {status}: {content[:200]!r}"
+                    raise BenchError(message)  # noqa: TRY301 - raised to the waiting thread
         except (OSError, BenchError) as error:
             problems.append(error)
         finally:

@@ -78,6 +78,7 @@ class LoadGenerator:
             "p50": ordered[len(ordered) // 2],
             "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
             "worst": ordered[-1],
+            "latencies": ordered,
         }
 
     def _prepare(self, first: int, count: int) -> dict[str, Any]:

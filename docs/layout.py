@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 530
-"""450, those of the diagnosis with its alerts, dashboards and benches, and those of the console and its clients."""
+MAX_MODULES = 531
+"""450, those of the diagnosis with its alerts, dashboards and benches, and those of the console, its clients and its bench."""
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
 """Share of the lines that imports must stay below."""

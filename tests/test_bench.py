@@ -64,6 +64,14 @@ FIGURES = {
         "share of a core at the natural period",
         "victoria-metrics",
     ),
+    "console": (
+        "largest page, 20 nodes",
+        "most expensive page, first request after a refresh",
+        "acknowledged, p99, with 4 open pages / without",
+        "processor time for 4 open pages",
+        "rail_history",
+        "not modified",
+    ),
     "replay": ("CPU of 1,000 samples, 1 s apart", "CPU of 1,000 samples, 10 s apart"),
     "jobs": (
         "refresh of the jobs / its period",
@@ -113,7 +121,7 @@ EXACT = {
     "cardinality": "series of a node",
 }
 """Limits that hold after a quick run as well, by text in their lines."""
-SLOW = {"agent", "agent_fabric", "cardinality", "collector", "dashboards", "tenants"}
+SLOW = {"agent", "agent_fabric", "cardinality", "collector", "console", "dashboards", "tenants"}
 """Left to `make thorough`: each takes more CPU time than all others together."""
 NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus", "cardinality": "prometheus"}
 """Program that a bench needs."""
