@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from collector.console import (
     PageProblemError,
+    curves,
     incident_pages,
-    node_history,
     page_table,
     recent_events,
 )
@@ -33,12 +33,12 @@ from railscope.timestamps import SECOND_NS
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_STREAMS, _MAX_RAILS = 20, 10, 60, 64
 _NAMED = {
     curve.name: curve
-    for figure in (*node_history.GPU_FIGURES, *node_history.NIC_FIGURES)
+    for figure in (*curves.GPU_FIGURES, *curves.NIC_FIGURES)
     for curve in figure.curves
 }
 _UNITS = {
     curve.name: figure.unit
-    for figure in (*node_history.GPU_FIGURES, *node_history.NIC_FIGURES)
+    for figure in (*curves.GPU_FIGURES, *curves.NIC_FIGURES)
     for curve in figure.curves
 }
 COLUMNS = (
@@ -162,7 +162,7 @@ class _RailColumn(NamedTuple):
     scale: tuple[int, int]
     rail: int
     entity: wire.WireEntity
-    uses: tuple[tuple[str, int, node_history.CurveSource], ...]
+    uses: tuple[tuple[str, int, curves.CurveSource], ...]
 
 
 MAX_SCHEMAS = 512
@@ -334,7 +334,7 @@ class DevicePages:
         )
 
 
-_USES: dict[str, list[tuple[str, int, node_history.CurveSource]]] = defaultdict(list)
+_USES: dict[str, list[tuple[str, int, curves.CurveSource]]] = defaultdict(list)
 """Quantities that a metric is a source of, with the number of the source: lower ones are preferred."""
 for _column in COLUMNS:
     for _number, _source in enumerate(_NAMED[_column].sources):
@@ -342,7 +342,7 @@ for _column in COLUMNS:
 
 
 def _value(
-    frame: _StreamReading, shown: _RailColumn, source: node_history.CurveSource
+    frame: _StreamReading, shown: _RailColumn, source: curves.CurveSource
 ) -> float | str:
     """Return the newest value of a column in base units, or the reason for its absence."""
     (numerator, denominator), column = shown.scale, shown.column

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,6 +97,13 @@ class GpuPageModel(msgspec.Struct, frozen=True):
     history: CurvesModel
 
 
+class NodeHistoryModel(msgspec.Struct, frozen=True):
+    """Processors, memory, GPUs and NICs of a node on one time axis."""
+
+    node: str
+    history: CurvesModel
+
+
 class GroupPageModel(msgspec.Struct, frozen=True):
     """Sums and extremes of a rail or of a job over the last hour."""
 
@@ -126,24 +133,8 @@ MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
 BEFORE_HISTORY = "not kept: one hour at most, since the start of the collector or of the job"
 
 
-class PairDevices(NamedTuple):
-    """A GPU and the NICs on its rail: their names, and the keys of their entities."""
-
-    gpu: Names
-    nics: tuple[Names, ...]
-    rail: int | None
-    keys: node_history.DeviceKeys
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        """Values of the labels of their metrics."""
-        names = {name: [nic[name] for nic in self.nics if nic[name]] for name in _NIC_LABELS}
-        return {"gpu": [self.gpu["uuid"]], **names}
-
-
-_NIC_LABELS = ("interface", "device")
 ServerHistory = Callable[
-    [str, Mapping[str, Sequence[str]], Sequence[node_history.NamedFigure], curves.TimeRange],
+    [str, Mapping[str, Sequence[str]], Sequence[curves.NamedFigure], curves.TimeRange],
     Awaitable[Mapping[str, curves.HistoryCurve]],
 ]
 """Reads curves of a node by the labels of its devices; raises PageProblemError with the reason."""
@@ -209,7 +200,7 @@ def figure_model(
 
 
 def figure_models(
-    figures: Sequence[node_history.NamedFigure],
+    figures: Sequence[curves.NamedFigure],
     found: Mapping[str, curves.HistoryCurve],
     period: curves.TimeRange,
     width: int,
@@ -278,7 +269,7 @@ class HistoryPages:
     """True if a rail or a job exists now: it may have no history yet. Blocking: it reads all nodes."""
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
-    _models: OrderedDict[tuple[object, ...], GpuPageModel] = field(default_factory=OrderedDict)
+    _models: OrderedDict[tuple[object, ...], CurvesModel] = field(default_factory=OrderedDict)
     """The newest ones of periods, which all readers of a period share."""
 
     @classmethod
@@ -294,7 +285,12 @@ class HistoryPages:
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
-        return {"gpu": self._gpu, "rail_history": self._rail, "job_history": self._job}
+        return {
+            "gpu": self._gpu,
+            "node_history": self._node,
+            "rail_history": self._rail,
+            "job_history": self._job,
+        }
 
     async def _rail(self, request: page_table.PageRequest) -> GroupPageModel:
         return await self._group(request, request.parts["rail"], RAIL_FIGURES)
@@ -333,34 +329,62 @@ class HistoryPages:
         return GroupPageModel(name, CurvesModel(period, source, "", models))
 
     async def _gpu(self, request: page_table.PageRequest) -> GpuPageModel:
-        node, query = request.parts["node"], request.query
-        max_ns = MAX_SERVER_PERIOD_NS if self.server else node_history.MAX_PERIOD_NS
-        period = shown_period(query, self.wall_ns(), max_ns)
-        pair = self.find_pair(node, request.parts["index"])
-        key = (node, request.parts["index"], period.range, query.width, *pair.keys.values())
+        node, index = request.parts["node"], request.parts["index"]
+        pair = self.find_pair(node, index)
+        figures = [*curves.GPU_FIGURES, *(curves.NIC_FIGURES if pair.nics else ())]
+        history = await self._device_curves(request, pair, figures, self.server)
+        nics = tuple(map(dict, pair.nics))
+        return GpuPageModel(node, dict(pair.gpu), nics, pair.rail, history)
+
+    async def _node(self, request: page_table.PageRequest) -> NodeHistoryModel:
+        node = request.parts["node"]
+        names = self._names_of(node)
+        nics = [(key, each["rail"]) for key, each in names.items() if each["kind"] == "nic"]
+        rails = sorted({int(rail) for _, rail in nics if rail.isdecimal()})
+        keys = {
+            "node": frozenset[DeviceKey]({()}),
+            "gpu": frozenset(key for key, each in names.items() if each["kind"] == "gpu"),
+            "nic": frozenset(key for key, _ in nics),
+            **{f"rail {n}": frozenset(k for k, rail in nics if rail == str(n)) for n in rails},
+        }
+        devices = node_history.PairDevices({}, (), None, keys)
+        figures = node_history.node_figures(rails)
+        return NodeHistoryModel(node, await self._device_curves(request, devices, figures, None))
+
+    async def _device_curves(
+        self,
+        request: page_table.PageRequest,
+        devices: node_history.PairDevices,
+        figures: Sequence[curves.NamedFigure],
+        server: ServerHistory | None,
+    ) -> CurvesModel:
+        """Return the curves of devices of a node, read once for all readers of a period."""
+        max_ns = MAX_SERVER_PERIOD_NS if server else node_history.MAX_PERIOD_NS
+        period, width = shown_period(request.query, self.wall_ns(), max_ns), request.query.width
+        key = (*request.parts.values(), period.range, width, *devices.keys.values())
         model = self._models.get(key)
         if model is None:
-            history = await self._curves(request, pair, period)
-            model = GpuPageModel(
-                node, dict(pair.gpu), tuple(map(dict, pair.nics)), pair.rail, history
-            )
+            model = await self._curves(request, devices, figures, period, server)
             self._models[key] = model
             if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
-        return msgspec.structs.replace(
-            model, history=msgspec.structs.replace(model.history, period=period)
-        )
+        return msgspec.structs.replace(model, period=period)
 
     async def _curves(
-        self, request: page_table.PageRequest, pair: PairDevices, period: ShownPeriod
+        self,
+        request: page_table.PageRequest,
+        devices: node_history.PairDevices,
+        figures: Sequence[curves.NamedFigure],
+        period: ShownPeriod,
+        server: ServerHistory | None,
     ) -> CurvesModel:
         node, width = request.parts["node"], request.query.width
-        figures = [*node_history.GPU_FIGURES, *(node_history.NIC_FIGURES if pair.nics else ())]
         found: Mapping[str, curves.HistoryCurve] | None = None
         source, problem = "the frame log of the collector", ""
         if period.to_ns - period.from_ns <= node_history.MAX_PERIOD_NS:
             read = await self.reading.read(
-                request.credential, lambda: self.nodes.read(node, pair.keys, figures, period.range)
+                request.credential,
+                lambda: self.nodes.read(node, devices.keys, figures, period.range),
             )
             found = read.curves
             if not 0 < read.oldest_ns <= period.from_ns:
@@ -369,9 +393,9 @@ class HistoryPages:
                     if read.oldest_ns
                     else "no frame of this period is stored"
                 )
-        if self.server and (found is None or problem):
+        if server and (found is None or problem):
             try:
-                found = await self.server(node, pair.labels, figures, period.range)
+                found = await server(node, devices.labels, figures, period.range)
                 source, problem = "the server with longer history", ""
             except PageProblemError as error:
                 problem = error.text
@@ -380,8 +404,8 @@ class HistoryPages:
         )
         return CurvesModel(period, source, problem, models)
 
-    def find_pair(self, node: str, index: str) -> PairDevices:
-        """Return the GPU with an index or UUID, and the NICs on its rail. Raises PageProblemError."""
+    def _names_of(self, node: str) -> dict[DeviceKey, Names]:
+        """Return the names of the devices of a node. Raises PageProblemError."""
         fleet_node = self.core.fleet.nodes.get(node)
         if fleet_node is None:
             message = f"unknown node {node!r}: expected one that has reported"
@@ -391,6 +415,11 @@ class HistoryPages:
             schema = self.core.schemas.get(row.schema)
             for key, of_key in schema.names.items() if schema else ():
                 names[key] = choose_most_complete([of_key, names.get(key, of_key)]) or of_key
+        return names
+
+    def find_pair(self, node: str, index: str) -> node_history.PairDevices:
+        """Return the GPU with an index or UUID, and the NICs on its rail. Raises PageProblemError."""
+        names = self._names_of(node)
         gpus = [each for each in names.values() if each["kind"] == "gpu"]
         chosen = [each for each in gpus if index in {each["index"], each["uuid"]}]
         rails = {uuid: rail for rail, uuid in self.core.gpus_by_rail(node).items()}
@@ -413,4 +442,4 @@ class HistoryPages:
             "nic": frozenset(on_rail),
         }
         shown = tuple(nics[name] for name in sorted(nics))
-        return PairDevices(gpu, shown, rail if rail >= 0 else None, keys)
+        return node_history.PairDevices(gpu, shown, rail if rail >= 0 else None, keys)

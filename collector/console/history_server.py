@@ -58,9 +58,7 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def expression(
-    curve: node_history.NamedCurve, node: str, names: Mapping[str, Sequence[str]]
-) -> str:
+def expression(curve: curves.NamedCurve, node: str, names: Mapping[str, Sequence[str]]) -> str:
     """Return the query of a curve; `names` are the values of the labels of its device."""
     found = []
     for source in curve.sources:
@@ -109,7 +107,7 @@ class HistoryServer:
         self,
         node: str,
         names: Mapping[str, Sequence[str]],
-        figures: Sequence[node_history.NamedFigure],
+        figures: Sequence[curves.NamedFigure],
         period: curves.TimeRange,
     ) -> Mapping[str, curves.HistoryCurve]:
         """Return the curves of figures. Raises PageProblemError with the reason."""

@@ -8,148 +8,77 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from collector.console.curves import CurveGap, Floats, HistoryCurve, TimeRange, Times
+from collector.console.curves import (
+    NIC_FIGURES,
+    CurveGap,
+    CurveSource,
+    Floats,
+    HistoryCurve,
+    NamedCurve,
+    NamedFigure,
+    TimeRange,
+    Times,
+    make_figure,
+)
 from collector.fleet.sheets import Codes, Integers, rows_at
 from collector.framelog.framelog import FoundRecords, NodeRecords
 from railscope import device_names, envelopes, reading, wire
-from railscope.catalog import METRICS, MetricKind
 from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 
-DeviceRole = Literal["gpu", "nic"]
-
-
-@dataclass(frozen=True, slots=True)
-class CurveSource:
-    """Columns of one metric; `parts` are patterns (fnmatch) of what distinguishes parts of a device, such as a reason."""
-
-    metric: str
-    parts: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> CurveSource:
-        """Parse `metric` or `metric{pattern,pattern}`, without the prefix of all metrics."""
-        metric, _, parts = text.rstrip("}").partition("{")
-        return cls(f"railscope_{metric}", tuple(filter(None, parts.split(","))))
-
-    @property
-    def is_counter(self) -> bool:
-        """True if the rate is shown."""
-        return METRICS[self.metric].kind is MetricKind.COUNTER
-
-    def selects(self, part: str) -> bool:
-        """True if the curve includes a part of the device."""
-        return not self.parts or any(fnmatchcase(part, pattern) for pattern in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedCurve:
-    """A curve of a device."""
-
-    name: str
-    label: str
-    device: DeviceRole
-    sources: tuple[CurveSource, ...]
-    combine: Literal["sum", "max"]
-    """Combination of the parts of a device: shares of time are not added."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedFigure:
-    """A figure with curves of one unit."""
-
-    name: str
-    title: str
-    unit: str
-    curves: tuple[NamedCurve, ...]
-
-
-def _figure(
-    name: str, title: str, unit: str, device: DeviceRole, curves: dict[str, tuple[str, str]]
-) -> NamedFigure:
-    """Return a figure; each curve has a label, and its metrics in order of preference."""
-    return NamedFigure(
-        name,
-        title,
-        unit,
-        tuple(
-            NamedCurve(
-                curve,
-                label,
-                device,
-                tuple(map(CurveSource.parse, metrics.split())),
-                "max" if unit == "ratio" else "sum",
-            )
-            for curve, (label, metrics) in curves.items()
-        ),
-    )
-
-
-_THROTTLE = "gpu_throttle_seconds_total{%s} gpu_throttle_active{%s}"
-GPU_FIGURES = (
-    _figure("gpu_activity", "GPU activity", "ratio", "gpu", {
-        "utilization": ("Utilization", "gpu_utilization_ratio"),
-        "sm_activity": ("SM activity", "gpu_sm_activity_ratio"),
-        "tensor_activity": ("Tensor activity", "gpu_tensor_activity_ratio"),
+_NODE_FIGURES = (
+    make_figure("node_cpu", "Processors in use", "processors", "node", {
+        "cpu_busy": ("Busy", "cpu_seconds_total{user,nice,system,irq,softirq,steal}"),
+        "cpu_waiting": ("Waiting for disks", "cpu_seconds_total{iowait}"),
     }),
-    _figure("gpu_power", "GPU power", "watts", "gpu", {
-        "power": ("Power", "gpu_power_watts gpu_power_average_watts"),
-        "power_limit": ("Power limit", "gpu_power_limit_watts"),
+    make_figure("node_memory", "Memory of the node", "bytes", "node", {
+        "memory_available": ("Available", "memory_available_bytes"),
+        "memory_cached": ("Cached files", "memory_cached_bytes"),
     }),
-    _figure("gpu_temperature", "GPU temperature", "celsius", "gpu", {
-        "temperature": ("GPU", "gpu_temperature_celsius"),
-        "memory_temperature": ("Memory", "gpu_memory_temperature_celsius"),
+    make_figure("node_gpus", "Utilization of the GPUs", "ratio", "gpu", {
+        "gpu_mean": ("Mean", "gpu_utilization_ratio"),
+        "gpu_min": ("Lowest", "gpu_utilization_ratio"),
+        "gpu_max": ("Highest", "gpu_utilization_ratio"),
+    }, gpu_mean="mean", gpu_min="min"),
+    make_figure("node_gpu_power", "Power of all GPUs", "watts", "gpu", {
+        "gpu_power": ("Power", "gpu_power_watts gpu_power_average_watts"),
     }),
-    _figure("gpu_clocks", "GPU clocks", "hertz", "gpu", {
-        "sm_clock": ("Multiprocessors", "gpu_clock_hertz{sm} gpu_clock_hertz{graphics}"),
-        "memory_clock": ("Memory", "gpu_clock_hertz{memory}"),
-    }),
-    _figure("gpu_throttle", "Share of time in which the GPU's clocks are limited", "ratio", "gpu", {
-        "thermal": ("Heat", _THROTTLE % ("*thermal", "*thermal")),
-        "power_cap": ("Power limit", _THROTTLE % ("software_power_cap", "software_power_cap")),
-        "power_brake": ("Power brake", _THROTTLE % ("hardware_power_brake", "hardware_power_brake")),
-        "hardware_slowdown": ("Hardware slowdown", _THROTTLE % ("hardware_slowdown", "hardware_slowdown")),
-    }),
-    _figure("gpu_pcie", "PCIe traffic of the GPU", "bytes per second", "gpu", {
-        "pcie_sent": ("Sent", "gpu_pcie_transmitted_bytes_total gpu_pcie_transmit_bytes_per_second"),
-        "pcie_received": ("Received", "gpu_pcie_received_bytes_total gpu_pcie_receive_bytes_per_second"),
-    }),
+    make_figure("node_gpu_temperature", "Temperature of the GPUs", "celsius", "gpu", {
+        "gpu_temperature_max": ("Highest", "gpu_temperature_celsius"),
+        "gpu_temperature_min": ("Lowest", "gpu_temperature_celsius"),
+    }, gpu_temperature_max="max", gpu_temperature_min="min"),
 )  # fmt: skip
-NIC_FIGURES = (
-    _figure("nic_traffic", "NIC traffic", "bytes per second", "nic", {
-        "nic_sent": ("Sent", "nic_transmit_rdma_bytes_total rdma_transmit_bytes_total"),
-        "nic_received": ("Received", "nic_receive_rdma_bytes_total rdma_receive_bytes_total"),
-    }),
-    _figure("nic_pauses", "Share of time in which a priority is paused", "ratio", "nic", {
-        "paused": ("NIC paused by the switch", "nic_receive_pfc_pause_seconds_total nic_receive_global_pause_seconds_total"),
-        "pausing": ("Switch paused by the NIC", "nic_transmit_pfc_pause_seconds_total nic_transmit_global_pause_seconds_total"),
-    }),
-    _figure("nic_pause_frames", "Pause frames", "per second", "nic", {
-        "pause_received": ("Received", "nic_receive_pfc_pause_frames_total nic_receive_pause_frames_total"),
-        "pause_sent": ("Sent", "nic_transmit_pfc_pause_frames_total nic_transmit_pause_frames_total"),
-    }),
-    _figure("nic_congestion", "Congestion marks and notifications", "per second", "nic", {
-        "marked": ("Marked packets received (ECN)", "rdma_ecn_marked_packets_total"),
-        "cnp_sent": ("Notifications sent (CNP)", "rdma_congestion_notifications_sent_total"),
-        "cnp_handled": ("Notifications handled (CNP)", "rdma_congestion_notifications_handled_total"),
-    }),
-    _figure("nic_retransmissions", "Lost and repeated packets", "per second", "nic", {
-        "out_of_sequence": ("Out of sequence", "rdma_out_of_sequence_packets_total"),
-        "sequence_errors": ("Reported missing by the receiver", "rdma_packet_sequence_errors_total"),
-        "ack_timeouts": ("Acknowledgement timeouts", "rdma_ack_timeouts_total"),
-        "adaptive_retransmissions": ("Adaptive retransmissions", "rdma_adaptive_retransmissions_total"),
-    }),
-    _figure("nic_pcie", "Share of time in which PCIe stalls the NIC", "ratio", "nic", {
-        "write_stall": ("Writes to memory", "nic_pcie_write_stalled_seconds_total nic_pcie_write_stall_ratio"),
-        "read_stall": ("Reads from memory", "nic_pcie_read_stalled_seconds_total nic_pcie_read_stall_ratio"),
-    }),
-)  # fmt: skip
+MAX_RAIL_CURVES = 8
+"""Rails of a node with curves of their own, in colors that differ."""
+
+
+def node_figures(rails: Sequence[int]) -> Sequence[NamedFigure]:
+    """Return the figures of a node whose NICs are on these rails."""
+    sent, received = NIC_FIGURES[0].curves
+    by_rail = [
+        NamedFigure(
+            f"node_{curve.name}",
+            f"NIC traffic by rail: {curve.label.lower()}",
+            "bytes per second",
+            tuple(
+                replace(
+                    curve,
+                    name=f"{curve.name}_{rail}",
+                    label=f"Rail {rail}",
+                    device=f"rail {rail}",
+                )
+                for rail in rails[:MAX_RAIL_CURVES]
+            ),
+        )
+        for curve in (sent, received)
+    ]
+    return (*_NODE_FIGURES, *(by_rail if rails else ()), *(NIC_FIGURES[1:2] if rails else ()))
+
 
 MAX_PERIOD_NS = 6 * HOUR_NS
 MAX_BYTES = 1 << 30
@@ -178,9 +107,28 @@ REASONS: Mapping[int, str] = {
 NOT_REPORTED = "the node does not report it"
 NO_SCHEMA = "the schema of these frames is no longer stored"
 TOO_MANY = f"more than {MAX_RECORDS} envelopes: choose a shorter period"
-DeviceKeys: TypeAlias = Mapping[DeviceRole, frozenset[device_names.DeviceKey]]
+DeviceKeys: TypeAlias = Mapping[str, frozenset[device_names.DeviceKey]]
+"""Keys by the device that curves name; that of the node itself is empty."""
 _TrackKey: TypeAlias = tuple[str, int, tuple[str, ...]]
 """Curve, number of its source, key of the entity."""
+
+
+class PairDevices(NamedTuple):
+    """A GPU and the NICs on its rail: their names, and the keys of their entities."""
+
+    gpu: device_names.Names
+    nics: tuple[device_names.Names, ...]
+    rail: int | None
+    keys: DeviceKeys
+
+    @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Values of the labels of their metrics."""
+        names = {name: [nic[name] for nic in self.nics if nic[name]] for name in _NIC_LABELS}
+        return {"gpu": [self.gpu["uuid"]], **names}
+
+
+_NIC_LABELS = ("interface", "device")
 
 
 class NodeCurves(NamedTuple):
@@ -333,7 +281,7 @@ class _TrackReader:
                 for position, member in enumerate(group.entities, start):
                     entity = schema.entities[member]
                     device = device_names.device_key(entity.kind, entity.key)
-                    part = "/".join(wire.part_of_key(entity))
+                    part = "/".join(wire.part_of_key(entity) if device else entity.key)
                     if device in self._keys[curve.device] and source.selects(part):
                         key = curve.name, number, entity.key
                         yield position, _UsedColumn(key, scale, source.is_counter)
@@ -394,19 +342,30 @@ def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]
 def _combined(
     parts: Sequence[tuple[Times, Floats, Codes]], combine: str
 ) -> tuple[Times, Floats, Codes]:
-    """Return the sums or the largest of the known values of parts, by time."""
+    """Return the sums, means or extremes of the known values of parts, by time."""
     times_ns = np.unique(np.concatenate([part[0] for part in parts]))
     values = np.full(len(times_ns), np.nan)
-    codes = np.zeros(len(times_ns), np.uint8)
+    codes, counts = np.zeros(len(times_ns), np.uint8), np.zeros(len(times_ns))
     for part_times_ns, part_values, part_codes in parts:
         places = np.searchsorted(times_ns, part_times_ns)
         codes[places] = np.maximum(codes[places], part_codes)
         before = values[places]
-        both = before + part_values if combine == "sum" else np.fmax(before, part_values)
+        counts[places] += np.isfinite(part_values)
+        both = _COMBINED[combine](before, part_values)
         values[places] = np.where(
             np.isnan(before), part_values, np.where(np.isnan(part_values), before, both)
         )
+    if combine == "mean":
+        values /= np.maximum(counts, 1)
     return times_ns, values, codes
+
+
+_COMBINED: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.fmax,
+    "min": np.fmin,
+}
 
 
 def with_gaps(  # noqa: PLR0913, PLR0917 - columns of the readings

@@ -44,6 +44,7 @@ PATHS = {  # roles of each page, repeated here by hand
     "/jobs/vision/slurm/7/history": "operator auditor tenant",
     "/jobs/speech/slurm/7/history": "operator auditor",
     "/nodes/x/gpus/7": "operator auditor",
+    "/nodes/n1/history": "operator auditor",
     "/incidents": "operator auditor tenant",
     "/incidents/x": "operator auditor tenant",
     "/jobs": "operator auditor tenant",

@@ -35,6 +35,9 @@ from collector.fleet.schemas import StoredSchemas
 from collector.http.web_server import ReadPool
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import JobKey
+from railscope.catalog.entities import CPU_MODE
+from railscope.catalog.host import CPU_TIME
+from railscope.frame import Entity, Schema
 from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
 
 if TYPE_CHECKING:
@@ -198,6 +201,38 @@ class GroupsOfTest(GroupHistory):
         inside = (times_ns >= from_ns) & (times_ns <= to_ns)
         values = np.where(slots == 40, np.nan, np.where(slots == 30, 9.0, 4.0))
         return GroupPoints(times_ns[inside], values[inside])
+
+
+async def test_a_node_has_curves_of_its_gpus_and_of_the_nics_of_each_rail(tmp_path: Path) -> None:
+    async with console(tmp_path) as running, reading(running.url) as reader:
+        node_token = {"Authorization": f"Bearer {TOKENS[Role.NODE]}"}
+        sender, ports = FrameSender(run="run-2"), rdma_schema()
+        cpu = [Entity(CPU_MODE, (mode,)) for mode in ("user", "system", "idle")]
+        host = Schema("cpu", tuple((CPU_TIME, mode) for mode in cpu))
+        frames = [
+            *sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]] * 50, at=240),
+            *sender.frames(ports, [[9 * n, n, 0, 0] for n in range(50)], at=240),
+            *sender.frames(host, [[n * 300, n * 100, n * 900] for n in range(50)], at=240),
+        ]
+        body = sender.body(frames, schemas=True)
+        status, reply = await running.post(body, at=SECONDS, headers=node_token)
+        assert status == 200, reply
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        from_ = milliseconds(time.time_ns() - 600 * SECOND_NS)
+        twin = await reader.get(f"/api/v1/pages/nodes/n1/history?from={from_}")
+        assert twin.status == 200, twin.text
+        found = {
+            curve["name"]: [value for value in curve["values"] if value is not None]
+            for figure in msgspec.json.decode(twin.text)["history"]["figures"]
+            for curve in figure["curves"]
+        }
+        gpus = {name: found[name][-1] for name in ("gpu_min", "gpu_mean", "gpu_max")}
+        assert gpus == {"gpu_min": 0.5, "gpu_mean": 0.55, "gpu_max": 0.6}
+        assert found["cpu_busy"][-1] == pytest.approx(4)
+        assert (found["nic_sent_0"][-1], found["nic_sent_1"][-1]) == (9, 1)
+        page = await reader.get("/nodes/n1/history")
+        assert count_elements(page.text).nodes < 6_000
+        assert (await reader.get("/nodes/x/history")).status == 404
 
 
 @pytest.mark.parametrize(("name", "parts"), [

@@ -11,8 +11,14 @@ import pytest
 from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 
 from collector.console import node_history
-from collector.console.curves import HistoryCurve, TimeRange
-from collector.console.node_history import GPU_FIGURES, NIC_FIGURES, NamedFigure, NodeHistory
+from collector.console.curves import (
+    GPU_FIGURES,
+    NIC_FIGURES,
+    HistoryCurve,
+    NamedFigure,
+    TimeRange,
+)
+from collector.console.node_history import NodeHistory
 from collector.framelog.framelog import NodeRecords
 from collector.framelog.segment_files import (
     FrameRecord,
