@@ -132,7 +132,8 @@ class Console:
         if "fragment" in request.query:
             return _respond(request, content)
         twin = page_table.TWIN_PREFIX + str(request.rel_url)
-        shell = self._shell(request, credential, asked.title, twin=twin, is_live=page.is_live)
+        is_live = page.is_live and not getattr(asked.query, "at", "")
+        shell = self._shell(request, credential, asked.title, twin=twin, is_live=is_live)
         shell["dashboard"] = asked.dashboard()
         shell["content"] = content.body
 
@@ -170,7 +171,8 @@ class Console:
         def render() -> RenderedContent:
             if form == "json":
                 return RenderedContent.from_body(msgspec.json.encode(model).decode())
-            template = f"{asked.page.name}.html"
+            is_moment = isinstance(model, incident_pages.MomentModel)
+            template = "moment.html" if is_moment else f"{asked.page.name}.html"
             return RenderedContent.from_body(
                 page_rendering.render(template, model=model, request=asked)
             )
@@ -337,12 +339,17 @@ class Console:
 
 def page_models(api: read_api.ViewApi) -> page_table.PageModels:
     """Return the models of the pages about the cluster, by name of the page."""
-    return {
+    incidents = incident_pages.IncidentPages(api)
+    models = {
         **fleet_pages.FleetPages(api).models(),
         **device_pages.DevicePages(api).models(),
-        **incident_pages.IncidentPages(api).models(),
+        **incidents.models(),
         **job_pages.JobPages(api).models(),
     }
+    past = {
+        name: partial(incidents.at_moment, models[name]) for name in ("overview", "rail", "job")
+    }
+    return models | past
 
 
 def _respond(

@@ -341,9 +341,7 @@ for _column in COLUMNS:
         _USES[_source.metric].append((_column, _number, _source))
 
 
-def _value(
-    frame: _StreamReading, shown: _RailColumn, source: curves.CurveSource
-) -> float | str:
+def _value(frame: _StreamReading, shown: _RailColumn, source: curves.CurveSource) -> float | str:
     """Return the newest value of a column in base units, or the reason for its absence."""
     (numerator, denominator), column = shown.scale, shown.column
     code = int(frame.codes[column])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -15,15 +15,21 @@ import numpy as np
 from collector.console import (
     PageProblemError,
     curves as shapes,
+    history_pages,
     page_rendering,
     page_table,
     recent_events,
 )
-from collector.diagnosis import evidence_curves, incident_report as report, incident_table
+from collector.diagnosis import (
+    evidence_curves,
+    incident_report as report,
+    incident_table,
+    node_states,
+)
 from collector.diagnosis.incident_classes import CLASSES
 from collector.http import incidents_api, read_api
 from railscope.service import run_in_thread
-from railscope.timestamps import SECOND_NS, parse_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 
 _MAX_SHOWN = 3
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
@@ -155,6 +161,43 @@ class IncidentsModel(msgspec.Struct, frozen=True):
     rows: tuple[IncidentRow, ...]
     found: int
     pages: int
+    at_ns: int | None
+    """Time at which the incidents were open; null for now."""
+    problem: str
+    """Reason why the incidents are not those of now; empty if they are."""
+
+
+class MomentModel(msgspec.Struct, frozen=True):
+    """Page about the overview, a rail or a job at a time in the past: what is stored of it, and what is not."""
+
+    at_ns: int
+    from_ns: int
+    to_ns: int
+    """Period of the events."""
+    incidents: tuple[IncidentRow, ...]
+    found: int
+    events: tuple[recent_events.EventRow, ...] | None
+    """Events around the time; null if the reader sees none."""
+    gaps: tuple[str, ...]
+    """Parts that are not known of the time, with the reason."""
+
+
+NOT_STORED = (
+    "states of nodes, readings, ages of data and running jobs are stored of the present only"
+)
+AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
+
+
+def open_at(
+    incidents: Iterable[incident_table.ReportedIncident], at_ns: int
+) -> list[incident_table.ReportedIncident]:
+    """Return the incidents that were open at a time."""
+    return [
+        each
+        for each in incidents
+        if each.onset_ns <= at_ns
+        and (each.is_open or parse_timestamp(each.document.ended or "") > at_ns)
+    ]
 
 
 class CurveFigure(msgspec.Struct, frozen=True):
@@ -245,6 +288,15 @@ def _range_text(row: shapes.TableRow, unit: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
+    """True if an incident touches the rail or the job that the parts of a path name, or if they name none."""
+    if "rail" in parts:
+        rail = getattr(incident.document.cause, "rail", None)
+        return parts["rail"] in {*incident.reach.rails, str(rail)}
+    key = (parts.get("tenant"), parts.get("source"), parts.get("workload"))
+    return not parts or key in {(job.tenant, job.source, job.workload) for job in incident.jobs}
+
+
 @dataclass(slots=True)
 class IncidentPages:
     """Models of the pages of incidents, from what the API shows to the same reader."""
@@ -268,16 +320,70 @@ class IncidentPages:
     def _make_incidents(self, request: page_table.PageRequest) -> IncidentsModel:
         table, query = self.api.incidents(), request.query
         visible = incidents_api.visible_incidents(table, request.credential)
+        at_ns = self._moment(request)
+        visible = visible if at_ns is None else open_at(visible, at_ns)
         found = [
             incident
             for incident in visible
-            if query.state in {"all", "open" if incident.is_open else "closed"}
+            if (query.state in {"all", "open" if incident.is_open else "closed"} or at_ns)
             and query.severity in {"all", incident.document.severity}
         ]
         shown, pages = page_table.split_page(worst_first(found), query.page)
         counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
         rows = tuple(map(incident_row, shown))
-        return IncidentsModel(table.timestamp_ns, query, dict(counts), rows, len(found), pages)
+        problem = node_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns())
+        return IncidentsModel(
+            table.timestamp_ns, query, dict(counts), rows, len(found), pages, at_ns, problem
+        )
+
+    def _moment(self, request: page_table.PageRequest) -> int | None:
+        """Return the time of a query; None for the present. Raises PageProblemError."""
+        text = request.query.at
+        if not text:
+            return None
+        at_ns = history_pages.parse_moment("at", text)
+        if at_ns > self.api.wall_ns():
+            message = f"invalid at {text!r}: expected a time in the past"
+            raise PageProblemError(HTTPStatus.BAD_REQUEST, message)
+        return at_ns
+
+    async def at_moment(
+        self,
+        present: Callable[[page_table.PageRequest], Awaitable[msgspec.Struct]],
+        request: page_table.PageRequest,
+    ) -> msgspec.Struct:
+        """Return what is stored of a time in the past; without one the model of the present."""
+        at_ns = self._moment(request)
+        if at_ns is None:
+            return await present(request)
+        return await run_in_thread(self._make_moment, request, at_ns)
+
+    def _make_moment(self, request: page_table.PageRequest, at_ns: int) -> MomentModel:
+        table, parts, core = self.api.incidents(), request.parts, self.api.core
+        visible = incidents_api.visible_incidents(table, request.credential)
+        found = [
+            each
+            for each in open_at(visible, at_ns)
+            if each.document.explained_by is None and _concerns(each, parts)
+        ]
+        from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
+        gaps, events = [NOT_STORED, AS_OF_NOW], None
+        if not table.timestamp_ns:
+            gaps.append(node_states.NOT_DIAGNOSED)
+        elif table.timestamp_ns < at_ns:
+            until = format_timestamp(table.timestamp_ns, "seconds")
+            gaps.append(f"incidents are known until {until}")
+        if request.page.name == "overview" and request.tenant is None:
+            stored = list(core.events)
+            oldest_ns = min((each.event.wall_ns for each in stored), default=at_ns + 1)
+            if oldest_ns > from_ns:
+                gaps.append("events before the oldest one that is kept in memory are not stored")
+            around = [each for each in stored if from_ns <= each.event.wall_ns <= to_ns]
+            nodes = dict(core.fleet.nodes)
+            shown = recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE)
+            events = tuple(shown)
+        rows = tuple(map(incident_row, worst_first(found)[:MAX_TIMELINE]))
+        return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps))
 
     async def _incident(self, request: page_table.PageRequest) -> IncidentModel:
         table, number = self.api.incidents(), request.parts["incident"]

@@ -27,6 +27,7 @@ RowT = TypeVar("RowT")
 PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 SearchText = Annotated[str, msgspec.Meta(max_length=100)]
+MomentText = Annotated[str, msgspec.Meta(max_length=40)]
 
 
 class EmptyQuery(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class IncidentsQuery(msgspec.Struct, frozen=True):
     page: PageNumber = 1
     state: Literal["open", "closed", "all"] = "open"
     severity: Literal["all", "critical", "warning", "info"] = "all"
+    at: MomentText = ""
 
 
 class PageQuery(msgspec.Struct, frozen=True):
@@ -70,15 +72,18 @@ class PageQuery(msgspec.Struct, frozen=True):
     page: PageNumber = 1
 
 
+class MomentQuery(PageQuery, frozen=True):
+    """Query of a page of the present, or of the time `at`."""
+
+    at: MomentText = ""
+
+
 class JobsQuery(msgspec.Struct, frozen=True):
     """Query of the list of jobs."""
 
     page: PageNumber = 1
     name: SearchText = ""
     """Part of the tenant and the name."""
-
-
-MomentText = Annotated[str, msgspec.Meta(max_length=40)]
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
@@ -127,11 +132,11 @@ BILLING = frozenset({Role.AUDITOR, Role.FINANCE})
 AUDIT = frozenset({Role.AUDITOR})
 
 PAGES: Collection[Page] = (
-    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA),
+    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
     Page("node", "/nodes/{node}", "Node {node}", RUNNING, in_menu=False),
     Page("rails", "/rails", "Rails", RUNNING),
-    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=PageQuery, in_menu=False),
+    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
     Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
     Page(
         "incident",
@@ -148,7 +153,7 @@ PAGES: Collection[Page] = (
         "Job {workload} of {tenant}",
         RUNNING,
         TenantScope.NAMED,
-        PageQuery,
+        MomentQuery,
         in_menu=False,
     ),
     Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, PageQuery),

@@ -47,7 +47,7 @@ from railscope.catalog import collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.frame import Schema
 from railscope.settings import SettingsError
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import WireEntity, WireEvent
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
@@ -91,7 +91,8 @@ async def page_of(
     parts = {key: values.pop(key) for key in re.findall(r"{(\w+)}", page.path)}
     asked = PageRequest(page, reader, parts, parse_query(page, values))
     model = await site.models[name](asked)
-    return page_rendering.render(f"{name}.html", model=model, request=asked), model
+    template = "moment" if isinstance(model, incident_pages.MomentModel) else name
+    return page_rendering.render(f"{template}.html", model=model, request=asked), model
 
 
 @pytest.mark.parametrize("count", [1_000, 4_000])
@@ -246,6 +247,73 @@ def test_markdown_of_a_document_stays_text() -> None:
     assert "<img" not in text
     assert re.findall(r'href="([^"]*)"', text) == ["/runbooks/Known"]
     assert "<li>a b</li>" in text
+
+
+AT_NS = NOW_NS - 600 * SECOND_NS
+AT = str(AT_NS // 1_000_000)
+
+
+def past_incidents() -> list[ReportedIncident]:
+    """Open now and then; ended since; begun since; ended before."""
+    times = {
+        "I1": (AT_NS - SECOND_NS, None),
+        "I2": (AT_NS - SECOND_NS, AT_NS + SECOND_NS),
+        "I3": (AT_NS + SECOND_NS, None),
+        "I4": (AT_NS - 2 * SECOND_NS, AT_NS),
+    }
+    return [
+        replace(
+            incident_at(
+                "n1", 3, number=number, victims=["n2"], ended=end_ns and format_timestamp(end_ns)
+            ),
+            onset_ns=onset_ns,
+        )
+        for number, (onset_ns, end_ns) in times.items()
+    ]
+
+
+JOB = {"tenant": "vision", "source": "slurm", "workload": "7"}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "found"),
+    [
+        ("overview", {}, 2),
+        ("rail", {"rail": "3"}, 2),
+        ("rail", {"rail": "2"}, 0),
+        ("job", JOB, 2),
+        ("job", JOB | {"workload": "8"}, 0),
+        ("incidents", {}, 2),
+    ],
+)
+async def test_a_url_with_a_time_shows_what_is_stored_of_it(
+    tmp_path: Path, name: str, parts: dict[str, str], found: int
+) -> None:
+    pages = fleet(tmp_path, ["n1", "n2"], past_incidents())
+    text, model = await page_of(pages, name, at=AT, **parts)
+    rows = model.rows if name == "incidents" else model.incidents
+    assert {row.id for row in rows} == ({"I1", "I2"} if found else set())
+    assert model.found == found
+    assert format_timestamp(AT_NS, "seconds")[:10] in text
+    if name != "incidents":
+        assert "states of nodes, readings, ages of data" in text
+    for at, problem in {"x": "expected a time such as", "1790000001000": "in the past"}.items():
+        with pytest.raises(PageProblemError, match=problem):
+            await page_of(pages, name, at=at, **parts)
+
+
+async def test_a_page_of_the_past_is_not_refreshed(tmp_path: Path) -> None:
+    async with (
+        console(tmp_path, allow_anonymous_read=True) as running,
+        browser(running.url) as reader,
+    ):
+        now = await reader.get("/")
+        (link,) = set(re.findall(r'href="(/\?at=\d+)"', now.text))
+        past = await reader.get(link)
+        assert (past.status, "data-fragment" in past.text) == (200, False)
+        assert f"/api/v1/pages{link}" in count_elements(past.text).links
+        twin = msgspec.json.decode((await reader.get(f"/api/v1/pages{link}")).text)
+        assert (twin["incidents"], twin["found"]) == ([], 0)
 
 
 async def test_advice_and_closed_incidents_change_no_state() -> None:
