@@ -157,15 +157,13 @@ def _vertex(correlation: Floats, shift: int) -> float:
 
 def _refined(correlation: Floats, period: float) -> float:
     """Return a period from the maxima at its multiples: an error of a shift is divided by the multiple."""
-    multiple = 2
-    while multiple * period < len(correlation) // 2:
+    for multiple in range(2, int(len(correlation) / 2 / period)):
         center = round(multiple * period)
-        near = range(center - 1, center + 2)
-        best = max(near, key=correlation.__getitem__)
-        if correlation[best] < MIN_CORRELATION:
+        best = max(range(center - 1, center + 2), key=correlation.__getitem__)
+        is_peak = correlation[best] >= max(correlation[best - 1], correlation[best + 1])
+        if not is_peak or correlation[best] < MIN_CORRELATION:
             break
         period = _vertex(correlation, best) / multiple
-        multiple += 1
     return period
 
 

@@ -54,6 +54,18 @@ def test_noise_has_no_period(seed: int) -> None:
     assert find_step(1e9 * rng.lognormal(0, 0.5, WINDOW_SECONDS)) is None
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", range(100))
+def test_the_search_of_a_period_ends(seed: int) -> None:
+    """Of traffic that repeats and then stops, the correlation falls at all multiples of the period."""
+    rng = np.random.default_rng(seed)
+    repeated = np.resize(rng.random(rng.integers(3, 10)), WINDOW_SECONDS)
+    works = np.arange(WINDOW_SECONDS) < rng.uniform(0.2, 0.9) * WINDOW_SECONDS
+    rates = works * (1 + rng.random() * repeated) + 0.1 * rng.random(WINDOW_SECONDS)
+    step = find_step(1e9 * rates)
+    assert step is None or 0 < step.period_seconds <= WINDOW_SECONDS / 2
+
+
 def test_even_and_unknown_traffic_have_no_period() -> None:
     assert find_step(np.full(WINDOW_SECONDS, 1e9)) is None
     assert find_step(np.zeros(WINDOW_SECONDS)) is None
