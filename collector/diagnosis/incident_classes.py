@@ -19,6 +19,21 @@ class Severity(StrEnum):
     WARNING = "warning"
     CRITICAL = "critical"
 
+    def is_above(self, other: Severity) -> bool:
+        """True if this severity is the higher one."""
+        order = list(Severity)
+        return order.index(self) > order.index(other)
+
+
+class ChangeKind(StrEnum):
+    """Kind of a change of an incident."""
+
+    OPENED = "opened"
+    REOPENED = "reopened"
+    ESCALATED = "escalated"
+    EXPLAINED = "explained"
+    CLOSED = "closed"
+
 
 @dataclass(frozen=True, slots=True)
 class IncidentClass:

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from collector.diagnosis.findings import (
     Finding,
     FindingEvidence,
 )
-from collector.diagnosis.incident_classes import CLASSES, IncidentClass, Severity
+from collector.diagnosis.incident_classes import CLASSES, ChangeKind, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.ranking import CauseIndex, Reach, may_explain, reach_of
@@ -39,7 +38,7 @@ WAIT_SLOTS = 12
 PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
 
-ONSET_SLOTS = 6
+ONSET_SLOTS, _MIN_STAGE_NS = 6, 30 * SECOND_NS
 MAX_LOSING_SPEED = 0.95
 """Speed of a job below which it loses time: beyond the noise of a minute."""
 MAX_OPEN_PER_CAUSE_NODE = 64
@@ -87,16 +86,6 @@ class Incident:
         return CLASSES[self.class_name]
 
 
-class ChangeKind(StrEnum):
-    """Kind of a change of an incident."""
-
-    OPENED = "opened"
-    REOPENED = "reopened"
-    ESCALATED = "escalated"
-    EXPLAINED = "explained"
-    CLOSED = "closed"
-
-
 class IncidentChange(NamedTuple):
     """A change of an incident at an evaluation."""
 
@@ -114,6 +103,10 @@ class _Candidate:
     onset_ns: int
     slots: deque[int]
     incident: Incident | None = None
+
+    @property
+    def severity(self) -> Severity:
+        return Severity(self.finding.severity or CLASSES[self.finding.incident_class].severity)
 
 
 class IncidentTracker:
@@ -200,11 +193,8 @@ class IncidentTracker:
     @property
     def open(self) -> Iterator[Incident]:
         """Incidents that last."""
-        return (
-            candidate.incident
-            for candidate in self._candidates.values()
-            if candidate.incident and not candidate.incident.ended_ns
-        )
+        found = (each.incident for each in self._candidates.values() if each.incident)
+        return (incident for incident in found if not incident.ended_ns)
 
     def _add(self, view: DiagnosisView, finding: Finding, slot: int) -> None:
         key = finding.incident_class, finding.subject or finding.cause
@@ -228,8 +218,7 @@ class IncidentTracker:
             found.finding = finding
 
     def _is_full(self, reach: Reach) -> bool:
-        is_of_one = len(reach.nodes) == 1
-        return is_of_one and self._of_nodes[reach.nodes] >= MAX_OPEN_PER_CAUSE_NODE
+        return len(reach.nodes) == 1 and self._of_nodes[reach.nodes] >= MAX_OPEN_PER_CAUSE_NODE
 
     def _onset(self, view: DiagnosisView, finding: Finding) -> int:
         """Return the end of the first slot in which the evidence alone exceeds its threshold."""
@@ -291,6 +280,8 @@ class IncidentTracker:
             if other.onset_ns > limit_ns:
                 continue
             is_mutual = may_explain(*effect, *cause)
+            if is_mutual and other.incident and _became(other.incident, candidate):
+                continue
             if other.incident or not is_mutual or _rank(candidate) > _rank(other):
                 return other  # of two that explain each other, the one that opened, or the stronger one
         return None
@@ -310,7 +301,7 @@ class IncidentTracker:
             cause=finding.cause,
             onset_ns=min(candidate.onset_ns, view.timestamp_ns),
             detected_ns=view.timestamp_ns,
-            severity=Severity(finding.severity or kind.severity),
+            severity=candidate.severity,
             evidence=finding.evidence,
             reach=candidate.reach,
             confidence=0.0,
@@ -326,9 +317,8 @@ class IncidentTracker:
         incident.evidence, incident.parts = finding.evidence, finding.parts
         incident.detail, incident.gain = finding.detail, finding.gain
         incident.affected = finding.affected
-        severity = Severity(finding.severity or kind.severity)
-        if list(Severity).index(severity) > list(Severity).index(incident.severity):
-            incident.severity = severity
+        if candidate.severity.is_above(incident.severity):
+            incident.severity = candidate.severity
             self._note(ChangeKind.ESCALATED, incident)
         incident.alternatives = finding.alternatives or incident.alternatives
         incident.last_slot = slot
@@ -345,9 +335,8 @@ class IncidentTracker:
                     incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
         if incident.reach.rails:
             paused = np.flatnonzero(victims(view))
-            own_parts = (
-                {incident.cause.position} if incident.cause.kind == "nic" else set(incident.parts)
-            )
+            cause = incident.cause
+            own_parts = {cause.position} if cause.kind == "nic" else set(incident.parts)
             incident.victim_nics |= {
                 p for p in paused.tolist() if view.devices.nics[p].rail in incident.reach.rails
             } - own_parts
@@ -387,17 +376,21 @@ class IncidentTracker:
             name, limit_ns = incident.class_name, incident.onset_ns + WAIT_SLOTS * self._slot_ns
             for candidate in causes.causes_of(name, incident.reach):
                 other = candidate.incident
-                if (
-                    other is not None
-                    and other is not incident
-                    and not (other.ended_ns or other.explained_by)
-                    and (other.onset_ns <= limit_ns or other.reach.device == incident.reach.device)
-                    and not may_explain(name, incident.reach, other.class_name, other.reach)
-                ):
+                if other is None or other is incident or other.ended_ns or other.explained_by:
+                    continue
+                is_late = other.onset_ns > limit_ns and other.reach.device != incident.reach.device
+                is_effect = may_explain(name, incident.reach, other.class_name, other.reach)
+                if not is_late and (not is_effect or _became(incident, candidate)):
                     incident.explained_by = other.incident_id
                     self._note(ChangeKind.EXPLAINED, incident)
                     other.symptoms.add(name)
                     break
+
+
+def _became(incident: Incident, candidate: _Candidate) -> bool:
+    """True if a more severe failure began well after an incident, of which it is the next stage."""
+    is_later = candidate.onset_ns > incident.onset_ns + _MIN_STAGE_NS
+    return is_later and candidate.severity.is_above(incident.severity)
 
 
 def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:

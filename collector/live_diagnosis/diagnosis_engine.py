@@ -28,9 +28,10 @@ from collector.diagnosis.cluster_diagnosis import (
 from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
 from collector.diagnosis.gpu_detectors import USED_EVENTS
 from collector.diagnosis.group_history import GroupHistory
+from collector.diagnosis.incident_classes import ChangeKind
 from collector.diagnosis.incident_report import incident_document, victims_of
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.diagnosis.incidents import ChangeKind, Incident, IncidentChange
+from collector.diagnosis.incidents import Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
 from collector.fleet.fleet import characters_of
 from collector.work_limits import LogRateLimit

@@ -21,13 +21,14 @@ from simulator.cluster.scenario import (
     SimulatedClusterSize,
 )
 
-HEALTHY, COMPOUND = "healthy", "compound"
+HEALTHY, COMPOUND, CASCADE = "healthy", "compound", "cascade"
 CLASSES = (
     *sorted({kind.incident_class for kind in FAULT_KINDS.values() if kind.incident_class}),
     COMPOUND,
+    CASCADE,
     HEALTHY,
 )
-"""Classes of scenarios: those of incidents, two faults at once, and none."""
+"""Classes of scenarios: those of incidents, two faults at once, a fault that becomes a worse one, and none."""
 
 _SIZES = (
     (1.0, 1, 4),
@@ -51,10 +52,17 @@ _COMPOUNDS = (
     ("transceiver", "slow_receiver"), ("hot_gpu", "incast"), ("storage_slow", "node_partition"),
     ("gpu_lost", "pfc_storm"), ("slow_gpu", "rate_control_off"), ("late_host", "link_flap"),
 )  # fmt: skip
+_CASCADES = (
+    ("transceiver", "link_flap"), ("link_flap", "link_down"), ("link_speed", "link_down"),
+    ("slow_receiver", "pfc_storm"), ("pcie_degraded", "nic_lost"), ("hot_gpu", "gpu_lost"),
+    ("nvlink_errors", "gpu_lost"), ("row_remap", "ecc_uncorrected"), ("ecc_uncorrected", "gpu_lost"),
+)  # fmt: skip
+"""Faults of a device, and what they become."""
+_MIN_STAGE_SECONDS, _MAX_STAGE_SECONDS = 60.0, 150.0
 _NICS = ("cx7", "cx7", "cx7", "cx7", "bnxt", "mixed")
 _OF_FULL_COUNTERS = {
     "cnp_ignored", "cnp_not_sent", "ecn_late", "link_transmit_errors", "transport_retry",
-    "unprotected_traffic", COMPOUND,
+    "unprotected_traffic", COMPOUND, CASCADE,
 }  # fmt: skip
 """Classes with counters that only ConnectX has."""
 _WHOLE_NODE = {"rate_control_off", "unprotected", "power_brake"}
@@ -74,7 +82,8 @@ def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
         needs_pods=incident_class == "uplink_congested",
         any_nic=incident_class not in _OF_FULL_COUNTERS,
     )
-    faults = list(draw.faults(_names(incident_class, rng)))
+    names = _names(incident_class, rng)
+    faults = list(draw.stages(*names) if incident_class == CASCADE else draw.faults(names))
     return ClusterScenario(
         seconds=draw.seconds,
         step_seconds=draw.period,
@@ -91,8 +100,8 @@ def _names(incident_class: str, rng: random.Random) -> Sequence[str]:
     """Return the faults of a scenario."""
     if incident_class == HEALTHY:
         return ()
-    if incident_class == COMPOUND:
-        return rng.choice(_COMPOUNDS)
+    if incident_class in {COMPOUND, CASCADE}:
+        return rng.choice(_COMPOUNDS if incident_class == COMPOUND else _CASCADES)
     kinds = [name for name, kind in FAULT_KINDS.items() if kind.incident_class == incident_class]
     return (rng.choice(kinds),)
 
@@ -182,6 +191,15 @@ class _ScenarioDraw:
         for name in names:
             yield self._fault(name, nodes.pop(), onset)
             onset += self._rng.uniform(0.0, 60.0)
+
+    def stages(self, name: str, worse: str) -> Iterator[PlannedClusterFault]:
+        """Yield a fault of a device, and the worse one that it becomes."""
+        first = self._fault(name, self._rng.choice(self.jobs[0].nodes), self.onset)
+        seconds = round(self._rng.uniform(_MIN_STAGE_SECONDS, _MAX_STAGE_SECONDS), 1)
+        yield replace(first, length_seconds=seconds)
+        second = self._fault(worse, first.nodes[0], self.onset + seconds)
+        length = round(self.length - seconds, 1)
+        yield replace(second, nodes=first.nodes, indices=first.indices, length_seconds=length)
 
     def _fault(self, name: str, node: int, onset: float) -> PlannedClusterFault:
         rng, kind, job = self._rng, FAULT_KINDS[name], self.jobs[0]

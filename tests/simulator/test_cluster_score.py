@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from simulator.cli import simulate
 from simulator.cluster.scenario import FAULT_KINDS, scenario_problems
-from simulator.cluster.score_scenarios import CLASSES, COMPOUND, HEALTHY, draw_scenario
+from simulator.cluster.score_scenarios import CASCADE, CLASSES, COMPOUND, HEALTHY, draw_scenario
 from simulator.cluster.scoring import (
     RunOutcome,
     ScoreError,
@@ -63,12 +63,21 @@ def test_scenarios_of_a_class_have_its_fault_and_are_valid(name: str) -> None:
         sizes.add((scenario.step_seconds, scenario.topology.nodes))
         faults = [fault for fault in scenario.faults if FAULT_KINDS[fault.fault].incident_class]
         strengths |= {fault.strength for fault in faults}
-        assert len(faults) == {HEALTHY: 0, COMPOUND: 2}.get(name, 1)
+        assert len(faults) == {HEALTHY: 0, COMPOUND: 2, CASCADE: 2}.get(name, 1)
         for fault in faults:
-            assert name in {COMPOUND, FAULT_KINDS[fault.fault].incident_class}
-            assert 240 <= fault.begin_seconds < 340
+            assert name in {COMPOUND, CASCADE, FAULT_KINDS[fault.fault].incident_class}
+            assert 240 <= fault.begin_seconds < 430
     assert len(sizes) > 1
     assert name == HEALTHY or len(strengths) > 3
+
+
+def test_a_cascade_is_a_fault_of_a_device_that_becomes_another_one() -> None:
+    for seed in range(20):
+        first, second = draw_scenario(CASCADE, seed).faults[:2]
+        assert (first.nodes, first.indices) == (second.nodes, second.indices)
+        end = first.begin_seconds + first.length_seconds
+        assert second.begin_seconds == pytest.approx(end, abs=0.2)
+        assert second.length_seconds > 60
 
 
 def test_an_unknown_class_is_an_error():

@@ -13,6 +13,7 @@ from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity, WireEvent
 
 SLOTS, ONSET = 84, 50
 NODES = 6
@@ -179,6 +180,21 @@ def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     fault = slow_receiver(DrawnCluster(9, 1, NODES, benign=False), "pcie_bound_receiver")
     found = incidents_of(receiver)
     assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
+
+
+def test_a_failure_that_becomes_a_worse_one_is_a_new_incident() -> None:
+    """A GPU has a row to remap, and two minutes later an uncorrectable error."""
+
+    def remap_and_error(_: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["remap"][1, 2] = since >= 0
+        if since == 12:
+            entity = WireEntity("xid", ("0000:02:00.0", "95"))
+            row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {})))
+
+    found = {each.class_name: each for each in incidents_of(remap_and_error)}
+    assert found["ecc_uncorrectable"].severity == "critical"
+    assert not found["ecc_uncorrectable"].explained_by
+    assert found["row_remap"].explained_by == found["ecc_uncorrectable"].incident_id
 
 
 def test_racks_of_two_pods_are_two_causes() -> None:

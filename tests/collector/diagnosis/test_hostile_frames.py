@@ -13,7 +13,7 @@ from support.incidents import incident as reported_incident
 from collector.diagnosis import incidents, jobs
 from collector.diagnosis.devices import ClusterDevices, ClusterNic
 from collector.diagnosis.findings import Cause, FindingEvidence
-from collector.diagnosis.incident_classes import Severity
+from collector.diagnosis.incident_classes import ChangeKind, Severity
 from collector.diagnosis.incident_report import (
     MAX_LISTED,
     GpuDocument,
@@ -24,7 +24,7 @@ from collector.diagnosis.incident_report import (
     StorageDocument,
 )
 from collector.diagnosis.incident_table import ReportedIncident
-from collector.diagnosis.incidents import ChangeKind, Incident, IncidentTracker
+from collector.diagnosis.incidents import Incident, IncidentTracker
 from collector.diagnosis.ranking import Reach
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches

@@ -17,8 +17,9 @@ from running_collector import RunningCollector, run_collector, settings_in
 from collector.access.credentials import digest_token
 from collector.commands.diagnose import MAX_ENVELOPE_BYTES
 from collector.config import DiagnosisSettings
+from collector.diagnosis.incident_classes import ChangeKind
 from collector.diagnosis.incident_report import JobDocument, NicDocument
-from collector.diagnosis.incidents import ChangeKind, IncidentChange
+from collector.diagnosis.incidents import IncidentChange
 from collector.framelog import segment_files
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
