@@ -69,6 +69,9 @@ class OverviewModel(msgspec.Struct, frozen=True):
     running_jobs: int | None
     """Null while the claims of GPUs are not known."""
     touched_jobs: int
+    """Running jobs that open incidents touch."""
+    ended_jobs: int
+    """Jobs that open incidents touched, and that no longer run."""
     touched_tenants: tuple[str, ...]
     touched_tenant_count: int
     diagnosis_ns: int
@@ -174,18 +177,20 @@ class FleetPages:
         urgent = [each for each in roots if each.document.severity != "info"]
         touched = incident_pages.touched_jobs(visible)
         tenants = sorted({tenant for tenant, _, _ in touched if tenant})
-        jobs = (
-            len(visible_jobs(views.jobs, request.credential)) if views.jobs.timestamp_ns else None
-        )
-        if jobs is not None and request.tenant is None:
-            jobs += views.jobs.suppressed
+        jobs, ended = None, 0
+        if views.jobs.timestamp_ns:
+            running = visible_jobs(views.jobs, request.credential)
+            jobs = len(running) + (views.jobs.suppressed if request.tenant is None else 0)
+            if not views.jobs.suppressed:
+                ended = len(touched.difference(job.key for job in running))
         shown = [incident_pages.incident_row(each) for each in incident_pages.worst_first(roots)]
         model = OverviewModel(
             timestamp_ns=views.timestamp_ns,
             summary="",
             since_ns=min((each.onset_ns for each in urgent), default=None),
             running_jobs=jobs,
-            touched_jobs=len(touched),
+            touched_jobs=len(touched) - ended,
+            ended_jobs=ended,
             touched_tenants=tuple(tenants[:MAX_NAMED]),
             touched_tenant_count=len(tenants),
             diagnosis_ns=table.timestamp_ns,

@@ -11,6 +11,7 @@ from itertools import groupby
 
 import msgspec
 
+from collector.console.page_rendering import count_text
 from collector.diagnosis.node_states import LETTERS, STATES, NodeRow
 
 MAX_NODES = 4096
@@ -98,5 +99,5 @@ def make_grid(rows: Sequence[NodeRow]) -> RailGrid:
         rails,
         min(columns, max(len(shown), 1)),
         len(rows) - len(shown),
-        f"{len(shown)} nodes by {rails} rails, worst first: {states or 'no rails'}",
+        f"{count_text(len(shown), 'node')} by {count_text(rails, 'rail')}, worst first: {states or 'no rails'}",
     )

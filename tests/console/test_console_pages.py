@@ -43,6 +43,8 @@ from collector.fleet.view_cells import View, ViewCell
 from collector.http.read_api import ViewApi
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
+from collector.workloads.job_roster import JobKey, RunningJob
+from collector.workloads.job_view import RunningJobs
 from railscope.catalog import collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.frame import Schema
@@ -201,6 +203,24 @@ async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Pat
         (row,) = msgspec.json.decode(answer.text)["rows"]
         assert (row["state"], row["since_ns"], row["incidents"]) == ("failed", None, [])
         assert row["reason"] == f"GPU GPU-n1-1 failed; {node_states.NOT_DIAGNOSED}"
+
+
+@pytest.mark.parametrize(
+    ("workloads", "figure"),
+    [
+        (["7", "8"], "<b>1</b> of 2 running jobs touched</p>"),
+        (["8"], "<b>0</b> of 1 running jobs touched, and 1 job that ended</p>"),
+    ],
+)
+async def test_a_touched_job_that_ended_is_not_running(
+    tmp_path: Path, workloads: list[str], figure: str
+) -> None:
+    jobs = tuple(RunningJob(JobKey("vision", "slurm", name), 0, ()) for name in workloads)
+    api = fleet(tmp_path, ["a", "b"], [incident_at("a", 0, victims=["b"])]).pages.api
+    views = replace(api.views(), jobs=RunningJobs(NOW_NS, jobs))
+    api = replace(api, views=lambda: views)
+    text, _ = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
+    assert figure in text
 
 
 async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: Path) -> None:
