@@ -16,9 +16,8 @@ from chain_support import debian_server, free_port, wait_until
 
 from collector.config import ConsoleSettings
 from collector.console import PageProblemError
-from collector.console.curves import HistoryCurve, TimeRange
+from collector.console.curves import GPU_FIGURES, NIC_FIGURES, HistoryCurve, TimeRange
 from collector.console.history_server import HistoryServer, expression, quoted
-from collector.console.node_history import GPU_FIGURES, NIC_FIGURES
 from railscope.settings import SettingsError
 
 HOSTILE = 'n"1\\}) or vector(7) #'
