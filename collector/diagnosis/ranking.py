@@ -37,9 +37,9 @@ _FABRIC = (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_not_sent", "cnp_
 _SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
 
 EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
-    "pcie_degraded": {Relation.DEVICE: _RECEIVERS, Relation.NODE: ("host_bound_receiver",)},
-    "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver"), Relation.NODE: ("host_bound_receiver",)},
-    "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm",), Relation.NODE: ("host_bound_receiver",)},
+    "pcie_degraded": {Relation.DEVICE: (*_RECEIVERS, "nic_lost", "gpu_lost"), Relation.NODE: ("host_bound_receiver",)},
+    "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
+    "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
     "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "link_flap", "leaf_loss", *_LINK_FAILURES)},
     "transport_retry": {Relation.RAIL: _FABRIC},
@@ -56,7 +56,8 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("nic_lost", "node_down")},
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
     "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, "host_late")},
-    "thermal_straggler": {Relation.NODE: ("hw_slowdown",)},
+    "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
+    "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down")},
     "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
     "job_slowdown": {Relation.JOB: (*_FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
