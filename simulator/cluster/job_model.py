@@ -115,7 +115,7 @@ class ClusterJob:
         if self.plan.load < 1.0:
             drift = _LOAD_DRIFT * self._load_drift.advance(span.seconds)
             self._load = min(max(self.plan.load + drift, _MIN_LOAD), 1.0)
-        self._is_hung = speed <= 0 and self._phase() == 1
+        self._is_hung = pace <= 0 or (speed <= 0 and self._phase() == 1)
         checkpoint = self._checkpoint_share(span) * present
         work = self.working_share(span) * present
         progress = JobProgress(

@@ -282,6 +282,21 @@ def test_a_rank_that_starts_no_collective_is_idle_while_others_spin(tmp_path: Pa
     assert waiting.activity.sm < 0.3
 
 
+@pytest.mark.parametrize("name", ["hung_collective", "missing_rank"])
+def test_a_job_that_hangs_writes_no_checkpoint(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "scenario.toml"
+    hang = fault(name, begin_seconds=20, **target(name))
+    for text, has_checkpoint in (("", True), (hang, False)):
+        period = "checkpoint_period_seconds = 45"
+        path.write_text(CLUSTER.replace("checkpoint_period_seconds = 0", period) + text)
+        model = ClusterModel(read_scenario(path))
+        shares = []
+        for second in range(5, 61, 5):
+            model.advance(second * SECOND_NS)
+            shares.append(model.steps[0].progress.checkpoint)
+        assert (max(shares[6:]) > 0) == has_checkpoint
+
+
 def test_an_error_of_an_application_is_in_the_kernel_log_and_not_in_the_truth(tmp_path: Path):
     path = tmp_path / "scenario.toml"
     path.write_text(CLUSTER + fault("application_error", begin_seconds=20, nodes=[1], indices=[5]))
