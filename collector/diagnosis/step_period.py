@@ -157,8 +157,10 @@ def _vertex(correlation: Floats, shift: int) -> float:
 
 def _refined(correlation: Floats, period: float) -> float:
     """Return a period from the maxima at its multiples: an error of a shift is divided by the multiple."""
-    for multiple in range(2, int(len(correlation) / 2 / period)):
+    for multiple in range(2, math.ceil(len(correlation) / 2 / period)):
         center = round(multiple * period)
+        if center >= len(correlation) // 2:  # the period has grown
+            break
         best = max(range(center - 1, center + 2), key=correlation.__getitem__)
         is_peak = correlation[best] >= max(correlation[best - 1], correlation[best + 1])
         if not is_peak or correlation[best] < MIN_CORRELATION:
