@@ -61,6 +61,7 @@ class Console:
     models: page_table.PageModels
     version: Callable[[], Hashable]
     """Identity of the current data: a page is made again when it changes."""
+    wall_ns: Callable[[], int]
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
     _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
@@ -99,6 +100,7 @@ class Console:
                 **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),
             },
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
+            api.wall_ns,
         )
 
     @property
@@ -155,6 +157,10 @@ class Console:
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> page_table.PageRequest:
         query, parts = page_table.parse_query(page, request.query), dict(request.match_info)
+        at, ends_now = getattr(query, "at", ""), request.query.get("to") == "now"
+        if at and (ends_now or history_pages.parse_moment("at", at) > self.wall_ns()):
+            # From a link of Grafana, whose range ends now by the browser's clock: the present.
+            query = msgspec.structs.replace(query, at="")
         return page_table.PageRequest(page, credential, parts, query, self.grafana_url)
 
     async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
@@ -202,7 +208,7 @@ class Console:
         """Return the values of the frame around each page."""
         sessions = self.authorizer.sessions
         has_session = sessions.find(access_control.session_cookie(request)) is not None
-        query = dict(request.query, fragment="1")
+        query = {name: text for name, text in request.query.items() if name != "at"}
         return {
             "title": title,
             "menu": list(page_table.menu(credential.role)) if credential else [],
@@ -212,7 +218,9 @@ class Console:
             "has_session": has_session,
             "twin": twin,
             "dashboard": "",
-            "fragment": str(request.rel_url.with_query(query)) if is_live else "",
+            "fragment": str(request.rel_url.with_query(query | {"fragment": "1"}))
+            if is_live
+            else "",
             "refresh_seconds": REFRESH_SECONDS,
             "version": __version__,
         }
@@ -346,9 +354,8 @@ def page_models(api: read_api.ViewApi) -> page_table.PageModels:
         **incidents.models(),
         **job_pages.JobPages(api).models(),
     }
-    past = {
-        name: partial(incidents.at_moment, models[name]) for name in ("overview", "rail", "job")
-    }
+    names = ("overview", "node", "rail", "job")
+    past = {name: partial(incidents.at_moment, models[name]) for name in names}
     return models | past
 
 

@@ -29,13 +29,11 @@ from collector.diagnosis import (
 from collector.diagnosis.incident_classes import CLASSES
 from collector.http import incidents_api, read_api
 from railscope.service import run_in_thread
-from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
+from railscope.timestamps import format_timestamp, parse_timestamp
 
 _MAX_SHOWN = 3
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
-_BEFORE_NS = 600 * SECOND_NS
-"""Time before the onset from which on events of the cause's node are shown."""
 _CURVE_WIDTH = 640
 INCIDENT_RUNBOOK = "RailscopeIncident"
 _RUNBOOK_DIRECTORY = Path(__file__).parents[2] / "alerts" / "runbooks"
@@ -168,7 +166,7 @@ class IncidentsModel(msgspec.Struct, frozen=True):
 
 
 class MomentModel(msgspec.Struct, frozen=True):
-    """Page about the overview, a rail or a job at a time in the past: what is stored of it, and what is not."""
+    """Page about the overview, a node, a rail or a job at a time in the past: what is stored of it, and what is not."""
 
     at_ns: int
     from_ns: int
@@ -180,11 +178,11 @@ class MomentModel(msgspec.Struct, frozen=True):
     """Events around the time; null if the reader sees none."""
     gaps: tuple[str, ...]
     """Parts that are not known of the time, with the reason."""
+    has_curves: bool
+    """True if curves around the time may be stored."""
 
 
-NOT_STORED = (
-    "states of nodes, readings, ages of data and running jobs are stored of the present only"
-)
+NOT_STORED = "states of nodes, readings, ages of data and running jobs are stored of the present only; curves of rails and jobs, of the last hour"
 AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
 
 
@@ -289,7 +287,11 @@ def _range_text(row: shapes.TableRow, unit: str) -> str:
 
 
 def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
-    """True if an incident touches the rail or the job that the parts of a path name, or if they name none."""
+    """True if an incident touches the node, the rail or the job that the parts of a path name, or if they name none."""
+    if "node" in parts:
+        touched = incident.reach.nodes.union(*incident.tenant_nodes.values())
+        victims = {nic.node for nic in incident.victim_nics}
+        return parts["node"] in {*touched, *victims, incident_row(incident).node}
     if "rail" in parts:
         rail = getattr(incident.document.cause, "rail", None)
         return parts["rail"] in {*incident.reach.rails, str(rail)}
@@ -320,7 +322,7 @@ class IncidentPages:
     def _make_incidents(self, request: page_table.PageRequest) -> IncidentsModel:
         table, query = self.api.incidents(), request.query
         visible = incidents_api.visible_incidents(table, request.credential)
-        at_ns = self._moment(request)
+        at_ns = history_pages.parse_moment("at", query.at) if query.at else None
         visible = visible if at_ns is None else open_at(visible, at_ns)
         found = [
             incident
@@ -336,27 +338,19 @@ class IncidentPages:
             table.timestamp_ns, query, dict(counts), rows, len(found), pages, at_ns, problem
         )
 
-    def _moment(self, request: page_table.PageRequest) -> int | None:
-        """Return the time of a query; None for the present. Raises PageProblemError."""
-        text = request.query.at
-        if not text:
-            return None
-        at_ns = history_pages.parse_moment("at", text)
-        if at_ns > self.api.wall_ns():
-            message = f"invalid at {text!r}: expected a time in the past"
-            raise PageProblemError(HTTPStatus.BAD_REQUEST, message)
-        return at_ns
-
     async def at_moment(
         self,
         present: Callable[[page_table.PageRequest], Awaitable[msgspec.Struct]],
         request: page_table.PageRequest,
     ) -> msgspec.Struct:
         """Return what is stored of a time in the past; without one the model of the present."""
-        at_ns = self._moment(request)
-        if at_ns is None:
+        if not request.query.at:
             return await present(request)
-        return await run_in_thread(self._make_moment, request, at_ns)
+        at_ns = history_pages.parse_moment("at", request.query.at)
+        model = await run_in_thread(self._make_moment, request, at_ns)
+        if not model.found and request.page.name in {"node", "rail"}:
+            await present(request)  # rejects the name of a node or a rail that is not known
+        return model
 
     def _make_moment(self, request: page_table.PageRequest, at_ns: int) -> MomentModel:
         table, parts, core = self.api.incidents(), request.parts, self.api.core
@@ -364,26 +358,27 @@ class IncidentPages:
         found = [
             each
             for each in open_at(visible, at_ns)
-            if each.document.explained_by is None and _concerns(each, parts)
+            if ("node" in parts or each.document.explained_by is None) and _concerns(each, parts)
         ]
         from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
-        gaps, events = [NOT_STORED, AS_OF_NOW], None
+        gaps, events, nodes = [NOT_STORED, AS_OF_NOW], None, dict(core.fleet.nodes)
         if not table.timestamp_ns:
             gaps.append(node_states.NOT_DIAGNOSED)
         elif table.timestamp_ns < at_ns:
             until = format_timestamp(table.timestamp_ns, "seconds")
             gaps.append(f"incidents are known until {until}")
-        if request.page.name == "overview" and request.tenant is None:
+        if request.page.name in {"overview", "node"} and request.tenant is None:
             stored = list(core.events)
             oldest_ns = min((each.event.wall_ns for each in stored), default=at_ns + 1)
             if oldest_ns > from_ns:
                 gaps.append("events before the oldest one that is kept in memory are not stored")
-            around = [each for each in stored if from_ns <= each.event.wall_ns <= to_ns]
-            nodes = dict(core.fleet.nodes)
-            shown = recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE)
-            events = tuple(shown)
+            of_page = [each for each in stored if parts.get("node", each.node) == each.node]
+            around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
+            events = tuple(recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE))
         rows = tuple(map(incident_row, worst_first(found)[:MAX_TIMELINE]))
-        return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps))
+        is_recent = at_ns > self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
+        has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_recent
+        return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps), has_curves)
 
     async def _incident(self, request: page_table.PageRequest) -> IncidentModel:
         table, number = self.api.incidents(), request.parts["incident"]
@@ -441,7 +436,8 @@ class IncidentPages:
         found = recent_events.event_rows(
             events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
         )
-        first_ns, last_ns = incident.onset_ns - _BEFORE_NS, until_ns + _BEFORE_NS
+        margin_ns = history_pages.BEFORE_NS
+        first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
         return [
             each
             for each in found

@@ -134,7 +134,7 @@ AUDIT = frozenset({Role.AUDITOR})
 PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
-    Page("node", "/nodes/{node}", "Node {node}", RUNNING, in_menu=False),
+    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
     Page("rails", "/rails", "Rails", RUNNING),
     Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
     Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),

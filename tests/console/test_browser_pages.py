@@ -23,7 +23,7 @@ from collector.billing import billing_demo
 from collector.billing.period_closing import BillingBooks
 from collector.billing.tenant_statements import BillingReader
 from collector.config import DiagnosisSettings
-from collector.console.page_table import PAGES, Page
+from collector.console.page_table import PAGES, PAGES_BY_NAME, Page
 from collector.diagnosis.incident_table import IncidentTable
 from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import TenantScope
@@ -138,6 +138,28 @@ async def test_a_page_has_no_problems_for_an_auditor(site: VisitedSite, page: Pa
     visited = await site.visitors[Role.AUDITOR].visit(site.path_of(page))
     assert page.title.partition(" ")[0] in visited.text
     assert len(visited.text_without_scripts) > 0.8 * len(visited.text)
+
+
+PAST = "?at=2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("name", ["overview", "incidents", "incident", "node", "rail", "job"])
+async def test_a_page_of_the_past_has_no_problems(site: VisitedSite, name: str) -> None:
+    visited = await site.visitors[Role.AUDITOR].visit(site.path_of(PAGES_BY_NAME[name]) + PAST)
+    assert HOSTILE in visited.text
+    assert len(visited.text_without_scripts) > 0.8 * len(visited.text)
+    if name in {"overview", "node", "rail", "job"}:
+        assert "2026-01-01 00:00:00" in visited.text
+        assert "What is not known" in visited.text
+
+
+@pytest.mark.parametrize("name", ["overview", "incidents", "incident", "job"])
+async def test_a_tenant_reads_nothing_of_others_in_the_past(site: VisitedSite, name: str) -> None:
+    tenant = site.visitors[Role.TENANT]
+    await tenant.open(site.path_of(PAGES_BY_NAME[name]) + PAST)
+    text = await tenant.page.inner_text("body")
+    for other in ("language", "n2", "GPU-n2", "operator/", "I2"):
+        assert other not in text, other
 
 
 @pytest.mark.parametrize(

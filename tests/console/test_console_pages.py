@@ -299,6 +299,8 @@ JOB = {"tenant": "vision", "source": "slurm", "workload": "7"}
     ("name", "parts", "found"),
     [
         ("overview", {}, 2),
+        ("node", {"node": "n1"}, 2),
+        ("node", {"node": "n2"}, 2),
         ("rail", {"rail": "3"}, 2),
         ("rail", {"rail": "2"}, 0),
         ("job", JOB, 2),
@@ -317,9 +319,30 @@ async def test_a_url_with_a_time_shows_what_is_stored_of_it(
     assert format_timestamp(AT_NS, "seconds")[:10] in text
     if name != "incidents":
         assert "states of nodes, readings, ages of data" in text
-    for at, problem in {"x": "expected a time such as", "1790000001000": "in the past"}.items():
-        with pytest.raises(PageProblemError, match=problem):
-            await page_of(pages, name, at=at, **parts)
+    with pytest.raises(PageProblemError, match="expected a time such as"):
+        await page_of(pages, name, at="x", **parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("rail", {"rail": "8"}), ("rail", {"rail": "03"}), ("node", {"node": "n3"})]
+)
+async def test_a_device_that_is_not_known_has_no_past(
+    tmp_path: Path, name: str, parts: dict[str, str]
+) -> None:
+    pages = fleet(tmp_path, ["n1", "n2"], past_incidents())
+    with pytest.raises(PageProblemError, match=f"unknown {name}"):
+        await page_of(pages, name, at=AT, **parts)
+
+
+async def test_a_page_of_the_past_links_to_curves_that_may_be_stored(tmp_path: Path) -> None:
+    pages = fleet(tmp_path, ["n1"], past_incidents())
+    curves = re.escape(f'/history?at={AT}">Curves around this time')
+    for name, parts in (("rail", {"rail": "3"}), ("job", JOB)):
+        text, _ = await page_of(pages, name, at=AT, **parts)
+        assert re.search(curves, text)
+        text, _ = await page_of(pages, name, at=str(AT_NS // 1_000_000 - 3_600_000), **parts)
+        assert "/history" not in text
+        assert "curves of rails and jobs, of the last hour" in text
 
 
 async def test_a_page_of_the_past_is_not_refreshed(tmp_path: Path) -> None:
@@ -334,6 +357,30 @@ async def test_a_page_of_the_past_is_not_refreshed(tmp_path: Path) -> None:
         assert f"/api/v1/pages{link}" in count_elements(past.text).links
         twin = msgspec.json.decode((await reader.get(f"/api/v1/pages{link}")).text)
         assert (twin["incidents"], twin["found"]) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "at=4102444800000",
+        "at=2100-01-01T00:00:00.000Z",
+        "at=1790000000000&from=now-6h&to=now",
+    ],
+)
+async def test_a_time_after_the_present_is_the_present(tmp_path: Path, query: str) -> None:
+    async with (
+        console(tmp_path, allow_anonymous_read=True) as running,
+        browser(running.url) as reader,
+    ):
+        for path in ("/", "/incidents", "/nodes/n1", "/rails/0"):
+            answer = await reader.get(f"{path}?{query}")
+            assert answer.status == 200, answer.text
+            fragment = html.unescape(re.findall(r'data-fragment="([^"]*)"', answer.text)[0])
+            assert "fragment=1" in fragment
+            assert "at=" not in fragment
+            assert "What is not known" not in answer.text
+        curves = await reader.get(f"/nodes/n1/gpus/0?{query.partition('&')[0]}")
+        assert ('data-seconds="10"' in curves.text) == ("now" not in query)
 
 
 async def test_advice_and_closed_incidents_change_no_state() -> None:
