@@ -7,3 +7,5 @@ class DashboardsError(Exception):
 
 COLUMNS = 24
 """Width of a Grafana dashboard, in the unit of panel widths."""
+CONSOLE_URL = "http://localhost:9470"
+"""Address of the web console in the generated files; docs/dashboards.md documents how to replace it."""

@@ -14,7 +14,13 @@ def build_dashboard() -> Dashboard:
     question = "Is the audit log complete, signed and witnessed?"
     marks = (dashboard_parts.claim_marks(),)
     return dashboard_parts.assemble(
-        "Audit", "railscope-audit", question, SECTIONS, marks=marks, tags=("audit",)
+        "Audit",
+        "railscope-audit",
+        question,
+        SECTIONS,
+        console="/audit",
+        marks=marks,
+        tags=("audit",),
     )
 
 

@@ -24,6 +24,7 @@ def build_dashboard() -> Dashboard:
         "railscope-billing",
         question,
         SECTIONS,
+        console="/billing",
         marks=(dashboard_parts.claim_marks(),),
         tags=("tenant", "billing"),
     )

@@ -29,7 +29,13 @@ def build_dashboard() -> Dashboard:
     question = "Is every GPU of the cluster present, busy, and well connected?"
     marks, tags = (dashboard_parts.xid_marks(), dashboard_parts.claim_marks()), ("gpu", "rdma")
     return dashboard_parts.assemble(
-        "Cluster overview", "railscope-cluster", question, SECTIONS, marks=marks, tags=tags
+        "Cluster overview",
+        "railscope-cluster",
+        question,
+        SECTIONS,
+        console="/?at=${__to}",
+        marks=marks,
+        tags=tags,
     )
 
 

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from dashboards import COLUMNS
+from dashboards import COLUMNS, CONSOLE_URL
 from dashboards.panels import DATASOURCE, Panel
 from dashboards.promql import problems
 
@@ -140,6 +140,7 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
     question: str,
     sections: Sequence[Section],
     *,
+    console: str,
     choices: Sequence[DashboardVariable] = (),
     marks: Sequence[DashboardAnnotation] = (),
     tags: Sequence[str] = (),
@@ -147,8 +148,8 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
 ) -> Dashboard:
     """Build a dashboard: one row for each section, titled with a question.
 
-    The first section is titled with the question of the dashboard. A `shared` dashboard has no links to
-    dashboards that are not shared, and no annotations of incidents.
+    The first section is titled with the question of the dashboard. `console` is the path of its page of the web
+    console. A `shared` dashboard has no links to dashboards that are not shared, and no annotations of incidents.
     """
     dashboard = (
         build.Dashboard(title)
@@ -169,6 +170,7 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
         dashboard = dashboard.with_variable(choice.build())
     if not shared:
         dashboard = dashboard.link(_other_dashboards())
+    dashboard = dashboard.link(_console_page(console))
     for number, (row, panels) in enumerate(sections, 1):
         dashboard = dashboard.with_row(build.Row(row or question).id(number * 100))
         for line in _side_by_side(panels()):
@@ -206,3 +208,10 @@ def _other_dashboards() -> build.DashboardLink:
         .keep_time(keep_time=True)
         .icon("external link")
     )
+
+
+def _console_page(path: str) -> build.DashboardLink:
+    about = f"Web console of the collector at {CONSOLE_URL}; docs/dashboards.md documents how to set this address"
+    link = build.DashboardLink("Console").type(DashboardLinkType.LINK).url(CONSOLE_URL + path)
+    # `to=now` selects the present; the page of a GPU rejects a range besides a moment.
+    return link.keep_time(keep_time="/gpus/" not in path).tooltip(about).icon("external link")

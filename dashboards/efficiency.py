@@ -23,7 +23,9 @@ def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question, marks = "How are the GPUs used: held, busy, computing?", (claim_marks(),)
     uid = "railscope-efficiency"
-    return assemble("GPU efficiency", uid, question, SECTIONS, marks=marks, tags=("gpu",))
+    return assemble(
+        "GPU efficiency", uid, question, SECTIONS, console="/tenants", marks=marks, tags=("gpu",)
+    )
 
 
 def _summary() -> Iterator[Panel]:

@@ -30,6 +30,7 @@ def build_dashboard() -> Dashboard:
         "railscope-health",
         "Which GPUs are faulty, and which are unknown?",
         SECTIONS,
+        console="/nodes",
         choices=(
             dashboard_parts.DashboardVariable(
                 "node", "Node", "railscope_node_reporting", allows_several=True

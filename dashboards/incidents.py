@@ -29,7 +29,12 @@ def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     question = "Which faults are open, what causes them, and what do they cost?"
     return dashboard_parts.assemble(
-        "Incidents", "railscope-incidents", question, SECTIONS, tags=("health",)
+        "Incidents",
+        "railscope-incidents",
+        question,
+        SECTIONS,
+        console="/incidents?at=${__to}",
+        tags=("health",),
     )
 
 

@@ -28,6 +28,7 @@ def build_dashboard() -> Dashboard:
         "railscope-jobs",
         "Which jobs run, and which GPU or port does each wait for?",
         SECTIONS,
+        console="/jobs",
         choices=CHOICES,
         marks=(
             dashboard_parts.claim_marks(job_panels.NODES),

@@ -22,6 +22,7 @@ def build_dashboard() -> Dashboard:
         "railscope-links",
         "Is every PCIe link as wide and fast as expected, and does every cable carry light?",
         SECTIONS,
+        console="/nodes",
         choices=(
             dashboard_parts.DashboardVariable(
                 "node", "Node", "railscope_node_info", allows_several=True

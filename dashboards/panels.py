@@ -40,7 +40,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards import COLUMNS
+from dashboards import COLUMNS, CONSOLE_URL
 from dashboards.promql import detail_of, recorded_in
 from dashboards.query import COUNT, SHARE, Query, joins_for, with_device_names, with_device_titles
 from railscope.catalog import Metric, rollups
@@ -70,7 +70,7 @@ WORST = "Worst"
 """Title of the column of a grid by which its rows are sorted."""
 
 DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
-"""Labels with a detail dashboard for each value: a table cell links to it."""
+"""Labels with a detail dashboard for each value: a table cell links to it. That of a rail links to the console."""
 
 
 def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD) -> stat.Panel:
@@ -151,7 +151,7 @@ def rows(  # noqa: PLR0913 - the differences between tables
 
     `keys` maps each key label to its title. The worst rows come first: rows are sorted by the
     columns that have a worst value, in their order. Equal rows are in the order of the keys, unless
-    a query selects the first or last in its own order. Nodes and tenants link to their dashboards,
+    a query selects the first or last in its own order. Nodes and tenants link to their dashboards, rails to the console,
     unless the reader has no access to other dashboards; rows of GPUs and NICs then show all names.
 
     Raises ValueError if no column has a worst value.
@@ -186,8 +186,8 @@ def rows(  # noqa: PLR0913 - the differences between tables
     panel = panel.with_transformation(DataTransformerConfig("organize", options=organize))
     for column in columns:
         panel = panel.override_by_name(column.title, _cell(column))
-    for label in [label for label in DETAILS if label in keys and leads_on]:
-        panel = panel.override_by_name(keys[label], [_link_to_dashboard_of(label)])
+    for label in [label for label in (*DETAILS, "rail") if label in keys and leads_on]:
+        panel = panel.override_by_name(keys[label], [_link_of(label)])
     queries = [column.query for column in columns]
     panel = _finish(
         panel, _rows, ident=ident, title=title, about=about, queries=queries, unit=COUNT
@@ -231,7 +231,7 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     if query.unit == SHARE:
         panel = panel.decimals(1)
     if row in DETAILS:
-        panel = panel.override_by_name(f"{row}\\{column}", [_link_to_dashboard_of(row)])
+        panel = panel.override_by_name(f"{row}\\{column}", [_link_of(row)])
     panel = _finish(panel, _rows, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(9)
 
@@ -365,12 +365,13 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
     return cell
 
 
-def _link_to_dashboard_of(label: str) -> DynamicConfigValue:
-    """Link of a cell: its dashboard, with the same data source and time range."""
-    url = (
-        f"/d/{DETAILS[label]}?var-{label}=${{__value.raw:percentencode}}"
-        "&${datasource:queryparam}&${__url_time_range}"
-    )
+def _link_of(label: str) -> DynamicConfigValue:
+    """Link of a cell: its dashboard with the same data source, or its page of the console; with the same time range."""
+    value, times = "${__value.raw:percentencode}", "${__url_time_range}"
+    if label in DETAILS:
+        url = f"/d/{DETAILS[label]}?var-{label}={value}&${{datasource:queryparam}}&{times}"
+    else:
+        url = f"{CONSOLE_URL}/{label}s/{value}?at=${{__to}}&{times}"
     return DynamicConfigValue("links", [{"title": f"Open this {label}", "url": url}])
 
 

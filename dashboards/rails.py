@@ -36,6 +36,7 @@ def build_dashboard() -> Dashboard:
         UID,
         QUESTION,
         SECTIONS,
+        console="/rails",
         choices=CHOICES,
         marks=marks,
         tags=("rdma",),

@@ -26,6 +26,7 @@ def build_dashboard() -> Dashboard:
         "railscope-self-monitoring",
         question,
         SECTIONS,
+        console="/railscope",
         choices=choices,
         tags=("agent",),
     )

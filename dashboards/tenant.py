@@ -21,7 +21,14 @@ def build_dashboard() -> Dashboard:
     question = "What does this tenant hold, and how busy are its GPUs?"
     choices = (dashboard_parts.DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
     return dashboard_parts.assemble(
-        "Tenant", UID, question, SECTIONS, choices=choices, tags=("tenant",), shared=True
+        "Tenant",
+        UID,
+        question,
+        SECTIONS,
+        console="/tenants/${tenant:percentencode}",
+        choices=choices,
+        tags=("tenant",),
+        shared=True,
     )
 
 

@@ -222,6 +222,14 @@ def dashboards() -> str:
         "`make pictures` draws them again, and `python -m dashboards.pictures` draws a dashboard with the data of",
         "any Prometheus.",
         "",
+        "Each dashboard links to its page of the [web console](console.md#dashboards), at the end of the time range where the page",
+        "takes a time. The address is that of the collector's own machine or of a forwarded port, http://localhost:9470. Replace",
+        "it after each installation:",
+        "",
+        "```sh",
+        "sed -i -e 's|http://localhost:9470|https://collector.example.com:9470|' /opt/railscope/share/railscope/dashboards/*.json",
+        "```",
+        "",
     ]
     for path in sorted(DASHBOARDS.glob("*.json")):
         dashboard = json.loads(path.read_text())

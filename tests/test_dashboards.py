@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
+from collector.access.credentials import ANYONE
+from collector.console import page_table
+from dashboards import CONSOLE_URL
 from dashboards.build import GENERATED
 from dashboards.promql import labels_in, problems
-from tests.support.dashboards import DASHBOARDS, PANELS, VARIABLE
+from tests.support.dashboards import DASHBOARDS, PANELS, TABLES, VARIABLE
 from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
 PROVISIONING = ROOT / "dashboards" / "provisioning"
+PARTS = dict.fromkeys(re.findall(r"{(\w+)}", " ".join(p.path for p in page_table.PAGES)), "x")
 LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
 
 
@@ -165,10 +169,57 @@ def test_dashboards_lead_to_each_other_and_keep_time_and_variables():
     for dashboard in DASHBOARDS.values():
         if dashboard["uid"] == "railscope-tenant":
             continue
-        (link,) = dashboard["links"]
+        link, _ = dashboard["links"]
         assert (link["type"], link["tags"]) == ("dashboards", ["railscope"])
         assert link["keepTime"]
         assert link["includeVars"]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_links_to_the_console_name_pages_on_the_subject(dashboard: dict[str, Any]):
+    """Each path is that of one page, with a value for each of its parts, and a time if the page takes one."""
+    own = dashboard["links"][-1]
+    assert own["title"] == "Console"
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    urls = re.findall(rf'"url": "{CONSOLE_URL}(/[^"]*)"', json.dumps(dashboard))
+    assert own["url"].removeprefix(CONSOLE_URL) in urls
+    found = {}
+    for url in urls:
+        path, _, query = url.partition("?")
+        names = re.findall(r"\$\{([\w.]+):percentencode\}", path)
+        assert set(names) <= variables | {"__value.raw"}, url
+        filled = re.sub(r"\$\{[^}]*\}", "x", path)
+        patterns = {page: re.sub(r"\{\w+\}", "[^/]+", page.path) for page in page_table.PAGES}
+        (page,) = (page for page, pattern in patterns.items() if re.fullmatch(pattern, filled))
+        assert len(names) == page.path.count("{"), url
+        assert query.startswith("at=${__to}") == ("at" in page.query.__struct_fields__), url
+        found[url] = page
+    page = found[own["url"].removeprefix(CONSOLE_URL)]
+    assert own["keepTime"] == (page.query is not page_table.HistoryQuery)
+    uid_by_page = {
+        each: re.findall(
+            r"/d/([\w-]+)",
+            page_table.PageRequest(each, ANYONE, PARTS, None, "http://g").dashboard(),
+        )
+        for each in page_table.PAGES
+    }
+    if [dashboard["uid"]] in uid_by_page.values():
+        assert uid_by_page[page] == [dashboard["uid"]], "the console links to it from another page"
+
+
+def test_a_rail_in_a_table_leads_to_its_page_of_the_console():
+    url = f"{CONSOLE_URL}/rails/${{__value.raw:percentencode}}?at=${{__to}}&${{__url_time_range}}"
+    overrides = [
+        override
+        for param in TABLES
+        for override in param.values[0]["fieldConfig"]["overrides"]
+        if override["matcher"]["options"] == "Rail"
+    ]
+    assert overrides
+    for override in overrides:
+        assert [each["value"] for each in override["properties"]] == [
+            [{"title": "Open this rail", "url": url}]
+        ]
 
 
 def test_a_cell_leads_to_a_dashboard_that_has_the_variable():
@@ -187,7 +238,8 @@ def test_a_cell_leads_to_a_dashboard_that_has_the_variable():
 
 def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
     dashboard = DASHBOARDS["tenant.json"]
-    assert "links" not in dashboard or not dashboard["links"]
+    (link,) = dashboard["links"]
+    assert link["url"] == f"{CONSOLE_URL}/tenants/${{tenant:percentencode}}"
     assert dashboard["annotations"]["list"] == []
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):

@@ -59,6 +59,11 @@ class Watchers:
     """An absolute path: Grafana's files contain it."""
     ports: WatcherPorts = WatcherPorts()
 
+    @property
+    def dashboards(self) -> Path:
+        """Directory of the dashboards that link to the demo's collector."""
+        return self.directory / "grafana" / "dashboards"
+
     def write(self) -> None:
         """Write all files except the addresses of the demo's programs. Blocking.
 
@@ -75,7 +80,7 @@ class Watchers:
                 directory=self.directory / "grafana",
                 host=HOST,
                 port=self.ports.grafana,
-                dashboards=DASHBOARDS,
+                dashboards=self.dashboards,
             )
             self._write("grafana/grafana.ini", grafana)
             self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
@@ -93,7 +98,7 @@ class Watchers:
         yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
         for kind, replacements in {
             "datasources": {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
-            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(DASHBOARDS)},
+            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(self.dashboards)},
         }.items():
             source = provisioning / kind / "railscope.yml"
             yield f"grafana/provisioning/{kind}/railscope.yml", source, replacements
@@ -112,6 +117,9 @@ class Watchers:
         """
         try:
             self._targets("collectors", {"": collector})
+            for source in DASHBOARDS.glob("*.json"):
+                text = _replace_addresses(source, {"http://localhost:9470": f"http://{collector}"})
+                self._write(f"grafana/dashboards/{source.name}", text)
             self._targets("agents", metrics_endpoints)
         except OSError as error:
             message = f"writing the demo's addresses failed: {self.directory}: {error}"

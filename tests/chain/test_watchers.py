@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from configparser import ConfigParser
@@ -70,6 +71,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(
 def test_grafana_finds_dashboards_and_the_prometheus_that_is_started(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
+    left.point_at("127.0.0.1:19470", {})
     settings = ConfigParser()
     settings.read(tmp_path / "grafana/grafana.ini")
     provisioning = Path(settings["paths"]["provisioning"])
@@ -79,6 +81,9 @@ def test_grafana_finds_dashboards_and_the_prometheus_that_is_started(tmp_path: P
     dashboards = {path.name for path in Path(provider["options"]["path"]).glob("*.json")}
     assert {"cluster-overview.json", "node.json", "rails.json"} < dashboards
     assert Path(settings["dashboards"]["default_home_dashboard_path"]).name in dashboards
+    for path in Path(provider["options"]["path"]).glob("*.json"):
+        links = json.loads(path.read_text())["links"]
+        assert links[-1]["url"].startswith("http://127.0.0.1:19470/"), path
     (source,) = yaml.safe_load((provisioning / "datasources/railscope.yml").read_text())[
         "datasources"
     ]
