@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from console_site import TOKENS, incident_at, tokens_text
 from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support.browser import Visitor, visiting
+from support.dashboards import DASHBOARDS
 from support.demo_months import copy_demo_months
 
 from collector.access.credentials import Role, digest_token
@@ -31,6 +33,7 @@ from collector.http.audit_api import EntrySelection
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from collector.view_refresh import CollectorViews
+from dashboards import CONSOLE_URL
 from railscope.catalog import collector as catalog
 
 if TYPE_CHECKING:
@@ -185,6 +188,19 @@ async def test_every_role_reads_its_pages_and_no_others(site: VisitedSite) -> No
             assert await site.visitors[Role.TENANT].status_of(path) == 403, path
     await site.visitors[Role.TENANT].open("/nodes", 403)
     assert "access denied" in await site.visitors[Role.TENANT].page.inner_text("main")
+
+
+async def test_links_of_dashboards_open_their_pages(site: VisitedSite) -> None:
+    """The links as Grafana fills them, for a range that ends now and for one of the past."""
+    auditor, values = site.visitors[Role.AUDITOR], PARTS | {"__to": "1767225600000"}
+    for dashboard in DASHBOARDS.values():
+        link = dashboard["links"][-1]
+        url = re.sub(r"\$\{(\w+)(:\w+)?\}", lambda found: values[found[1]], link["url"])
+        path = url.removeprefix(CONSOLE_URL)
+        assert path.startswith("/"), url
+        for times in ("from=now-6h&to=now", "from=1767222000000&to=1767225600000"):
+            kept = f"{'&' if '?' in path else '?'}{times}" if link["keepTime"] else ""
+            assert await auditor.status_of(path + kept) == 200, path + kept
 
 
 async def test_hostile_names_are_text(site: VisitedSite) -> None:
