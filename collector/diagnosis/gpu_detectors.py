@@ -55,6 +55,8 @@ MAX_XID_DIGITS = 6
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
 """Strength of an Xid; a counter or a state of the GPU counts more."""
+_STRONGER_XIDS = {48: 0.8}
+"""A double-bit error is reported once and needs a drain; the row that waits for its remap afterwards is its effect."""
 
 
 def xid_events(view: DiagnosisView) -> Iterator[Finding]:
@@ -77,7 +79,7 @@ def xid_events(view: DiagnosisView) -> Iterator[Finding]:
             name or "xid_event",
             Cause("gpu", position),
             (evidence,),
-            XID_STRENGTH,
+            _STRONGER_XIDS.get(number, XID_STRENGTH),
             severity="critical" if is_fatal else "",
             onset_ns=node_event.timestamp_ns,
         )

@@ -55,7 +55,7 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low")},
     "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("nic_lost", "node_down")},
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
-    "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, "host_late")},
+    "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late")},
     "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
     "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down")},

@@ -56,17 +56,17 @@ async def webhook() -> AsyncIterator[AlertWebhook]:
         await runner.cleanup()
 
 
-def at_once(path: Path, *, short: bool = False, waits: bool = False) -> dict[str, Any]:
+def at_once(path: Path, *, short: bool = False, holds: bool = False) -> dict[str, Any]:
     """Return the rules of a file, with the shared evaluation interval and without `for` durations.
 
-    If `short`, their ranges are seconds; and so are `for` durations, with `waits`.
+    If `short`, their ranges are seconds; and so are `for` durations, with `holds`.
     """
     rules: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)
     for group in rules["groups"]:
         group.pop("interval", None)
         for rule in group["rules"]:
             if "for" in rule:
-                rule["for"] = _scaled(rule["for"], SECONDS_PER_MINUTE / 60) if waits else "0s"
+                rule["for"] = _scaled(rule["for"], SECONDS_PER_MINUTE / 60) if holds else "0s"
             if short:
                 rule["expr"] = re.sub(r"\[(\d+)m\]", _in_seconds, rule["expr"])
     return rules
@@ -87,18 +87,19 @@ def write_settings(
     ports: tuple[int, int],
     *,
     short: bool,
-    wait_factor: float,
+    holds: bool,
 ) -> None:
     """Write the example for Alertmanager with our receiver, and Prometheus' settings with all rules."""
     alertmanager, hook = ports
     example = (ROOT / "deploy/alertmanager.yml").read_text()
     example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
-    example = re.sub(r"(?<=group_wait: )\w+", lambda match: _scaled(match[0], wait_factor), example)
+    waits = {"2m": "1h"} if holds else {}
+    example = re.sub(r"(?<=group_wait: )\w+", lambda found: waits.get(found[0], "0s"), example)
     example = re.sub(r"group_interval: \w+", "group_interval: 1s", example)
     (site.directory / "alertmanager.yml").write_text(example)
     for path in RULES:
         (site.directory / f"rules-{path.name}").write_text(
-            yaml.safe_dump(at_once(path, short=short, waits=wait_factor > 0))
+            yaml.safe_dump(at_once(path, short=short, holds=holds))
         )
     targets = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     config = {
@@ -149,7 +150,8 @@ class AlertingServers:
             await wait_until(reported, "the faults are reported")
         except pytest.fail.Exception:
             missing = [labels for labels in every if not self.hook.has(labels)]
-            names = sorted({(one["alertname"], one.get("node", "")) for one in self.hook.received})
+            told = ("alertname", "class", "severity", "node")
+            names = sorted({tuple(one.get(k, "") for k in told) for one in self.hook.received})
             pytest.fail(f"not told: {missing}; told: {names}")
 
     async def evaluates_to(self, wanted: Sequence[Mapping[str, str]]) -> None:
@@ -169,14 +171,22 @@ class AlertingServers:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             return [(each["status"]["state"], each["labels"]) for each in await response.json()]
 
-    async def send_alert(self, labels: Mapping[str, str]) -> None:
-        """Send an alert to Alertmanager."""
-        url = f"http://127.0.0.1:{self.alertmanager}/api/v2/alerts"
-        async with (
-            aiohttp.ClientSession(raise_for_status=True) as session,
-            session.post(url, json=[{"labels": labels}]),
-        ):
-            return
+    async def wait_for_evaluations(self, count: int) -> None:
+        """Wait until Prometheus has evaluated each alert on an incident so many times."""
+        url = f"http://127.0.0.1:{self.prometheus}/api/v1/query"
+        query = (
+            'min(count_over_time(ALERTS{alertname="RailscopeIncident",alertstate="firing"}[1h]))'
+        )
+
+        async def are_done() -> bool:
+            async with (
+                aiohttp.ClientSession(raise_for_status=True) as session,
+                session.get(url, params={"query": query}) as response,
+            ):
+                found = (await response.json())["data"]["result"]
+            return bool(found) and float(found[0]["value"][1]) >= count
+
+        await wait_until(are_done, f"Prometheus has evaluated the incidents {count} times", every=1)
 
     async def alertmanager_has(self, state: str, wanted: Sequence[Mapping[str, str]]) -> None:
         """Wait until Alertmanager has these alerts in a state: active, or suppressed if they are inhibited."""
@@ -194,16 +204,16 @@ async def run_alerting(
     pages: Mapping[str, str],
     *,
     short: bool = False,
-    wait_factor: float = 0.0,
+    holds: bool = False,
 ) -> AsyncIterator[AlertingServers]:
     """Start them over the metrics endpoints of agents, by node, and that of the collector.
 
-    `wait_factor` scales the time for which Alertmanager waits before it sends an alert; then `for` durations
-    of the rules are in seconds too.
+    If `holds`, Alertmanager sends incidents only and keeps alerts on symptoms, which it would send after two minutes,
+    and `for` durations of the rules are in seconds.
     """
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
-        write_settings(site, pages, (alertmanager, hook.port), short=short, wait_factor=wait_factor)
+        write_settings(site, pages, (alertmanager, hook.port), short=short, holds=holds)
         async with (
             debian_server(
                 "prometheus-alertmanager",

@@ -93,6 +93,23 @@ def test_a_failure_lasts_while_its_device_shows_it() -> None:
     assert incident.ended_ns > 0
 
 
+@pytest.mark.parametrize(("xid", "found"), [("48", "ecc_uncorrectable"), ("94", "row_remap")])
+def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, 80)
+    for slot in range(80):
+        row = cluster.draw()
+        if slot == 50:
+            entity = WireEntity("xid", ("0000:02:00.0", xid))
+            row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {})))
+        if slot >= 50:
+            row.gpu["remap"][1, 2] = 1
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    assert [each.class_name for each in feed.diagnosis.tracker.incidents] == [found]
+
+
 @pytest.mark.parametrize(
     ("key", "found"),
     [
