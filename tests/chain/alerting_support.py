@@ -150,9 +150,9 @@ class AlertingServers:
             await wait_until(reported, "the faults are reported")
         except pytest.fail.Exception:
             missing = [labels for labels in every if not self.hook.has(labels)]
-            told = ("alertname", "class", "severity", "node")
-            names = sorted({tuple(one.get(k, "") for k in told) for one in self.hook.received})
-            pytest.fail(f"not told: {missing}; told: {names}")
+            labels = ("alertname", "class", "severity", "node")
+            names = sorted({tuple(one.get(k, "") for k in labels) for one in self.hook.received})
+            pytest.fail(f"not reported: {missing}; reported: {names}")
 
     async def evaluates_to(self, wanted: Sequence[Mapping[str, str]]) -> None:
         """Wait until these alerts fire in Prometheus, inhibited by Alertmanager or not."""
