@@ -202,7 +202,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     tenant.
     """
     quotas_file: str = ""
-    """Quotas of tenants (CSV: tenant,gpu_hours,period,gpus,from,to)."""
+    """Quotas and budgets of tenants (CSV: tenant,gpu_hours,period,gpus,from,to and optionally budget)."""
     calendar_file: str = ""
     """Maintenance, outages and reservations (TOML). Empty: none."""
     retired_file: str = ""

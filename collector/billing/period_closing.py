@@ -137,6 +137,19 @@ class BillingBooks:
             row_counts=row_counts,
         )
 
+    def rate_until(self, period: Period, last_day: int) -> period_rating.RatedPeriod:
+        """Rate a period from the newest revisions of its days up to the last one, as closing it does.
+
+        Raises ClosingError, MissingPriceError.
+        """
+        newest = period_rating.newest_revisions(self.ledger)
+        return period_rating.rate_period(
+            self.ledger,
+            self._book(),
+            period,
+            lambda days: {key: n for key, n in newest(days).items() if key.day <= last_day},
+        )
+
     def find_pending(self) -> PendingItems:
         """Corrections of closed periods that the next closing would bill, from the current ledger.
 

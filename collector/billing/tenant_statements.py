@@ -6,9 +6,11 @@ All calls block: run them in a thread.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from importlib.util import find_spec
 
 import msgspec
@@ -22,11 +24,14 @@ from collector.billing import (
     period_rating,
     statement_formats,
 )
+from collector.billing.rating import MissingPriceError
 from collector.billing.statement import TenantStatement
 from collector.files import seller_file
+from collector.ledger import head_chain
 from collector.ledger.database import UnusableLedgerError
 from collector.metering.units import Period, parse_period, period_name
 from railscope.settings import SettingsError
+from railscope.timestamps import DAY_NS, format_timestamp
 
 STATEMENT_FORMATS: Mapping[str, Callable[[TenantStatement], bytes]] = {
     "text": lambda statement: f"{statement_formats.as_text(statement)}\n".encode(),
@@ -185,6 +190,22 @@ class IssuedInvoice(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class MonthCharges:
+    """Exact charges by tenant of the newest month with finalized days, up to the newest of these."""
+
+    period: Period | None = None
+    """None if no day is finalized."""
+    last_day: int = 0
+    currency: str = ""
+    """Empty without a price book."""
+    totals: Mapping[str, Fraction] = field(default_factory=dict)
+    problem: str = ""
+    """Reason why there are no charges; it names no tenant."""
+    details: str = ""
+    """The same with the usage concerned, which may be that of any tenant."""
+
+
+@dataclass(frozen=True, slots=True)
 class BillingReader:
     """Statements and exports from the ledger. Methods block, and raise BillingUnavailableError.
 
@@ -232,6 +253,32 @@ class BillingReader:
             IssuedInvoice(name, period_name(period), invoice_id, void)
             for period, name, invoice_id, void in sorted(rows, key=lambda each: each[:2])
         ]
+
+    def ledger_head(self) -> head_chain.ChainHead | None:
+        """Version of days and prices: each write of them adds a head. Raises BillingUnavailableError."""
+        with _readable(), self.books.store.database.transaction() as connection:
+            return head_chain.newest_head(connection)
+
+    def month_charges(self) -> MonthCharges:
+        """Charges so far, as closing the month would rate these days. Raises BillingUnavailableError."""
+        with _readable():
+            last_day = self.books.ledger.finalized_day()
+            if last_day is None:
+                return MonthCharges(problem="no day is finalized in the ledger yet")
+            period = parse_period(format_timestamp(last_day * DAY_NS)[:7])
+            published = self.books.store.book()
+            if published is None:
+                return MonthCharges(period, last_day, problem="no price book is published")
+            month = MonthCharges(period, last_day, published.book.currency)
+            totals: dict[str, Fraction] = defaultdict(Fraction)
+            try:
+                for charge in self.books.rate_until(period, last_day).charges:
+                    totals[charge.tenant] += charge.amount
+            except BillingError as error:
+                is_unpriced = isinstance(error, MissingPriceError)
+                problem = "some usage has no price" if is_unpriced else "the usage cannot be rated"
+                return replace(month, problem=problem, details=str(error))
+            return replace(month, totals=dict(totals))
 
     def read_statement(self, tenant: str, period: Period) -> TenantStatement | None:
         """A tenant's statement of a closed month; None if there is none. Raises BillingUnavailableError."""

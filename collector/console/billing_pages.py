@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +24,17 @@ from collector.billing import (
 from collector.console import PageProblemError, page_cache, page_table
 from collector.files import seller_file
 from collector.http.web_server import ReadPool
-from collector.ledger import audit_outbox, database
+from collector.ledger import audit_outbox, database, head_chain
 from collector.metering.units import Period, PeriodError, parse_period, period_name
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 MAX_CLAIMS, MAX_UNDECIDED, MAX_SUMMARY = 100, 100, 200
 RECONCILED_AGAIN_NS = 600 * SECOND_NS
 """Time after which a period is reconciled again although nothing was written: rows may be changed by hand."""
+MAX_RATING_WAIT_SECONDS = 2.0
+"""Time for which a page waits for the charges so far; a later refresh shows them."""
+_RATING_PAUSES = 9
+"""Pause after rating the charges so far, in durations of the rating: it takes at most a tenth of the time."""
 UNAVAILABLE = "the ledger is unavailable"
 _PERCENT_PLACES = 3
 ResultT = TypeVar("ResultT")
@@ -153,6 +158,11 @@ class BillingPages:
     _reconciled: page_cache.PageCache[ReconciliationModel] = field(
         default_factory=page_cache.PageCache
     )
+    _charges: tenant_statements.MonthCharges | None = None
+    """Of all tenants, from the ledger and the prices at `_charges_head`."""
+    _charges_head: head_chain.ChainHead | None = None
+    _rating: asyncio.Task[None] | None = None
+    _rate_again_ns: int = 0
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -169,6 +179,34 @@ class BillingPages:
     ) -> list[tenant_statements.IssuedInvoice]:
         """Return the invoices of a tenant or of all, the oldest first. Raises PageProblemError."""
         return await self._read(request, lambda reader: reader.issued_invoices(tenant))
+
+    async def month_charges(
+        self, request: page_table.PageRequest
+    ) -> tenant_statements.MonthCharges:
+        """Return the charges so far of all tenants, rated once for each change of the ledger or the prices.
+
+        While they are rated again, these are the previous ones. Raises PageProblemError.
+        """
+        head = await self._read(request, lambda reader: reader.ledger_head())
+        if self._charges is None or self._charges_head != head:
+            is_due = time.monotonic_ns() >= self._rate_again_ns
+            if self._rating is None or (self._rating.done() and is_due):
+                self._rating = asyncio.create_task(self._rate(request, head))
+            await asyncio.wait([self._rating], timeout=MAX_RATING_WAIT_SECONDS)
+            if self._rating.done():
+                self._rating.result()
+        return self._charges or tenant_statements.MonthCharges(problem="being computed")
+
+    async def _rate(
+        self, request: page_table.PageRequest, head: head_chain.ChainHead | None
+    ) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            self._charges = await self._read(request, lambda reader: reader.month_charges())
+            self._charges_head = head
+        finally:
+            ended_ns = time.monotonic_ns()
+            self._rate_again_ns = ended_ns + _RATING_PAUSES * (ended_ns - began_ns)
 
     async def _read(
         self,

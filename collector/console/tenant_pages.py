@@ -1,4 +1,4 @@
-"""Models of the pages about tenants: GPUs held now, jobs, incidents, account, quotas, statements."""
+"""Models of the pages about tenants: GPUs held now, jobs, incidents, account, quotas, budget, statements."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from railscope import claim_terms, service, timestamps
 
 MAX_JOBS, MAX_INCIDENTS, MAX_STATEMENTS = 20, 10, 24
 _HOUR_PLACES = 3
+_PERCENT_PLACES = 1
+_UNKNOWN_PLACES = 2
+"""Decimals of a budget while its currency is unknown."""
 
 
 class TenantRow(msgspec.Struct, frozen=True):
@@ -80,6 +83,22 @@ class TenantQuotaRow(msgspec.Struct, frozen=True):
     gpus: str
 
 
+class TenantCharges(msgspec.Struct, frozen=True):
+    """Charges of a tenant in the newest month with finalized days, and its budget. Empty if unknown or none."""
+
+    period: str
+    last_day: str
+    """The last finalized day; open days are not included."""
+    currency: str
+    problem: str
+    """Reason why there is no amount."""
+    amount: str = ""
+    budget: str = ""
+    used_percent: str = ""
+    remaining: str = ""
+    """Budget less the amount; negative if it is exceeded."""
+
+
 class TenantHoldings(msgspec.Struct, frozen=True):
     """Jobs of a tenant, and one page of the GPUs that these hold."""
 
@@ -111,6 +130,7 @@ class TenantModel(msgspec.Struct, frozen=True):
     quotas: tuple[TenantQuotaRow, ...]
     holdings: TenantHoldings | None = None
     incidents: TenantIncidents | None = None
+    charges: TenantCharges | None = None
     statements: tuple[tenant_statements.IssuedInvoice, ...] | None = None
     """The newest ones."""
     statements_problem: str = ""
@@ -153,11 +173,16 @@ class TenantPages:
         if request.may_read("statements"):
             try:
                 issued = await self.billing.issued(request, model.tenant)
+                month = await self.billing.month_charges(request)
                 statements, problem = tuple(reversed(issued[-MAX_STATEMENTS:])), ""
             except PageProblemError as error:
                 statements, problem = (), error.text
+                month = tenant_statements.MonthCharges(problem=problem)
             model = msgspec.structs.replace(
-                model, statements=statements, statements_problem=problem
+                model,
+                charges=self._charges(request, month),
+                statements=statements,
+                statements_problem=problem,
             )
         is_known = model.gpu_hours or model.quotas or model.statements or request.tenant
         if not is_known and model.tenant not in _held_units(self.api.views()):
@@ -187,6 +212,17 @@ class TenantPages:
         for quota in self.api.metrics.files.quotas.content.in_force(account.until_ns):
             if quota.tenant == tenant:
                 yield _quota_row(quota, account)
+
+    def _charges(
+        self, request: page_table.PageRequest, month: tenant_statements.MonthCharges
+    ) -> TenantCharges:
+        """Return the charges of a month with the budget then; without a month, the present budget."""
+        tenant, timestamp_ns = request.parts["tenant"], self.api.views().timestamp_ns
+        if month.period:
+            timestamp_ns = min(timestamp_ns, month.period.end_ns - 1)
+        budget = self.api.metrics.files.quotas.content.find_budget(tenant, timestamp_ns)
+        details = month.details if request.tenant is None else ""
+        return charges_row(month, tenant, budget, details or month.problem)
 
     def _holdings(self, request: page_table.PageRequest) -> TenantHoldings:
         tenant = request.parts["tenant"]
@@ -222,6 +258,32 @@ class TenantPages:
         touching = incident_pages.worst_first(each for each in visible_parts if each)
         rows = tuple(map(incident_pages.incident_row, touching[:MAX_INCIDENTS]))
         return TenantIncidents(rows, len(touching))
+
+
+def charges_row(
+    month: tenant_statements.MonthCharges, tenant: str, budget: Fraction | None, problem: str
+) -> TenantCharges:
+    """Return the charges of a tenant, rounded once as on an invoice, and the use of its budget."""
+    places = charges.currency_exponent(month.currency) if month.currency else _UNKNOWN_PLACES
+    row = TenantCharges(
+        period=units.period_name(month.period) if month.period else "",
+        last_day=timestamps.format_timestamp(month.last_day * timestamps.DAY_NS)[:10]
+        if month.period
+        else "",
+        currency=month.currency,
+        problem=problem,
+        budget="" if budget is None else charges.format_decimal(budget, places),
+    )
+    if problem:
+        return row
+    exact = month.totals.get(tenant, Fraction(0))
+    payable = Fraction(charges.to_minor(exact, places), 10**places)
+    amount = charges.format_decimal(payable, places)
+    if budget is None:
+        return msgspec.structs.replace(row, amount=amount)
+    used = charges.format_decimal(100 * exact / budget, _PERCENT_PLACES) if budget else ""
+    remaining = charges.format_decimal(budget - payable, places)
+    return msgspec.structs.replace(row, amount=amount, used_percent=used, remaining=remaining)
 
 
 def _held_units(views: CollectorViews) -> dict[str, units.Units]:

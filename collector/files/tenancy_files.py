@@ -14,7 +14,8 @@ which is invalid in a tenant of the file, marks it.
 The quotas of tenants are CSV with the columns tenant, gpu_hours, period, gpus, from, to. `period` is
 day or month, of UTC. `gpu_hours` and `gpus` may be decimal fractions, or empty for no bound; times as
 in the claims file. Of two rows of a tenant and period that are in force, the one that began later
-counts. Quotas are reported with their use; they are not enforced.
+counts. An optional column `budget` is the amount that the tenant may be charged per month, in the
+currency of the price book. Quotas and budgets are reported with their use; they are not enforced.
 """
 
 from __future__ import annotations
@@ -258,7 +259,9 @@ def parse_tenants(text: str) -> TenantMappings:
 
 
 QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
-QUOTA_PERIODS = ("day", "month")
+BUDGET_COLUMN = "budget"
+MONTH = "month"
+QUOTA_PERIODS = ("day", MONTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,8 @@ class Quota:
     period: str
     gpu_hours: Fraction | None
     gpus: Fraction | None
+    budget: Fraction | None = None
+    """Charges per month, in the currency of the price book."""
 
     @property
     def gpu_time_ns(self) -> Fraction | None:
@@ -292,18 +297,31 @@ class Quotas:
                 quotas[quota.tenant, quota.period] = quota
         yield from quotas.values()
 
+    def find_budget(self, tenant: str, timestamp_ns: int) -> Fraction | None:
+        """Return the budget of a tenant at a timestamp; None if it has none."""
+        row_key = (tenant, MONTH)
+        in_force = self.in_force(timestamp_ns)
+        return next((row.budget for row in in_force if (row.tenant, row.period) == row_key), None)
+
 
 def parse_quotas(text: str) -> Quotas:
     """Parse the text of a file. Raises FileError that names the line."""
     parsed = []
-    for number, (tenant, gpu_hours, period, gpus, start, end) in watched_file.read_rows(
-        text, QUOTAS_HEADER
+    for number, (tenant, gpu_hours, period, gpus, start, end, budget) in watched_file.read_rows(
+        text, QUOTAS_HEADER, BUDGET_COLUMN
     ):
         location = f"line {number}"
         if not tenant or period not in QUOTA_PERIODS:
             message = f"invalid quota: {location}: tenant {tenant!r}, period {period!r}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
             raise watched_file.FileError(message)
-        bounds = (_amount(gpu_hours, f"{location}, gpu_hours"), _amount(gpus, f"{location}, gpus"))
+        if budget and period != MONTH:
+            message = f"invalid quota: {location}, budget: {untrusted_text.quote_text(budget)} in a row of period {period!r}: expected the period {MONTH!r}: budgets are per month"
+            raise watched_file.FileError(message)
+        bounds = (
+            _amount(gpu_hours, f"{location}, gpu_hours"),
+            _amount(gpus, f"{location}, gpus"),
+            _amount(budget, f"{location}, {BUDGET_COLUMN}"),
+        )
         parsed.append(
             Quota(*watched_file.parse_span(start, end or None, location), tenant, period, *bounds)
         )

@@ -101,27 +101,32 @@ class WatchedFile(Generic[T]):
             listener(text)
 
 
-def read_rows(text: str, header: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def read_rows(
+    text: str, header: Sequence[str], optional: str = ""
+) -> Iterator[tuple[int, list[str]]]:
     """The rows of a CSV file below its header, with the number of the line each begins on.
 
+    The file may have the `optional` column after the others; without it, its value is empty in each row.
     Comments count as empty lines. Raises FileError that names the line.
     """
     with convert_errors(untrusted_text.CsvError, FileError):
-        yield from _rows_below(untrusted_text.parse_csv(text), header)
+        yield from _rows_below(untrusted_text.parse_csv(text), list(header), optional)
 
 
 def _rows_below(
-    rows: Iterator[tuple[int, list[str]]], header: Sequence[str]
+    rows: Iterator[tuple[int, list[str]]], header: list[str], optional: str
 ) -> Iterator[tuple[int, list[str]]]:
     number, first = next(rows, (1, []))
-    if first != list(header):
-        message = f"line {number}: invalid header: expected {','.join(header)}"
+    has_optional = bool(optional) and first == [*header, optional]
+    if first != header and not has_optional:
+        choice = f", and optionally {optional} at the end" if optional else ""
+        message = f"line {number}: invalid header: expected {','.join(header)}{choice}"
         raise FileError(message)
     for number, row in rows:
-        if len(row) != len(header):
-            message = f"line {number}: {','.join(row)[:MAX_QUOTED]}: expected {','.join(header)}"
+        if len(row) != len(first):
+            message = f"line {number}: {','.join(row)[:MAX_QUOTED]}: expected {','.join(first)}"
             raise FileError(message)
-        yield number, row
+        yield number, row if has_optional or not optional else [*row, ""]
 
 
 def parse_span(

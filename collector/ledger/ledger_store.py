@@ -20,6 +20,7 @@ from collector.ledger.day_tiling import (
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering import evidence, units
 from collector.metering.tiling import SlotState, TilingEntry
+from railscope.timestamps import DAY_NS
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -100,6 +101,13 @@ class Ledger:
         """Return the newest revision's number of each GPU-day of [first, end), for all GPUs or some."""
         with self.database.transaction() as connection:
             return ledger_queries.newest_numbers(connection, range(first_day, end_day), gpus)
+
+    def finalized_day(self) -> int | None:
+        """Return the newest day that was computed after its end, for any GPU; None if there is none."""
+        day = revisions.c.day
+        query = select(day).where(revisions.c.computed_ns >= (day + 1) * DAY_NS)
+        with self.database.transaction() as connection:
+            return connection.execute(query.order_by(day.desc()).limit(1)).scalar()
 
     def revisions(self, numbers: Mapping[row_conversion.GpuDay, int]) -> Iterator[Revision]:
         """Yield the revisions with these numbers, by day and GPU.

@@ -13,8 +13,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pytest
 from console_site import TOKENS, browser, console
 from running_collector import RunningCollector
+from support.books import PRICES, books_with, claim, evidence_of, gpu, meter
 from support.demo_months import copy_demo_months
 
 from collector.access.credentials import Role
@@ -25,9 +27,11 @@ from collector.billing.period_closing import BillingBooks
 from collector.billing.tenant_statements import (
     BillingReader,
     BillingUnavailableError,
+    MonthCharges,
     read_statement,
 )
 from collector.console.billing_pages import check_row
+from collector.console.tenant_pages import charges_row
 from collector.ledger.audit_outbox import RecordDraft, put_record
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import parse_period
@@ -35,6 +39,7 @@ from collector.tables import metadata
 from railscope.audit.record import RecordActor, RecordSubject
 from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
+from railscope.timestamps import DAY_NS
 
 CLAIMS = "tenant,gpu,from,to,workload,share\nvision,n1,2026-01-01T00:00:00Z,,train,3/7\n"
 QUOTAS = "tenant,gpu_hours,period,gpus,from,to\nvision,40.5,month,32,2020-01-01T00:00:00Z,\n"
@@ -49,9 +54,18 @@ async def booked(
 ) -> AsyncIterator[tuple[RunningCollector, BillingBooks]]:
     """A running collector with the books of two closed months."""
     ledger = Ledger.open(copy_demo_months(months, directory / "months.sqlite"), metadata)
+    async with serving(directory, ledger, QUOTAS) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    directory: Path, ledger: Ledger, quotas: str
+) -> AsyncIterator[tuple[RunningCollector, BillingBooks]]:
+    """A running collector with the books of a ledger, which it closes at the end."""
     books = BillingBooks.for_ledger(ledger)
     reader = BillingReader(books, lambda _: billing_demo.SELLER)
-    files = {"claims": CLAIMS, "quotas": QUOTAS}
+    files = {"claims": CLAIMS, "quotas": quotas}
     for name, content in files.items():
         (directory / f"{name}.csv").write_text(content)
 
@@ -171,6 +185,99 @@ async def test_a_tenant_has_its_account_quotas_and_holdings(
         assert [row["tenant"] for row in own["rows"]] == ["vision"]
 
 
+BUDGETS = (
+    "tenant,gpu_hours,period,gpus,from,to,budget\n"
+    "vision,,month,,2020-01-01T00:00:00Z,,150.5\n"
+    "speech,,month,,2020-01-01T00:00:00Z,,7777\n"
+)
+
+
+def held(hours_of_vision: float) -> billing_demo.SimulatedEvidence:
+    """A GPU of this tenant and one of another."""
+    claims = claim("vision", 5, hours_of_vision), claim("speech", 12)
+    return evidence_of(*(gpu(f"GPU-{number}", each) for number, each in enumerate(claims)))
+
+
+async def test_a_tenant_has_its_charges_so_far_and_its_budget(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
+    books_with(ledger, held(60))
+    async with serving(tmp_path, ledger, BUDGETS) as (running, books):
+        while not (charges := (await twin(running, "/tenants/vision", TENANT))["charges"])[
+            "budget"
+        ]:
+            await running.collector.refresher.refresh()
+        (draft,) = [
+            draft
+            for draft in books.bill(parse_period("2024-10"), correcting=False).drafts
+            if draft.tenant == "vision"
+        ]
+        remaining = Fraction("150.5") - draft.payable
+        assert charges == {
+            "period": "2024-10",
+            "last_day": "2024-10-13",
+            "currency": "EUR",
+            "problem": "",
+            "amount": format_decimal(draft.payable, 2),
+            "budget": "150.50",
+            "used_percent": format_decimal(draft.exact / Fraction("150.5") * 100, 1),
+            "remaining": format_decimal(remaining, 2),
+        }
+        assert Fraction(0) < remaining < draft.payable
+        shown = await text_of(running, "/tenants/vision", Role.TENANT)
+        assert f"{charges['amount']} EUR" in shown
+        assert f"{charges['used_percent']} %" in shown
+        assert "finalized days through 2024-10-13" in shown
+        for token in (FINANCE, AUDITOR):
+            assert (await twin(running, "/tenants/vision", token))["charges"] == charges
+        assert (await twin(running, "/tenants/speech", FINANCE))["charges"]["budget"] == "7,777.00"
+        assert (await twin(running, "/tenants/vision", OPERATOR))["charges"] is None
+        assert (await running.get("/api/v1/pages/tenants/speech", TENANT))[0] == 403
+        assert "7,777" not in shown
+
+        meter(ledger, held(90))
+        changed = charges
+        while changed["amount"] == charges["amount"]:
+            await running.collector.refresher.refresh()
+            changed = (await twin(running, "/tenants/vision", TENANT))["charges"]
+        assert Fraction(changed["amount"]) > Fraction("150.5")
+        assert changed["remaining"].startswith("-")
+        assert Fraction(changed["used_percent"]) > 100
+
+
+async def test_the_reason_for_missing_charges_names_no_other_tenant(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
+    only_vision = PRICES.replace('sku = "h100"', 'sku = "h100"\ntenant = "vision"')
+    books_with(ledger, held(60), only_vision)
+    async with serving(tmp_path, ledger, BUDGETS) as (running, _):
+        own = (await twin(running, "/tenants/vision", TENANT))["charges"]
+        assert (own["problem"], own["amount"]) == ("some usage has no price", "")
+        assert (own["used_percent"], own["remaining"]) == ("", "")
+        assert "some usage has no price" in await text_of(running, "/tenants/vision", Role.TENANT)
+        whole = (await twin(running, "/tenants/vision", AUDITOR))["charges"]
+        assert "no price of time" in whole["problem"]
+        assert "speech" in whole["problem"]
+
+
+@pytest.mark.parametrize(
+    ("exact", "budget", "shown"),
+    [
+        ("0", None, ("0.00", "", "", "")),
+        ("0", "10", ("0.00", "10.00", "0.0", "10.00")),
+        ("10.005", "10", ("10.00", "10.00", "100.0", "0.00")),
+        ("1/3", "1", ("0.33", "1.00", "33.3", "0.67")),
+        ("1234.56", "1000", ("1,234.56", "1,000.00", "123.5", "-234.56")),
+        ("5", "0", ("5.00", "0.00", "", "-5.00")),
+    ],
+)
+def test_an_amount_is_rounded_once(exact: str, budget: str | None, shown: tuple[str, ...]) -> None:
+    october = parse_period("2026-10")
+    last_day = october.end_ns // DAY_NS - 1
+    month = MonthCharges(october, last_day, "EUR", {"vision": Fraction(exact)})
+    row = charges_row(month, "vision", None if budget is None else Fraction(budget), "")
+    assert (row.amount, row.budget, row.used_percent, row.remaining) == shown
+    assert (row.period, row.last_day) == ("2026-10", "2026-10-31")
+
+
 async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) -> None:
     def prepare(running: RunningCollector) -> None:
         running.collector.billing = unavailable
@@ -178,6 +285,7 @@ async def test_without_a_ledger_the_rest_of_a_tenant_is_shown(tmp_path: Path) ->
     async with console(tmp_path, prepare) as running:
         model = await twin(running, "/tenants/vision", TENANT)
         assert model["statements_problem"] == "the ledger is unavailable"
+        assert model["charges"]["problem"] == "the ledger is unavailable"
         assert (await running.get("/api/v1/pages/billing", FINANCE))[0] == 503
 
 

@@ -20,11 +20,13 @@ from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState
 from railscope.catalog import METRICS, account as catalog
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 HOUR = 3_600_000_000_000
 DAY = 20_700
 NOW = DAY * 24 * HOUR + 12 * HOUR
 HEADER = "tenant,gpu_hours,period,gpus,from,to\n"
+WITH_BUDGETS = "tenant,gpu_hours,period,gpus,from,to,budget\n"
 
 
 def an_account(**held: int) -> GpuTimeAccount:
@@ -94,11 +96,52 @@ def test_cells_have_time_amounts_and_quotas():
         ("alice,some,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
         ("alice,-1,day,,2020-01-01T00:00:00Z,", "at least 0"),
         ("alice,1/0,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
+        (
+            "alice,1,day,,2020-01-01T00:00:00Z,,9.50",
+            "expected tenant,gpu_hours,period,gpus,from,to$",
+        ),
     ],
 )
 def test_a_quota_that_cannot_be_names_the_line(row: str, problem: str):
     with pytest.raises(FileError, match=rf"line 2.*{problem}"):
         parse_quotas(HEADER + row + "\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("alice,,month,,2020-01-01T00:00:00Z,,many", "budget: 'many': expected a decimal number"),
+        ("alice,,month,,2020-01-01T00:00:00Z,,-1", "budget: '-1': .*at least 0"),
+        ("alice,,month,,2020-01-01T00:00:00Z,,1 EUR", "budget: '1 EUR': expected a decimal"),
+        ("alice,,day,,2020-01-01T00:00:00Z,,5", "budget: '5' .*'day': expected the period 'month'"),
+        ("alice,,month,,2020-01-01T00:00:00Z,", "expected tenant,.*,to,budget$"),
+    ],
+)
+def test_a_budget_that_cannot_be_names_the_line(row: str, problem: str):
+    with pytest.raises(FileError, match=rf"line 2.*{problem}"):
+        parse_quotas(WITH_BUDGETS + row + "\n")
+    with pytest.raises(FileError, match=r"line 1: invalid header: .*optionally budget"):
+        parse_quotas(WITH_BUDGETS.replace("budget", "money"))
+
+
+def test_a_budget_is_that_of_the_newest_row_of_the_month():
+    budgets = parse_quotas(
+        WITH_BUDGETS + "alice,,month,,2020-01-01T00:00:00Z,,12500.50\n"
+        "alice,9,day,,2020-01-01T00:00:00Z,,\n"
+        "alice,,month,,2026-02-01T00:00:00Z,2026-03-01T00:00:00Z,0\n"
+        "bob,5,month,,2020-01-01T00:00:00Z,,\n"
+    )
+    february = 1_770_000_000 * SECOND_NS
+    assert budgets.find_budget("alice", february - 30 * DAY_NS) == Fraction("12500.5")
+    assert budgets.find_budget("alice", february) == 0
+    assert budgets.find_budget("alice", february + 30 * DAY_NS) == Fraction("12500.5")
+    assert budgets.find_budget("bob", february) is None
+    assert budgets.find_budget("carol", february) is None
+
+
+def test_a_file_without_the_column_has_the_same_quotas():
+    rows = "alice,1,day,2,2020-01-01T00:00:00Z,\nbob,,month,5,2020-01-01T00:00:00Z,\n"
+    assert parse_quotas(HEADER + rows) == parse_quotas(WITH_BUDGETS + rows.replace("Z,", "Z,,"))
 
 
 @given(st.integers(0, 80_000))

@@ -15,6 +15,7 @@ from support.books import (
     BOSS,
     ONE,
     START,
+    THREE,
     TWO,
     as_toml,
     evidence_of,
@@ -37,7 +38,7 @@ from collector.billing.period_closing import BillingBooks, ClosedPeriod
 from collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
 from collector.billing.price_book import Price, PriceBook, Tariff, parse_price_book as parse_book
 from collector.billing.reconciliation import recompute_closing, reconcile_period
-from collector.billing.tenant_statements import read_statement
+from collector.billing.tenant_statements import BillingReader, read_statement
 from collector.evidence.gpu_evidence import AssembledGpu
 from collector.files.seller_file import PayerAccount, Seller
 from collector.ledger.audit_outbox import TimedActor
@@ -277,6 +278,21 @@ def test_p27_any_cut_into_periods_bills_the_same(
             for tenant, amount in _amounts(books, published.book, Period(start, end)).items():
                 parts[tenant] = parts.get(tenant, Fraction(0)) + amount
         assert parts == once
+
+
+@few
+@given(worlds(), expensive_books())
+def test_charges_so_far_are_those_of_closing_the_month_now(
+    known: SimulatedEvidence, book: PriceBook
+) -> None:
+    with opened(known, book) as books:
+        reader = BillingReader(books, lambda _: SELLER)
+        month = reader.month_charges()
+        assert month.problem == ""
+        assert month.period == parse_period("2024-10")
+        assert month.last_day == THREE.end_ns // DAY_NS
+        drafts = books.bill(month.period, correcting=False).drafts
+        assert month.totals == {draft.tenant: draft.exact for draft in drafts}
 
 
 def _amounts(books: BillingBooks, book: PriceBook, period: Period) -> dict[str, Fraction]:

@@ -6,21 +6,43 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from support.books import (
+    ALL,
+    BOSS,
+    FIRST_DAY,
+    GREEN,
+    PRICES,
+    START,
+    THREE,
+    books_with,
+    gpu,
+    meter,
+    released_gpu,
+)
 from support.demo_months import copy_demo_months
 
-from collector.billing import billing_demo
+from collector.billing import administration, billing_demo
 from collector.billing.export import ExportFormat, ExportOrder, export_invoices
 from collector.billing.export_provenance import with_origins
 from collector.billing.focus_files import read_parquet
 from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import BillingReader, BillingUnavailableError
+from collector.billing.tenant_statements import (
+    BillingReader,
+    BillingUnavailableError,
+    MonthCharges,
+)
+from collector.ledger.audit_outbox import TimedActor
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import BootSampleSpan
 from collector.metering.units import parse_period
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +83,47 @@ def test_statements_come_in_their_forms(served):
     assert json.loads(served.statement("vision", "2026-09", "json"))
     assert served.statement("nobody", "2026-09", "json") is None
     assert served.statement("vision", "2027-01", "json") is None
+
+
+def test_charges_so_far_have_the_finalized_days_only(ledger: Ledger):
+    reader = BillingReader(books_with(ledger, ALL), lambda _tenants: billing_demo.SELLER)
+    before, head = reader.month_charges(), reader.ledger_head()
+    assert set(before.totals) == {"red", "green"}
+    last_day = THREE.end_ns // DAY_NS
+    assert before.last_day == last_day
+    samples = (BootSampleSpan("boot", START - DAY_NS, (last_day + 2) * DAY_NS),)
+    holding = gpu("GPU-1", GREEN, sample_spans=samples)
+    released = released_gpu(holding, "green-12", 24 * (last_day + 1 - FIRST_DAY) + 6)
+    for known, computed_ns in (
+        (holding, (last_day + 1) * DAY_NS + HOUR_NS),
+        (released, (last_day + 2) * DAY_NS),
+    ):
+        assert reader.month_charges() == before, "the next day is not finalized"
+        computed = MeteringComputation("1", computed_ns)
+        metered = MeteredGpu.compute(known.evidence, known.counted, known.sku)
+        ledger.write(metered.day(last_day + 1, computed))
+        assert reader.ledger_head() != head
+    after = reader.month_charges()
+    assert after.last_day == last_day + 1
+    # Six hours more; their energy is unknown.
+    assert after.totals == before.totals | {"green": before.totals["green"] + 6 * Fraction("2.49")}
+
+
+def test_a_reason_replaces_charges_that_cannot_be_computed(ledger: Ledger):
+    reader = BillingReader(BillingBooks.for_ledger(ledger), lambda _tenants: billing_demo.SELLER)
+    assert reader.ledger_head() is None
+    assert reader.month_charges() == MonthCharges(problem="no day is finalized in the ledger yet")
+    meter(ledger, ALL)
+    unpriced = reader.month_charges()
+    assert unpriced.problem == "no price book is published"
+    assert (unpriced.period, unpriced.currency) == (parse_period("2024-10"), "")
+    head = reader.ledger_head()
+    other_model = PRICES.replace('"h100"', '"b200"')
+    administration.publish(reader.books, other_model, "prices.toml", TimedActor(BOSS, START))
+    assert reader.ledger_head() != head, "so are other prices"
+    missing = reader.month_charges()
+    assert (missing.problem, missing.totals) == ("some usage has no price", {})
+    assert "red, h100, GPU-0" in missing.details
 
 
 def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
