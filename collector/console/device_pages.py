@@ -21,7 +21,7 @@ from collector.console import (
     page_table,
     recent_events,
 )
-from collector.diagnosis import node_states
+from collector.diagnosis import entity_states
 from collector.fleet import schema_columns
 from collector.http import read_api
 from railscope import reading, wire
@@ -100,7 +100,7 @@ class NodePageModel(msgspec.Struct, frozen=True):
     """One node."""
 
     timestamp_ns: int
-    row: node_states.NodeRow
+    row: entity_states.NodeRow
     agent_version: str
     clock_offset_seconds: float
     missing_frames: int
@@ -136,7 +136,7 @@ class RailModel(msgspec.Struct, frozen=True):
 
     timestamp_ns: int
     row: RailRow
-    nodes: tuple[node_states.NodeRow, ...]
+    nodes: tuple[entity_states.NodeRow, ...]
     page: int
     pages: int
     incidents: tuple[incident_pages.IncidentRow, ...]
@@ -215,7 +215,7 @@ class DevicePages:
         row = next((each for each in self.api.node_rows() if each.name == name), None)
         if row is None:
             reason = "removed from the inventory, or not in a view yet"
-            row = node_states.NodeRow(name, node_states.UNKNOWN, reason, None, None, 0, "", ())
+            row = entity_states.NodeRow(name, entity_states.UNKNOWN, reason, None, None, 0, "", ())
         incidents = [each for each in map(self.api.incidents().find, row.incidents) if each]
         urgent = incident_pages.worst_first(incidents)[:_MAX_INCIDENTS]
         events = [each for each in core.events if each.node == name]
@@ -232,7 +232,7 @@ class DevicePages:
         )
 
     def _rails_of_node(
-        self, row: node_states.NodeRow, frames: list[_StreamReading]
+        self, row: entity_states.NodeRow, frames: list[_StreamReading]
     ) -> Iterator[RailOfNode]:
         """Yield the rails of a node, with the readings of the devices on them."""
         found: dict[tuple[int, str, int], list[float | str]] = defaultdict(list)
@@ -250,10 +250,10 @@ class DevicePages:
         for rail in sorted({*gpus, *(key[0] for key in found)}):
             gpu = self.api.core.names_of_gpu(row.name, gpus[rail]) if rail in gpus else {}
             nic = names.get((rail, "nic")) or {}
-            letter = row.rails[rail : rail + 1] or node_states.LETTERS[""]
+            letter = row.rails[rail : rail + 1] or entity_states.LETTERS[""]
             yield RailOfNode(
                 rail,
-                node_states.STATES_BY_LETTER.get(letter, ""),
+                entity_states.STATES_BY_LETTER.get(letter, ""),
                 gpu.get("index", ""),
                 gpus.get(rail, ""),
                 nic.get("interface", ""),
@@ -292,7 +292,7 @@ class DevicePages:
         rails = max((len(row.rails) for row in nodes), default=0)
         for rail in range(rails):
             counts = Counter(row.rails[rail : rail + 1] for row in nodes)
-            states = {state: counts[node_states.LETTERS[state]] for state in node_states.STATES}
+            states = {state: counts[entity_states.LETTERS[state]] for state in entity_states.STATES}
             rollups = (
                 (label, metric, values.get((str(rail), metric)))
                 for label, (metric,) in _RAIL_METRICS.items()
@@ -308,7 +308,7 @@ class DevicePages:
         if row is None:
             message = f"unknown rail {text[:20]!r}: expected one with a GPU or a NIC"
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-        ranks = "".join(node_states.LETTERS[state] for state in node_states.STATES)
+        ranks = "".join(entity_states.LETTERS[state] for state in entity_states.STATES)
         members = [
             each for each in self.api.node_rows() if each.rails[row.rail : row.rail + 1] in ranks
         ]

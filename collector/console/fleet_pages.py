@@ -15,11 +15,11 @@ from collector.console import (
     rail_grid,
     recent_events,
 )
-from collector.diagnosis import node_states
+from collector.diagnosis import entity_states
 from collector.fleet.view_cells import ViewCell, label_names
 from collector.http.access_control import ROUTES
-from collector.http.incidents_api import visible_incidents
-from collector.http.read_api import ViewApi, visible_jobs
+from collector.http.incidents_api import visible_incidents, visible_jobs
+from collector.http.read_api import ViewApi
 from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
 from railscope.catalog.agent import GOVERNOR_EVENT
@@ -83,7 +83,7 @@ class OverviewModel(msgspec.Struct, frozen=True):
     nodes: NodeCounts | None = None
     data: DataState | None = None
     grid: rail_grid.RailGrid | None = None
-    worst: tuple[node_states.NodeRow, ...] = ()
+    worst: tuple[entity_states.NodeRow, ...] = ()
     events: tuple[recent_events.EventRow, ...] = ()
 
 
@@ -93,7 +93,7 @@ class NodesModel(msgspec.Struct, frozen=True):
     timestamp_ns: int
     query: page_table.NodesQuery
     counts: NodeCounts
-    rows: tuple[node_states.NodeRow, ...]
+    rows: tuple[entity_states.NodeRow, ...]
     found: int
     pages: int
 
@@ -194,7 +194,7 @@ class FleetPages:
             touched_tenants=tuple(tenants[:MAX_NAMED]),
             touched_tenant_count=len(tenants),
             diagnosis_ns=table.timestamp_ns,
-            problem=node_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns()),
+            problem=entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns()),
             incidents=tuple(shown[:MAX_INCIDENTS]),
             open_incidents=len(shown),
         )
@@ -211,7 +211,7 @@ class FleetPages:
                 nodes=count_nodes(rows),
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
-                worst=tuple(row for row in rows[:MAX_WORST] if row.state != node_states.HEALTHY),
+                worst=tuple(row for row in rows[:MAX_WORST] if row.state != entity_states.HEALTHY),
                 events=tuple(events),
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
@@ -288,15 +288,15 @@ def _own_value(cell: ViewCell) -> OwnValue:
     return OwnValue(cell.metric.name, text, cell.value)
 
 
-def count_nodes(rows: Sequence[node_states.NodeRow]) -> NodeCounts:
+def count_nodes(rows: Sequence[entity_states.NodeRow]) -> NodeCounts:
     """Return the number of nodes by state."""
     counts = Counter(row.state for row in rows)
-    states = {state: counts[state] for state in node_states.STATES}
+    states = {state: counts[state] for state in entity_states.STATES}
     return NodeCounts(total=len(rows), **states, gpus=sum(row.gpus for row in rows))
 
 
 def _data_state(
-    rows: Sequence[node_states.NodeRow], views: CollectorViews, missing: Counter[str]
+    rows: Sequence[entity_states.NodeRow], views: CollectorViews, missing: Counter[str]
 ) -> DataState:
     ages = [row.age_seconds for row in rows if row.age_seconds is not None]
     reporting = (cell for cell in views.node.cells if cell.metric is catalog.NODE_UP)
@@ -318,7 +318,7 @@ def _summary(model: OverviewModel, urgent: int) -> str:
         return NOT_COMPUTED
     parts = []
     if model.nodes:
-        counts = {name: getattr(model.nodes, name) for name in node_states.STATES[:-1]}
+        counts = {name: getattr(model.nodes, name) for name in entity_states.STATES[:-1]}
         states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         parts.append(
             f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all healthy'}"

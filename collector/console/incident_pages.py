@@ -21,10 +21,10 @@ from collector.console import (
     recent_events,
 )
 from collector.diagnosis import (
+    entity_states,
     evidence_curves,
     incident_report as report,
     incident_table,
-    node_states,
 )
 from collector.diagnosis.incident_classes import CLASSES
 from collector.http import incidents_api, read_api
@@ -333,7 +333,7 @@ class IncidentPages:
         shown, pages = page_table.split_page(worst_first(found), query.page)
         counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
         rows = tuple(map(incident_row, shown))
-        problem = node_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns())
+        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns())
         return IncidentsModel(
             table.timestamp_ns, query, dict(counts), rows, len(found), pages, at_ns, problem
         )
@@ -363,7 +363,7 @@ class IncidentPages:
         from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
         gaps, events, nodes = [NOT_STORED, AS_OF_NOW], None, dict(core.fleet.nodes)
         if not table.timestamp_ns:
-            gaps.append(node_states.NOT_DIAGNOSED)
+            gaps.append(entity_states.NOT_DIAGNOSED)
         elif table.timestamp_ns < at_ns:
             until = format_timestamp(table.timestamp_ns, "seconds")
             gaps.append(f"incidents are known until {until}")

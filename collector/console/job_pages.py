@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 
 from collector.console import PageProblemError, incident_pages, page_table
-from collector.diagnosis import node_states
 from collector.http import incidents_api, read_api
 from collector.workloads import job_roster, job_view
 from railscope.service import run_in_thread
@@ -19,6 +17,7 @@ from railscope.service import run_in_thread
 _MAX_INCIDENTS = 10
 _COPIED = (
     "tenant", "source", "workload", "start_ns", "gpus", "nodes", "stale_gpus", "shared_gpus",
+    "state", "reason", "incidents",
 )  # fmt: skip
 UNKNOWN_CLAIMS = "the jobs are not known: the claims of GPUs cannot be determined"
 
@@ -41,9 +40,10 @@ class JobRow(msgspec.Struct, frozen=True):
     straggler: str
     """The GPU that is furthest behind, by activity or clock, in words; or the reason for none."""
     incidents: tuple[str, ...]
-    """Open incidents that touch the job, by identity."""
+    """The first open incidents that touch the job, by identity."""
     state: str
-    """As of nodes."""
+    reason: str
+    """Reason of the state, in words; empty for `healthy`."""
 
 
 class JobsModel(msgspec.Struct, frozen=True):
@@ -74,19 +74,15 @@ class JobModel(msgspec.Struct, frozen=True):
     incidents: tuple[incident_pages.IncidentRow, ...]
 
 
-def job_row(document: Mapping[str, Any], incidents: tuple[str, ...], problem: str) -> JobRow:
-    """Return the row of a job from its document in the API; `problem` is why incidents are not known."""
+def job_row(document: Mapping[str, Any]) -> JobRow:
+    """Return the row of a job from its document in the API."""
     step = document["step"] or {}
-    is_unknown = problem or (document["stale_gpus"] and not incidents)
-    state = node_states.DEGRADED if incidents else node_states.HEALTHY
     return JobRow(
         **{name: document[name] for name in _COPIED},
         step_seconds=step.get("period_seconds"),
         jitter_seconds=step.get("jitter_seconds"),
         exchange_share=step.get("exchange_share"),
         straggler=straggler_text(document["stragglers"]),
-        incidents=incidents,
-        state=node_states.UNKNOWN if is_unknown else state,
     )
 
 
@@ -115,47 +111,29 @@ class JobPages:
         return await run_in_thread(self._make_jobs, request)
 
     def _make_jobs(self, request: page_table.PageRequest) -> JobsModel:
-        view, query = self.api.views().jobs, request.query
-        touching = self._touching(request)
+        view, query, api = self.api.views().jobs, request.query, self.api.jobs_api
+        states = api.states(request.credential)
         found = [
             job
-            for job in read_api.visible_jobs(view, request.credential)
+            for job in incidents_api.visible_jobs(view, request.credential)
             if query.name.lower() in f"{job.key.tenant}/{job.key.workload}".lower()
         ]
-        found.sort(key=lambda job: (job.key not in touching, -len(job.places), job.key))
+        found.sort(key=lambda job: (job.key not in states.touching, -len(job.places), job.key))
         shown, pages = page_table.split_page(found, query.page)
-        api = self.api.jobs_api
-        problem = self._diagnosis_problem()
-        rows = (
-            job_row(api.row(view, job), tuple(touching.get(job.key, ())), problem) for job in shown
-        )
         return JobsModel(
             timestamp_ns=view.timestamp_ns,
             query=query,
-            rows=tuple(rows),
+            rows=tuple(job_row(api.row(view, job, states)) for job in shown),
             found=len(found),
             pages=pages,
             suppressed=view.suppressed if request.tenant is None else None,
             problem="" if view.timestamp_ns else UNKNOWN_CLAIMS,
         )
 
-    def _diagnosis_problem(self) -> str:
-        return node_states.diagnosis_problem(self.api.incidents().timestamp_ns, self.api.wall_ns())
-
-    def _touching(self, request: page_table.PageRequest) -> dict[job_roster.JobKey, list[str]]:
-        """Return the open incidents of each job that the reader may see, by identity; advice is none."""
-        touching = defaultdict(list)
-        for incident in incidents_api.visible_incidents(self.api.incidents(), request.credential):
-            if incident.is_open and incident.document.severity != "info":
-                for job in incident.jobs:
-                    key = job_roster.JobKey(job.tenant, job.source, job.workload)
-                    touching[key].append(incident.document.id)
-        return touching
-
     async def _job(self, request: page_table.PageRequest) -> JobModel:
         view, job = self.api.jobs_api.find(request.parts)
         if job is None:
-            raise PageProblemError(HTTPStatus.NOT_FOUND, read_api.UNKNOWN_JOB)
+            raise PageProblemError(HTTPStatus.NOT_FOUND, incidents_api.UNKNOWN_JOB)
         return await run_in_thread(self._make_job, request, view, job)
 
     def _make_job(
@@ -164,15 +142,13 @@ class JobPages:
         view: job_view.RunningJobs,
         job: job_roster.RunningJob,
     ) -> JobModel:
-        document = self.api.jobs_api.job_document(view, job)
+        states = self.api.jobs_api.states(request.credential)
+        document = self.api.jobs_api.job_document(view, job, states)
         places, pages = page_table.split_page(document["places"], request.query.page)
-        numbers = self._touching(request).get(job.key, [])
-        visible = incidents_api.visible_incidents(self.api.incidents(), request.credential)
-        touching = [each for each in visible if each.document.id in numbers]
-        urgent = incident_pages.worst_first(touching)[:_MAX_INCIDENTS]
+        urgent = incident_pages.worst_first(states.touching.get(job.key, ()))[:_MAX_INCIDENTS]
         return JobModel(
             timestamp_ns=view.timestamp_ns,
-            row=job_row(document, tuple(numbers), self._diagnosis_problem()),
+            row=job_row(document),
             rollups=tuple(document["rollups"]),
             stragglers=tuple(document["stragglers"]),
             places=places,

@@ -12,7 +12,7 @@ from itertools import groupby
 import msgspec
 
 from collector.console.page_rendering import count_text
-from collector.diagnosis.node_states import LETTERS, STATES, NodeRow
+from collector.diagnosis.entity_states import LETTERS, STATES, NodeRow
 
 MAX_NODES = 4096
 MAX_RAILS = 16

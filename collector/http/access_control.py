@@ -13,6 +13,7 @@ dropped first.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -32,6 +33,7 @@ from aiohttp.web_urldispatcher import AbstractRoute
 from collector.access import access_trail, authentication, credentials as access
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
+from railscope import service
 from railscope.server_connections import source_of
 
 INGEST_PATH = "/v1/frames"
@@ -152,6 +154,7 @@ _PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization, Cookie, Accept,
 _CHALLENGES = {authentication.NO_CREDENTIAL: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
 _SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
+_TAG_DIGITS = 20
 _UNQUOTED_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
 
@@ -343,6 +346,26 @@ def json_response(
         content_type="application/json",
         headers=headers,
     )
+
+
+async def tagged_response(
+    request: web.Request, make: Callable[[], dict[str, object]], *version: object
+) -> web.Response:
+    """Return a JSON document that is made in a thread; status 304 without a body if the client has it.
+
+    The version is that of everything that the document contains; without one, the content except its time is compared.
+    """
+    body = b""
+    if not version:
+        content = await service.run_in_thread(make)
+        body = msgspec.json.encode(content)
+        version = (msgspec.json.encode(content | {"timestamp_ns": 0}),)
+    digest = hashlib.sha256(repr(version).encode(errors="replace")).hexdigest()[:_TAG_DIGITS]
+    headers = {"ETag": f'W/"{digest}"'}  # weak, as responses may be compressed
+    if headers["ETag"] in request.headers.get("If-None-Match", ""):
+        return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+    body = body or msgspec.json.encode(await service.run_in_thread(make))
+    return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 def json_error(

@@ -7,12 +7,11 @@ rows of its page become objects.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
 from itertools import chain, islice, pairwise, starmap
 from typing import Annotated, Any, Literal
@@ -25,13 +24,13 @@ from aiohttp import web
 from collector import view_refresh, views as readings
 from collector.access.credentials import Credential, Role
 from collector.diagnosis import incident_report as report
+from collector.diagnosis.entity_states import NO_DATA, STATES, diagnosis_problem
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.diagnosis.node_states import NO_DATA, STATES, diagnosis_problem
 from collector.http import access_control, incidents_api
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import JobGpu
-from railscope import claim_terms, service
+from railscope import claim_terms
 from railscope.catalog import METRICS, collector as catalog
 
 MAX_LISTED = 1000
@@ -207,14 +206,11 @@ class GpusApi:
         except msgspec.ValidationError as error:
             text = f"invalid query: {str(error)[:200]}"
             return access_control.json_error(HTTPStatus.BAD_REQUEST, text)
-        about = (views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
-        headers = {"ETag": f'W/"{hashlib.sha256(repr(about).encode()).hexdigest()[:20]}"'}
-        if headers["ETag"] in request.headers.get("If-None-Match", ""):
-            return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         if self._newest.views is not views:
             self._newest = FleetGpus(views)
-        content = await service.run_in_thread(self.content, self._newest, table, credential, query)
-        return access_control.json_response(content, headers=headers)
+        make = partial(self.content, self._newest, table, credential, query)
+        version = (views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
+        return await access_control.tagged_response(request, make, *version)
 
     def content(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery

@@ -1,10 +1,10 @@
-"""Routes of incidents: the list, and one incident with the curves of its evidence."""
+"""Routes of incidents and of running jobs with their states: the lists, one incident with its curves, one job with its GPUs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -12,10 +12,19 @@ import msgspec
 from aiohttp import web
 
 from collector.access.credentials import Credential, Role
+from collector.diagnosis import entity_states
 from collector.diagnosis.evidence_curves import EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES, Severity
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.http.access_control import RouteHandlers, json_error, json_response
+from collector.fleet.fleet import NamesOfGpu
+from collector.http.access_control import (
+    RouteHandlers,
+    json_error,
+    json_response,
+    tagged_response,
+)
+from collector.workloads.job_roster import JobKey, RunningJob
+from collector.workloads.job_view import RunningJobs
 from railscope import service
 
 MAX_LISTED = 200
@@ -44,20 +53,24 @@ class IncidentsApi:
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
                 return json_error(HTTPStatus.BAD_REQUEST, text)
-        found = [
-            visible.document
-            for visible in visible_incidents(table, credential)
-            if ("open" if visible.is_open else "closed") in selected["state"]
-            and visible.document.incident_class in selected["class"]
-            and visible.document.severity in selected["severity"]
-        ]
-        content = {
-            "view": "incidents",
-            "timestamp_ns": table.timestamp_ns,
-            "suppressed": max(len(found) - MAX_LISTED, 0),
-            "rows": found[:MAX_LISTED],
-        }
-        return json_response(await service.run_in_thread(msgspec.to_builtins, content))
+
+        def make() -> dict[str, Any]:
+            found = [
+                visible.document
+                for visible in visible_incidents(table, credential)
+                if ("open" if visible.is_open else "closed") in selected["state"]
+                and visible.document.incident_class in selected["class"]
+                and visible.document.severity in selected["severity"]
+            ]
+            return {
+                "view": "incidents",
+                "timestamp_ns": table.timestamp_ns,
+                "suppressed": max(len(found) - MAX_LISTED, 0),
+                "rows": found[:MAX_LISTED],
+            }
+
+        chosen = [sorted(values) for values in selected.values()]
+        return await tagged_response(request, make, table.timestamp_ns, credential.tenant, chosen)
 
     async def _incident(self, request: web.Request, credential: Credential) -> web.Response:
         table, number = self.table(), request.match_info["incident"]
@@ -112,3 +125,76 @@ def _curve_json(curve: EvidenceCurve) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"
+
+
+def visible_jobs(
+    view: RunningJobs, credential: Credential, tenants: Collection[str] = ()
+) -> list[RunningJob]:
+    """Return the jobs that a reader may see, of some tenants; of all if none is named."""
+    if credential.role is Role.TENANT:
+        tenants = {credential.tenant}
+    return [job for job in view.jobs if not tenants or job.key.tenant in tenants]
+
+
+@dataclass(slots=True)
+class JobsApi:
+    """Handlers that use the latest view and incidents. `names_of` returns the names of a GPU of a node."""
+
+    jobs: Callable[[], RunningJobs]
+    names_of: NamesOfGpu
+    incidents: Callable[[], IncidentTable] = IncidentTable
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {"jobs": self._list, "job": self._job}
+
+    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
+        view, tenants = self.jobs(), set(request.query.getall("tenant", []))
+        times = view.timestamp_ns, self.incidents().timestamp_ns
+
+        def make() -> dict[str, Any]:
+            jobs, states = visible_jobs(view, credential, tenants), self.states(credential)
+            rows = [self.row(view, job, states) for job in jobs]
+            is_tenant = credential.role is Role.TENANT
+            content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
+            return content if is_tenant else content | {"suppressed": view.suppressed}
+
+        return await tagged_response(request, make, *times, credential.tenant, sorted(tenants))
+
+    async def _job(self, request: web.Request, credential: Credential) -> web.Response:
+        view, job = self.find(request.match_info)
+        if job is None:
+            return json_error(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
+        states = self.states(credential)
+        return json_response(await service.run_in_thread(self.job_document, view, job, states))
+
+    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob | None]:
+        """Return the view and the running job that the parts of a path name; None if there is none."""
+        view = self.jobs()
+        key = JobKey(named["tenant"], named["source"], named["workload"])
+        return view, next((job for job in view.jobs if job.key == key), None)
+
+    def states(self, credential: Credential) -> entity_states.JobStates:
+        """Return the states of jobs by the incidents that a reader may see."""
+        table = self.incidents()
+        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.jobs().timestamp_ns)
+        visible = visible_incidents(table, credential)
+        return entity_states.JobStates.from_incidents(visible, problem)
+
+    def row(
+        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
+    ) -> dict[str, Any]:
+        """Return a job with its step and its state."""
+        step, row = self.incidents().steps.get(job.key), view.to_json(job, self.names_of)
+        state = states.find(job.key, row["stale_gpus"], row["gpus"])
+        return row | {"step": step and asdict(step)} | msgspec.structs.asdict(state)
+
+    def job_document(
+        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
+    ) -> dict[str, Any]:
+        """Return a job with its GPUs and their readings."""
+        document = {"timestamp_ns": view.timestamp_ns, **self.row(view, job, states)}
+        return document | {"places": view.gpu_rows(job, self.names_of)}

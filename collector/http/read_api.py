@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -22,81 +23,28 @@ from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
 from collector.audit.collector_records import AuditTrail
 from collector.config import ConsoleSettings
-from collector.diagnosis import node_states
+from collector.diagnosis import entity_states
 from collector.diagnosis.incident_table import IncidentTable
-from collector.diagnosis.step_period import StepTiming
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
-from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
+from collector.fleet.fleet import FleetNode, StreamRow
 from collector.framelog import framelog, segment_files
 from collector.http import gpus_api, incidents_api
-from collector.http.access_control import RouteHandler, RouteHandlers, json_error, json_response
+from collector.http.access_control import (
+    RouteHandler,
+    RouteHandlers,
+    json_error,
+    json_response,
+    tagged_response,
+)
 from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state.collector_state import CollectorState
 from collector.views import find_fresh_rows, node_rollups
-from collector.workloads.job_roster import JobKey, RunningJob
-from collector.workloads.job_view import RunningJobs
 from railscope import exposition, reading, server_connections, service, timestamps
 from railscope.catalog import METRICS, collector as catalog, declare
 from railscope.catalog.rollup import part_labels
-
-UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"
-
-
-def visible_jobs(
-    view: RunningJobs, credential: Credential, tenants: Collection[str] = ()
-) -> list[RunningJob]:
-    """Return the jobs that a reader may see, of some tenants; of all if none is named."""
-    if credential.role is Role.TENANT:
-        tenants = {credential.tenant}
-    return [job for job in view.jobs if not tenants or job.key.tenant in tenants]
-
-
-@dataclass(slots=True)
-class JobsApi:
-    """Handlers that use the latest view. `names_of` returns the names of a GPU of a node."""
-
-    jobs: Callable[[], RunningJobs]
-    names_of: NamesOfGpu
-    steps: Callable[[], Mapping[JobKey, StepTiming]] = dict
-    """Returns the steps of the jobs whose traffic shows them."""
-
-    def handlers(self) -> RouteHandlers:
-        """Return the handlers by route name."""
-        return {"jobs": self._list, "job": self._job}
-
-    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
-        view = self.jobs()
-        jobs = visible_jobs(view, credential, set(request.query.getall("tenant", [])))
-        rows = await service.run_in_thread(lambda: [self.row(view, job) for job in jobs])
-        content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
-        if credential.role is not Role.TENANT:
-            content["suppressed"] = view.suppressed
-        return json_response(content)
-
-    async def _job(self, request: web.Request, _: Credential) -> web.Response:
-        view, job = self.find(request.match_info)
-        if job is None:
-            return json_error(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
-        return json_response(await service.run_in_thread(self.job_document, view, job))
-
-    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob | None]:
-        """Return the view and the running job that the parts of a path name; None if there is none."""
-        view = self.jobs()
-        key = JobKey(named["tenant"], named["source"], named["workload"])
-        return view, next((job for job in view.jobs if job.key == key), None)
-
-    def row(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        """Return a job with its step."""
-        step = self.steps().get(job.key)
-        return view.to_json(job, self.names_of) | {"step": step and asdict(step)}
-
-    def job_document(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        """Return a job with its GPUs and their readings."""
-        document = {"timestamp_ns": view.timestamp_ns, **self.row(view, job)}
-        return document | {"places": view.gpu_rows(job, self.names_of)}
 
 
 @dataclass(slots=True)
@@ -230,7 +178,7 @@ class ViewApi:
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
-    _ranking: node_states.NodeRanking = field(default_factory=node_states.NodeRanking)
+    _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -252,13 +200,13 @@ class ViewApi:
         }
 
     @property
-    def jobs_api(self) -> JobsApi:
+    def jobs_api(self) -> incidents_api.JobsApi:
         """Handlers of jobs."""
-        return JobsApi(
-            lambda: self.views().jobs, self.core.names_of_gpu, lambda: self.incidents().steps
+        return incidents_api.JobsApi(
+            lambda: self.views().jobs, self.core.names_of_gpu, self.incidents
         )
 
-    def node_rows(self) -> Sequence[node_states.NodeRow]:
+    def node_rows(self) -> Sequence[entity_states.NodeRow]:
         """Return all nodes with their states, worst first; computed once per refresh. Blocking."""
         views, gpus = self.views(), dict(self.core.gpus_by_node)
         return self._ranking.rows(views.node, self.incidents(), gpus, views.failed_gpus)
@@ -286,21 +234,24 @@ class ViewApi:
         return response
 
     def _view(self, name: str) -> RouteHandler:
-        async def respond(_: web.Request, __: Credential) -> web.Response:
-            return _view_response(getattr(self.views(), name))
+        async def respond(request: web.Request, _: Credential) -> web.Response:
+            view: view_cells.View = getattr(self.views(), name)
+            return await tagged_response(request, partial(_document, view), view.timestamp_ns)
 
         return respond
 
-    async def _tenants(self, _: web.Request, credential: Credential) -> web.Response:
-        view = self.views().tenant
+    async def _tenants(self, request: web.Request, credential: Credential) -> web.Response:
+        view, tenant = self.views().tenant, credential.tenant
         if credential.role is Role.TENANT:
-            view = replace(view, cells=tuple(tenant_cells(view.cells, credential.tenant)))
-        return _view_response(view)
+            view = replace(view, cells=tuple(tenant_cells(view.cells, tenant)))
+        return await tagged_response(request, partial(_document, view), view.timestamp_ns, tenant)
 
-    async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
-        return await service.run_in_thread(self._make_nodes, dict(self.core.fleet.nodes))
+    async def _nodes(self, request: web.Request, _: Credential) -> web.Response:
+        version = self.views().timestamp_ns, self.incidents().timestamp_ns
+        make = partial(self._make_nodes, dict(self.core.fleet.nodes))
+        return await tagged_response(request, make, *version)
 
-    def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> web.Response:
+    def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> dict[str, Any]:
         views, facts = self.views(), dict[str, dict[str, Any]]()
         for cell in views.node.cells:
             facts.setdefault(cell.labels[0], {})[cell.metric.name] = cell.value
@@ -317,7 +268,7 @@ class ViewApi:
             for name, node in sorted(nodes.items())
             if name in facts and name in states  # without stale nodes that were removed
         ]
-        return json_response({"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows})
+        return {"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows}
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
         node = self.core.fleet.nodes.get(request.match_info["node"])
@@ -385,36 +336,41 @@ class ViewApi:
         )
         return {"timestamp_ns": row.timestamp_ns, "age_seconds": age_seconds, "readings": readings}
 
-    async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
+    async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return json_response(
-            await service.run_in_thread(inventory_json, result, self.core.names_of)
-        )
+        return await tagged_response(request, partial(inventory_json, result, self.core.names_of))
 
-    async def _account(self, _: web.Request, credential: Credential) -> web.Response:
+    async def _account(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
             text, reason = "the account has not been computed yet", self.metrics.unknown_reason
             if views.timestamp_ns and reason:
                 text = f"the holders of GPUs are unknown: {reason}"
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        account = account_json(views.account)
+        found, tenant = views.account, credential.tenant
         is_tenant = credential.role is Role.TENANT
-        return json_response(tenant_account(account, credential.tenant) if is_tenant else account)
 
-    async def _events(self, request: web.Request, __: Credential) -> web.Response:
+        def make() -> dict[str, Any]:
+            account = account_json(found)
+            return tenant_account(account, tenant) if is_tenant else account
+
+        return await tagged_response(request, make, views.timestamp_ns, tenant)
+
+    async def _events(self, request: web.Request, _: Credential) -> web.Response:
         node = request.query.get("node")
         events = [seen_event for seen_event in self.core.events if node in (None, seen_event.node)]
-        rows = [
-            {
-                **seen_event.to_json(),
-                "device": self.core.names_of(seen_event.node, seen_event.event.entity),
+
+        def make() -> dict[str, Any]:
+            return {
+                "events": [
+                    {**each.to_json(), "device": self.core.names_of(each.node, each.event.entity)}
+                    for each in events[-MAX_EVENTS:]
+                ]
             }
-            for seen_event in events[-MAX_EVENTS:]
-        ]
-        return json_response({"events": rows})
+
+        return await tagged_response(request, make)
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")
@@ -444,7 +400,5 @@ def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _view_response(view: view_cells.View) -> web.Response:
-    return json_response(
-        {"view": view.name, "timestamp_ns": view.timestamp_ns, "rows": view.rows()}
-    )
+def _document(view: view_cells.View) -> dict[str, Any]:
+    return {"view": view.name, "timestamp_ns": view.timestamp_ns, "rows": view.rows()}

@@ -183,6 +183,10 @@ class JobItem(msgspec.Struct, frozen=True):
     start_ns: int
     gpus: float
     nodes: int
+    state: str = ""
+    """State that the collector decides on; empty from a collector that does not."""
+    reason: str = ""
+    incidents: list[str] = []
     stale_gpus: int = 0
     shared_gpus: int = 0
     rollups: list[MetricValue] = []

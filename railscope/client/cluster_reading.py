@@ -5,12 +5,14 @@ Unknown is never healthy: a document that is absent or stale makes unknown what 
 
 from __future__ import annotations
 
+import threading
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from railscope import timestamps
 from railscope.catalog.incidents import MAX_DIAGNOSIS_AGE_SECONDS
@@ -21,18 +23,57 @@ MAX_VIEW_AGE_SECONDS = 60.0
 """Age from which views are stale; a collector computes them every few seconds."""
 READY = "ready"
 SEVERITIES = ("critical", "warning", "info")
-DOCUMENTS: Mapping[str, tuple[str, type[Any]]] = {
-    "cluster": ("/api/v1/cluster", answers.ViewAnswer),
-    "rails": ("/api/v1/rails", answers.ViewAnswer),
-    "nodes": ("/api/v1/nodes", answers.NodesAnswer),
-    "inventory": ("/api/v1/inventory", answers.InventoryAnswer),
-    "incidents": ("/api/v1/incidents", answers.IncidentsAnswer),
-    "jobs": ("/api/v1/jobs", answers.JobsAnswer),
-    "tenants": ("/api/v1/tenants", answers.ViewAnswer),
-    "account": ("/api/v1/account", answers.AccountAnswer),
-    "events": ("/api/v1/events", answers.EventsAnswer),
-}
 _NODE_SOURCES = ("gpu", "gpu_verdict", "tenancy", "link", "nic")
+
+
+class DocumentRequest(NamedTuple):
+    """Request for a document, and the type of its content."""
+
+    path: str
+    shape: type[Any]
+    query: tuple[tuple[str, str], ...] = ()
+
+
+DOCUMENTS: Mapping[str, DocumentRequest] = {
+    READY: DocumentRequest("/-/ready", bytes),
+    "cluster": DocumentRequest("/api/v1/cluster", answers.ViewAnswer),
+    "rails": DocumentRequest("/api/v1/rails", answers.ViewAnswer),
+    "nodes": DocumentRequest("/api/v1/nodes", answers.NodesAnswer),
+    "inventory": DocumentRequest("/api/v1/inventory", answers.InventoryAnswer),
+    "incidents": DocumentRequest("/api/v1/incidents", answers.IncidentsAnswer, (("state", "open"),)),
+    "jobs": DocumentRequest("/api/v1/jobs", answers.JobsAnswer),
+    "tenants": DocumentRequest("/api/v1/tenants", answers.ViewAnswer),
+    "account": DocumentRequest("/api/v1/account", answers.AccountAnswer),
+    "events": DocumentRequest("/api/v1/events", answers.EventsAnswer),
+}  # fmt: skip
+
+
+def gpus_request(query: Mapping[str, str]) -> DocumentRequest:
+    """Return the request for a part of the GPUs of all nodes, worst first."""
+    return DocumentRequest("/api/v1/gpus", answers.GpusAnswer, tuple(query.items()))
+
+
+def node_request(node: str) -> DocumentRequest:
+    """Return the request for the GPUs and NICs of a node."""
+    path = f"/api/v1/nodes/{_quoted(node)}"
+    return DocumentRequest(
+        path, answers.NodeAnswer, tuple(("stream", name) for name in _NODE_SOURCES)
+    )
+
+
+def job_request(tenant: str, source: str, workload: str) -> DocumentRequest:
+    """Return the request for a job with its GPUs."""
+    path = "/".join(map(_quoted, (tenant, source, workload)))
+    return DocumentRequest(f"/api/v1/jobs/{path}", answers.JobItem)
+
+
+def incident_request(number: str) -> DocumentRequest:
+    """Return the request for one incident, also an ended one."""
+    return DocumentRequest(f"/api/v1/incidents/{_quoted(number)}", answers.IncidentItem)
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
 
 
 @dataclass(frozen=True)
@@ -104,55 +145,51 @@ def severity_rank(severity: str) -> int:
 
 @dataclass
 class ClusterReader:
-    """Reads documents of a collector, one request after the other."""
+    """Reads documents of a collector, those of one reading at the same time."""
 
     client: ReadClient
     not_served: dict[str, ClientError] = field(default_factory=dict)
     """Documents that were denied: they are not requested again, as each denial is an audit record."""
-    is_wanted: Callable[[], bool] = lambda: True
-    """Returns false if the documents are not needed any more: on a slow link each one takes long."""
 
-    def read(self, names: Collection[str]) -> ClusterReading:
-        """Read documents. Raises ClientError if the collector does not answer at all."""
+    def read(self, names: Iterable[str], **further: DocumentRequest) -> ClusterReading:
+        """Read documents. Raises ClientError if the collector does not answer at all, or rejects the credential.
+
+        A document that cannot be read is absent with the reason; the others are read.
+        """
+        requests = {name: DOCUMENTS[name] for name in names} | further
+        errors = {name: error for name, error in self.not_served.items() if name in requests}
+        reads = {
+            name: self._start(request) for name, request in requests.items() if name not in errors
+        }
         documents: dict[str, Any] = {}
-        errors = {name: self.not_served[name] for name in names if name in self.not_served}
-        not_ready, sent_ns = "", 0
-        for name in names:
-            if name in errors:
-                continue
-            if not self.is_wanted():
-                break
+        sent_ns = 0
+        for name, read in reads.items():
             try:
-                if name == READY:
-                    self.client.get("/-/ready")
-                    continue
-                path, shape = DOCUMENTS[name]
-                answer = self.client.get(path)
-                documents[name] = self.client.decode(shape, path, answer.body)
-                sent_ns = answer.sent_ns
+                documents[name], at_ns = read.result()
+                sent_ns = max(sent_ns, at_ns)
             except ClientError as error:
-                if error.status is None or error.status == HTTPStatus.UNAUTHORIZED:
+                if error.status == HTTPStatus.UNAUTHORIZED:
                     raise
-                if name == READY:
-                    not_ready = error.message
-                    continue
                 errors[name] = error
-                if error.is_denied:
+                if error.is_denied and name in DOCUMENTS:
                     self.not_served[name] = error
+        if errors and not documents and all(error.status is None for error in errors.values()):
+            raise next(iter(errors.values()))
+        not_ready = errors.pop(READY).message if READY in errors else ""
         return ClusterReading(sent_ns, documents, errors, not_ready)
 
-    def read_gpus(self, query: Mapping[str, str]) -> answers.GpusAnswer:
-        """Read a part of the GPUs of all nodes, worst first. Raises ClientError."""
-        return self.client.get_as(answers.GpusAnswer, "/api/v1/gpus", [*query.items()])
+    def _start(self, request: DocumentRequest) -> Future[tuple[Any, int]]:
+        """Begin to read a document, in a thread that does not delay the end of the program."""
+        read: Future[tuple[Any, int]] = Future()
 
-    def read_node(self, node: str) -> answers.NodeAnswer:
-        """Read the GPUs and NICs of a node. Raises ClientError."""
-        path = f"/api/v1/nodes/{urllib.parse.quote(node, safe='')}"
-        return self.client.get_as(
-            answers.NodeAnswer, path, [("stream", name) for name in _NODE_SOURCES]
-        )
+        def run() -> None:
+            try:
+                if request.shape is bytes:
+                    read.set_result((self.client.get(request.path).body, 0))
+                else:
+                    read.set_result(self.client.get_as(request.shape, request.path, request.query))
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                read.set_exception(error)
 
-    def read_job(self, tenant: str, source: str, workload: str) -> answers.JobItem:
-        """Read a job with its GPUs. Raises ClientError."""
-        parts = (urllib.parse.quote(part, safe="") for part in (tenant, source, workload))
-        return self.client.get_as(answers.JobItem, f"/api/v1/jobs/{'/'.join(parts)}")
+        threading.Thread(target=run, daemon=True).start()
+        return read

@@ -13,7 +13,7 @@ from railscope.client import answers, tables
 from railscope.client.cluster_reading import ClusterReading
 
 NEVER_REPORTED = "in the inventory, but never reported"
-NO_STATE = "the collector does not report states of nodes; fix: upgrade it"
+NO_STATE = "the collector does not report states of {}; fix: upgrade it"
 NODE_COLUMNS = (
     tables.TableColumn("node", "NODE", is_key=True),
     tables.TableColumn("state", "STATE"),
@@ -116,7 +116,7 @@ EVENT_COLUMNS = (
 def node_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the nodes, worst first."""
     document: answers.NodesAnswer | None = reading.document("nodes")
-    if document is None:
+    if document is None or not document.timestamp_ns:
         return tables.ClientTable("nodes", NODE_COLUMNS, absence=reading.absence("nodes"))
     stale = reading.absence("nodes")
     rows = [_node_row(facts, stale) for facts in document.rows]
@@ -137,12 +137,7 @@ def node_table(reading: ClusterReading) -> tables.ClientTable:
 
 
 def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
-    """Return the state that the collector decided on, unless its views are stale."""
-    state, reason = facts.state, facts.reason
-    if stale:
-        state, reason = "unknown", f"the views are {stale}"
-    elif state not in NODE_STATES:
-        state, reason = "unknown", NO_STATE
+    state, reason = _decided_state("nodes", facts, stale)
     return {
         "node": facts.node,
         "state": state,
@@ -157,32 +152,52 @@ def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
     }
 
 
-def fleet_gpu_table(answer: answers.GpusAnswer) -> tables.ClientTable:
+def _decided_state(
+    things: str, facts: answers.NodeItem | answers.JobItem, stale: str
+) -> tuple[str, str]:
+    """Return the state that the collector decided on with its reason, unless its views are stale."""
+    if stale:
+        return "unknown", f"the views are {stale}"
+    if facts.state not in NODE_STATES:
+        return "unknown", NO_STATE.format(things)
+    return facts.state, facts.reason
+
+
+def fleet_gpu_table(reading: ClusterReading) -> tables.ClientTable:
     """Return a part of the GPUs of all nodes, in their order."""
-    rows = [_fleet_gpu_row(gpu) for gpu in answer.rows]
-    notes = (f"incidents: {answer.problem}",) if answer.problem else ()
-    none_fresh = "no fresh reading"
+    document: answers.GpusAnswer | None = reading.document("gpus")
+    stale, none_fresh = reading.absence("gpus"), "no fresh reading"
+    if document is None or not document.timestamp_ns:
+        return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, absence=stale)
+    rows = [_fleet_gpu_row(gpu, stale) for gpu in document.rows]
+    notes = [f"gpus: {stale}"] if stale else []
+    notes += [f"incidents: {document.problem}"] if document.problem else []
     reasons = dict.fromkeys(
         ("utilization_ratio", "power_watts", "receive_bytes_per_second"), none_fresh
     )
     reasons |= {"holder": "no job holds the GPU", "nic_state": "no NIC is on the rail of the GPU"}
-    return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, rows, notes=notes, reasons=reasons)
+    return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
 
 
-def _fleet_gpu_row(gpu: answers.FleetGpuItem) -> tables.Row:
+def _fleet_gpu_row(gpu: answers.FleetGpuItem, stale: str) -> tables.Row:
     """Return the values as in the API, and those of columns that combine them."""
     nics = ", ".join(gpu.nics)
     values: tables.Row = msgspec.to_builtins(gpu)
     return values | {
+        "state": "unknown" if stale else gpu.state,
         "nic_state": f"{nics} down" if gpu.link_up is False else nics,
         "holder": [f"{holder.tenant}/{holder.workload}" for holder in gpu.holders],
-        "reason": "; ".join(gpu.reasons),
+        "reason": f"the views are {stale}" if stale else "; ".join(gpu.reasons),
     }
 
 
-def rail_table(reading: ClusterReading, gpus: answers.GpusAnswer) -> tables.ClientTable:
+def rail_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the rails, those with most failed GPUs first."""
+    gpus: answers.GpusAnswer | None = reading.document("gpus")
     document: answers.ViewAnswer | None = reading.document("rails")
+    if gpus is None or reading.absence("gpus"):
+        absence = f"the states of GPUs: {reading.absence('gpus')}"
+        return tables.ClientTable("rails", RAIL_COLUMNS, absence=absence)
     values: dict[tuple[str, str], float | None] = {}
     for row in document.rows if document and not reading.absence("rails") else ():
         values[row.labels.get("rail", ""), row.metric.removeprefix("railscope_rail_")] = row.value
@@ -203,12 +218,13 @@ def _rail_values(rail: str, values: Mapping[tuple[str, str], float | None]) -> t
 def job_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the running jobs, worst first."""
     document: answers.JobsAnswer | None = reading.document("jobs")
-    if document is None:
+    if document is None or not document.timestamp_ns:
         return tables.ClientTable("jobs", JOB_COLUMNS, absence=reading.absence("jobs"))
-    rows = [_job_row(reading, job) for job in document.rows]
-    order = ("degraded", "unknown", "healthy")
+    stale = reading.absence("jobs")
+    rows = [_job_row(reading, job, stale) for job in document.rows]
+    order = ("failed", "degraded", "unknown", "healthy")
     rows.sort(key=lambda row: (order.index(row["state"]), row["tenant"], row["workload"]))
-    notes = [f"jobs: {stale}"] if (stale := reading.absence("jobs")) else []
+    notes = [f"jobs: {stale}"] if stale else []
     notes += [f"{document.suppressed} more jobs are not listed"] if document.suppressed else []
     reasons = {
         "utilization_ratio": "no GPU of the job reports it now",
@@ -218,27 +234,8 @@ def job_table(reading: ClusterReading) -> tables.ClientTable:
     return tables.ClientTable("jobs", JOB_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
 
 
-def _job_row(reading: ClusterReading, job: answers.JobItem) -> tables.Row:
-    touching = [
-        incident
-        for incident in reading.open_incidents
-        if incident.severity != "info"
-        and any(
-            (entry.tenant, entry.workload) == (job.tenant, job.workload) for entry in incident.jobs
-        )
-    ]
-    state, reason = "healthy", ""
-    if touching:
-        state, reason = "degraded", touching[0].title
-    elif stale := reading.absence("jobs"):
-        state, reason = "unknown", stale
-    elif job.stale_gpus:
-        state, reason = (
-            "unknown",
-            f"{job.stale_gpus} of {tables.show_number(job.gpus)} GPUs are on stale nodes",
-        )
-    elif undiagnosed := reading.absence("incidents"):
-        state, reason = "unknown", f"incidents: {undiagnosed}"
+def _job_row(reading: ClusterReading, job: answers.JobItem, stale: str) -> tables.Row:
+    state, reason = _decided_state("jobs", job, stale)
     values = {row.metric: row.value for row in job.rollups if not row.labels}
     slowest = min(
         (entry for entry in job.stragglers if entry.deviation_ratio is not None),
@@ -262,7 +259,7 @@ def _job_row(reading: ClusterReading, job: answers.JobItem) -> tables.Row:
         "straggler": f"{slowest.node} GPU {slowest.index} {slowest.measure} {100 * (slowest.deviation_ratio or 0):.0f} %"
         if slowest
         else None,
-        "incidents": [incident.id for incident in touching],
+        "incidents": job.incidents,
     }
 
 
@@ -281,11 +278,12 @@ def incident_table(reading: ClusterReading, *, closed: bool = False) -> tables.C
     notes += (
         [f"{document.suppressed} older incidents are not listed"] if document.suppressed else []
     )
-    rows = [_incident_row(reading, incident) for incident in listed]
+    rows = [incident_row(reading, incident) for incident in listed]
     return tables.ClientTable("incidents", INCIDENT_COLUMNS, rows, notes=tuple(notes))
 
 
-def _incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tables.Row:
+def incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tables.Row:
+    """Return the row of an incident."""
     try:
         age = (reading.sent_ns - timestamps.parse_timestamp(incident.onset)) / timestamps.SECOND_NS
     except timestamps.TimestampError:
@@ -330,7 +328,7 @@ def tenant_table(reading: ClusterReading) -> tables.ClientTable:
     view: answers.ViewAnswer | None = reading.document("tenants")
     account: answers.AccountAnswer | None = reading.document("account")
     jobs: answers.JobsAnswer | None = reading.document("jobs")
-    if view is None:
+    if view is None or not view.timestamp_ns:
         return tables.ClientTable("tenants", TENANT_COLUMNS, absence=reading.absence("tenants"))
     values: dict[str, dict[str, float | None]] = {}
     for row in view.rows:

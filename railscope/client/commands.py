@@ -17,8 +17,13 @@ from typing import Any, TypeVar
 
 import click
 
-from railscope.client import cluster_tables, contexts, status as state, tables
-from railscope.client.cluster_reading import SEVERITIES, ClusterReader
+from railscope.client import (
+    cluster_reading as cluster,
+    cluster_tables,
+    contexts,
+    status as state,
+    tables,
+)
 from railscope.client.connection import ClientError, ReadClient, ServerAddress
 from railscope.client.node_reading import AgentReader, gpu_table
 from railscope.client.top_views import create_pages, plain_page
@@ -138,7 +143,7 @@ def read_report(client: ReadClient) -> state.StatusReport:
     """Return the status of a server. Raises ClientError if it does not answer."""
     if client.address.is_agent:
         return state.agent_report(client.address.url, AgentReader(client).read())
-    reading = ClusterReader(client).read(state.CLUSTER_DOCUMENTS)
+    reading = cluster.ClusterReader(client).read(state.CLUSTER_DOCUMENTS)
     return state.cluster_report(client.address.url, reading)
 
 
@@ -185,12 +190,14 @@ def _print_table(table: tables.ClientTable, options: dict[str, Any], **filters: 
         sys.exit(UNKNOWN)
 
 
-def _read_cluster(options: dict[str, Any], *documents: str) -> Any:
+def _read_cluster(
+    options: dict[str, Any], *documents: str, **further: cluster.DocumentRequest
+) -> cluster.ClusterReading:
     address = _address(options)
     if address.is_agent:
         message = f"invalid --agent {address.url}: an agent has no such table; fix: name a collector, or run railscope top --agent"
         raise ClientError(message)
-    return ClusterReader(ReadClient(address)).read(documents)
+    return cluster.ClusterReader(ReadClient(address)).read(documents, **further)
 
 
 @click.command(cls=ClientCommand)
@@ -247,14 +254,12 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
         _print_table(gpu_table(rows, with_rates=False), options, **chosen)
         return
     query = {key: text for key, text in chosen.items() if text}
-    answer = ClusterReader(client).read_gpus(query | {"limit": str(limit), "offset": str(offset)})
-    table = cluster_tables.fleet_gpu_table(answer)
-    more = answer.found - answer.offset - len(answer.rows)
-    notes = (
-        *table.notes,
-        *([f"{more} of {answer.found} GPUs follow: --offset {offset + limit}"] if more > 0 else []),
-    )
-    _print_table(replace(table, notes=notes), options)
+    request = cluster.gpus_request(query | {"limit": str(limit), "offset": str(offset)})
+    reading = cluster.ClusterReader(client).read((), gpus=request)
+    table, answer = cluster_tables.fleet_gpu_table(reading), reading.document("gpus")
+    more = answer.found - answer.offset - len(answer.rows) if answer else 0
+    note = f"{more} of {answer.found} GPUs follow: --offset {offset + limit}" if more > 0 else ""
+    _print_table(replace(table, notes=(*table.notes, *filter(None, [note]))), options)
 
 
 @click.command(cls=ClientCommand)
@@ -262,8 +267,11 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
 @_state_option("healthy, degraded or unknown")
 @_table_options
 def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
-    """List the running jobs, worst first, with their incidents, step period and slowest GPU."""
-    found = _read_cluster(options, "jobs", "incidents")
+    """List the running jobs, worst first, with step period and slowest GPU.
+
+    degraded: an open incident touches the job. unknown: incidents are not known, or GPUs of the job are on stale nodes.
+    """
+    found = _read_cluster(options, "jobs")
     _print_table(cluster_tables.job_table(found), options, tenant=tenant, state=of_state)
 
 
@@ -276,7 +284,7 @@ def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
     show_default=True,
     help="Only in this state.",
 )
-@click.option("--severity", type=click.Choice(SEVERITIES), help="Only of this severity.")
+@click.option("--severity", type=click.Choice(cluster.SEVERITIES), help="Only of this severity.")
 @_node_option
 @_tenant_option
 @_table_options
@@ -284,8 +292,10 @@ def incidents(
     *, of_state: str, severity: str | None, node: str, tenant: str, **options: Any
 ) -> None:
     """List the incidents, worst first: cause, victims and action. Ended ones follow, newest first."""
+    states = [("state", name) for name in ("open", "closed") if of_state in {name, "all"}]
+    request = cluster.DOCUMENTS["incidents"]._replace(query=tuple(states))
     table = cluster_tables.incident_table(
-        _read_cluster(options, "incidents"), closed=of_state != "open"
+        _read_cluster(options, incidents=request), closed=of_state != "open"
     )
     chosen = "" if of_state == "all" else of_state
     _print_table(table, options, state=chosen, severity=severity or "", nodes=node, tenant=tenant)
@@ -307,7 +317,7 @@ def tenants(*, tenant: str, **options: Any) -> None:
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two requests; more on a slow link.",
+    help="Time between two reads of a view; more on a slow link.",
 )
 @click.option("--once", is_flag=True, help="Print the first view as text, and end.")
 @_json_option

@@ -222,8 +222,9 @@ def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
         yield StatusReason(
             OverallStatus.DEGRADED, f"{cluster_tables.NEVER_REPORTED}: {_names(never)}"
         )
-    if any(row["reason"] == cluster_tables.NO_STATE for row in nodes.rows):
-        yield StatusReason(OverallStatus.UNKNOWN, f"nodes: {cluster_tables.NO_STATE}")
+    no_state = cluster_tables.NO_STATE.format("nodes")
+    if any(row["reason"] == no_state for row in nodes.rows):
+        yield StatusReason(OverallStatus.UNKNOWN, f"nodes: {no_state}")
 
 
 def _job_reasons(jobs: Sequence[answers.JobItem]) -> Iterator[StatusReason]:

@@ -1,7 +1,7 @@
 """Live terminal view: `railscope top`. The only module that needs the extra `railscope[top]` (Textual).
 
-A thread reads one page after the other, so that never more than one request is in flight. Data is shown
-with its age; after a lost connection the old page stays, marked as such, until a request succeeds.
+A thread reads one page after the other, the documents of each at the same time. Data is shown with its age;
+after a lost connection the old page stays, marked as such, until a request succeeds.
 """
 
 from __future__ import annotations
@@ -172,9 +172,6 @@ class TopApp(app.App[None]):
 
     def _read_pages(self) -> None:
         """Read the current view again and again, in a thread."""
-        view = self.view
-        if isinstance(self._pages, ClusterPages):
-            self._pages.reader.is_wanted = lambda: view == self.view
         while not self._ended.is_set():
             self._wake.clear()
             view = self.view

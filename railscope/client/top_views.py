@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from railscope.client import answers, cluster_tables, node_reading, status, tables
-from railscope.client.cluster_reading import ClusterReader, ClusterReading
-from railscope.client.connection import ClientError, ReadClient
+from railscope.client import (
+    answers,
+    cluster_reading as cluster,
+    cluster_tables,
+    node_reading,
+    status,
+    tables,
+)
+from railscope.client.connection import ReadClient
 
 MAX_ROWS = 500
 """Rows of a page; the next part has the others, and a filter finds them."""
@@ -65,7 +71,6 @@ _DOCUMENTS: Mapping[str, tuple[str, ...]] = {
     "jobs": ("jobs",),
     "tenants": ("tenants", "account", "jobs"),
     "events": ("events",),
-    "incident": (),
 }
 _ROW_NAMES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("node",),
@@ -106,7 +111,7 @@ def opened_view(view: TopView, row: tables.Row) -> TopView | None:
 class ClusterPages:
     """Reads pages of a collector."""
 
-    reader: ClusterReader
+    reader: cluster.ClusterReader
     views: Mapping[str, str] = field(default_factory=lambda: CLUSTER_VIEWS)
     _rates: node_reading.GpuRates = field(default_factory=node_reading.GpuRates)
 
@@ -116,94 +121,95 @@ class ClusterPages:
 
     def read(self, view: TopView) -> TopPage:
         """Read a view. Raises ClientError."""
-        names = dict.fromkeys((*_HEAD, *_DOCUMENTS.get(view.name, ())))
-        reading = self.reader.read(tuple(names))
-        if (
-            reading.is_denied("nodes") and "jobs" not in names
-        ):  # a tenant has jobs in place of nodes
-            reading = self.reader.read((*names, "jobs"))
-        if not self.reader.is_wanted():
-            return TopPage(view, "", tables.ClientTable(view.name, ()), 0, None)
-        age = (
-            reading.age_seconds("nodes")
-            if "nodes" in reading.documents
-            else reading.age_seconds("incidents")
-        )
+        reading = self._read(view)
+        if reading.is_denied("nodes") and "jobs" not in (*reading.documents, *reading.errors):
+            reading = self._read(view)
+        age = reading.age_seconds("nodes" if "nodes" in reading.documents else "incidents")
         head = _cluster_head(reading)
-        if view.name == "gpus" and not view.subject:
-            return self._fleet_gpus(view, head, age)
+        if view.name == "gpus" and not view.subject:  # the collector selects and sorts them
+            document: answers.GpusAnswer | None = reading.document("gpus")
+            table = cluster_tables.fleet_gpu_table(reading)
+            return TopPage(view, head, table, document.found if document else 0, age)
         page = _page(view, head, self._table(view, reading), age)
         is_first = view == self.first() and reading.is_tenant
         return replace(page, permitted=TopView("jobs")) if is_first else page
 
-    def _table(self, view: TopView, reading: ClusterReading) -> tables.ClientTable:
+    def _read(self, view: TopView) -> cluster.ClusterReading:
+        """Read what a view and its head show; a tenant has jobs in place of nodes."""
+        is_tenant = "nodes" in self.reader.not_served
+        names = (*_HEAD, *_DOCUMENTS.get(view.name, ()), *(("jobs",) if is_tenant else ()))
+        return self.reader.read(
+            dict.fromkeys(names), **_further_requests(view, is_tenant=is_tenant)
+        )
+
+    def _table(self, view: TopView, reading: cluster.ClusterReading) -> tables.ClientTable:
         match view.name:
             case "gpus" | "gpu":
                 return self._gpus(view, reading)
-            case "rails":
-                gpus = self.reader.read_gpus({"limit": "1"})
-                return cluster_tables.rail_table(reading, gpus)
             case "incident":
-                return _incident_facts(view, reading)
+                return _incident_facts(reading)
             case "nodes" if view.subject:
-                return self._nodes_of_job(view, reading)
+                return _nodes_of_job(reading)
         return _TABLES[view.name](reading)
 
-    def _fleet_gpus(self, view: TopView, head: str, age: float | None) -> TopPage:
-        """Return a part of all GPUs; the collector selects and sorts them."""
-        query = {"limit": str(MAX_ROWS), "offset": str(view.offset), **view.filters}
-        try:
-            answer = self.reader.read_gpus(query)
-        except ClientError as error:
-            if error.status is None:
-                raise
-            columns = cluster_tables.FLEET_GPU_COLUMNS
-            table = tables.ClientTable("gpus", columns, absence=error.message)
-            return TopPage(view, head, table, 0, age)
-        return TopPage(view, head, cluster_tables.fleet_gpu_table(answer), answer.found, age)
-
-    def _nodes_of_job(self, view: TopView, reading: ClusterReading) -> tables.ClientTable:
-        tenant, source, workload = view.subject
-        places = self.reader.read_job(tenant, source, workload).places
-        table = cluster_tables.node_table(reading)
-        nodes = {place.node for place in places}
-        if table.absence:  # a tenant reads the GPUs of its job only
-            rows = [
-                {"node": place.node, "index": place.index, "gpu": place.gpu, "health": None}
-                for place in places
-            ]
-            absences = dict.fromkeys(
-                (column.key for column in node_reading.GPU_COLUMNS), table.absence
-            )
-            return replace(
-                node_reading.gpu_table(rows),
-                columns=(cluster_tables.NODE_COLUMNS[0], *node_reading.GPU_COLUMNS),
-                reasons=absences,
-            )
-        return replace(table, rows=[row for row in table.rows if row["node"] in nodes])
-
-    def _gpus(self, view: TopView, reading: ClusterReading) -> tables.ClientTable:
-        node = view.subject[0]
+    def _gpus(self, view: TopView, reading: cluster.ClusterReading) -> tables.ClientTable:
         if reading.is_denied("nodes"):  # a tenant reads the list of its own GPUs
-            query = {"node": node} | ({"gpu": view.subject[1]} if view.name == "gpu" else {})
-            table = cluster_tables.fleet_gpu_table(self.reader.read_gpus(query))
+            table = cluster_tables.fleet_gpu_table(reading)
             return _row_facts(table) if view.name == "gpu" else table
-        document = self.reader.read_node(node)
+        document: answers.NodeAnswer | None = reading.document("node")
+        if document is None:
+            return replace(node_reading.gpu_table(()), absence=reading.absence("node"))
         rows = self._rates.rows(node_reading.of_document(document))
         return (
             _gpu_facts(view, rows)
             if view.name == "gpu"
-            else _named_node(node_reading.gpu_table(rows), node, document)
+            else _named_node(node_reading.gpu_table(rows), document)
         )
 
 
-def _named_node(
-    table: tables.ClientTable, node: str, document: answers.NodeAnswer
-) -> tables.ClientTable:
+def _further_requests(view: TopView, *, is_tenant: bool) -> dict[str, cluster.DocumentRequest]:
+    """Return the request of a view that its subject, filters or part determine."""
+    match view.name:
+        case "gpus" if not view.subject:
+            part = {"limit": str(MAX_ROWS), "offset": str(view.offset)}
+            found = "gpus", cluster.gpus_request(part | dict(view.filters))
+        case "gpus" | "gpu" if is_tenant:
+            names = zip(("node", "gpu"), view.subject, strict=False)
+            found = "gpus", cluster.gpus_request(dict(names))
+        case "gpus" | "gpu":
+            found = "node", cluster.node_request(view.subject[0])
+        case "rails":
+            found = "gpus", cluster.gpus_request({"limit": "1"})
+        case "nodes" if view.subject:
+            found = "job", cluster.job_request(*view.subject)
+        case "incident":
+            found = "incident", cluster.incident_request(view.subject[0])
+        case _:
+            return {}
+    return dict([found])
+
+
+def _nodes_of_job(reading: cluster.ClusterReading) -> tables.ClientTable:
+    table, job = cluster_tables.node_table(reading), reading.document("job")
+    if job is None:
+        return replace(table, rows=(), absence=reading.absence("job"))
+    if reading.is_denied("nodes"):  # a tenant reads the GPUs of its job only
+        rows = [
+            {"node": place.node, "index": place.index, "gpu": place.gpu, "health": None}
+            for place in job.places
+        ]
+        columns = (cluster_tables.NODE_COLUMNS[0], *node_reading.GPU_COLUMNS)
+        absences = dict.fromkeys((column.key for column in columns), table.absence)
+        return replace(node_reading.gpu_table(rows), columns=columns, reasons=absences)
+    nodes = {place.node for place in job.places}
+    return replace(table, rows=[row for row in table.rows if row["node"] in nodes])
+
+
+def _named_node(table: tables.ClientTable, document: answers.NodeAnswer) -> tables.ClientTable:
     """Note the node and the age of its GPUs: a stale node still has its last readings."""
     ages = [stream.age_seconds for name, stream in document.streams.items() if name == "gpu"]
     age = next((tables.show_age(seconds) for seconds in ages if seconds is not None), "unknown")
-    return replace(table, notes=(f"{node}: GPUs read {age} ago",))
+    return replace(table, notes=(f"{document.node}: GPUs read {age} ago",))
 
 
 @dataclass
@@ -240,7 +246,7 @@ def create_pages(client: ReadClient) -> ClusterPages | AgentPages:
     return (
         AgentPages(node_reading.AgentReader(client))
         if client.address.is_agent
-        else ClusterPages(ClusterReader(client))
+        else ClusterPages(cluster.ClusterReader(client))
     )
 
 
@@ -250,7 +256,7 @@ def _page(view: TopView, head: str, table: tables.ClientTable, age: float | None
     return TopPage(view, head, replace(filtered, rows=rows), len(filtered.rows), age)
 
 
-def _cluster_head(reading: ClusterReading) -> str:
+def _cluster_head(reading: cluster.ClusterReading) -> str:
     """Return nodes by state, GPUs claimed and idle, incidents, and what the view does not cover."""
     report = status.cluster_report("", reading)
     parts = [report.status.name]
@@ -287,15 +293,11 @@ def _coverage(nodes: Mapping[str, int]) -> str:
     return f"partial: {fresh} of {total} nodes" if fresh < total else ""
 
 
-def _incident_facts(view: TopView, reading: ClusterReading) -> tables.ClientTable:
-    document: answers.IncidentsAnswer | None = reading.document("incidents")
-    table = cluster_tables.incident_table(reading, closed=True)
-    row = next((row for row in table.rows if row["id"] == view.subject[0]), None)
-    if row is None or document is None:
-        return replace(
-            table, rows=(), absence=table.absence or "the incident is not listed any more"
-        )
-    incident = next(entry for entry in document.rows if entry.id == row["id"])
+def _incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
+    incident: answers.IncidentItem | None = reading.document("incident")
+    if incident is None:
+        return tables.ClientTable("incident", FACT_COLUMNS, absence=reading.absence("incident"))
+    row = cluster_tables.incident_row(reading, incident)
     facts: dict[str, Any] = {
         key: row[key] for key in ("title", "text", "action", "severity", "state", "onset", "ended")
     }
@@ -354,11 +356,12 @@ def _facts_table(name: str, facts: Mapping[str, Any]) -> tables.ClientTable:
     return tables.ClientTable(name, FACT_COLUMNS, rows)
 
 
-_TABLES: Mapping[str, Callable[[ClusterReading], tables.ClientTable]] = {
+_TABLES: Mapping[str, Callable[[cluster.ClusterReading], tables.ClientTable]] = {
     "nodes": cluster_tables.node_table,
     "jobs": cluster_tables.job_table,
     "tenants": cluster_tables.tenant_table,
     "incidents": cluster_tables.incident_table,
+    "rails": cluster_tables.rail_table,
     "events": cluster_tables.event_table,
 }
 

@@ -44,7 +44,7 @@ def test_a_document_is_read_with_the_token_of_a_file(tmp_path: Path):
     file.chmod(0o600)
     with scripted_server(lambda _: json_response({"a": 1})) as server:
         client = ReadClient(ServerAddress(server.url + "/base/", token_file=str(file)))
-        assert client.get_as(dict[str, int], PATH, [("stream", "gpu")]) == {"a": 1}
+        assert client.get_as(dict[str, int], PATH, [("stream", "gpu")])[0] == {"a": 1}
     assert server.requests[0].startswith("GET /base/api/v1/nodes?stream=gpu HTTP/1.1\r\n")
     assert "Authorization: Bearer secret-1\r\n" in server.requests[0]
 
@@ -125,7 +125,7 @@ def test_tls_is_verified(tmp_path: Path):
     ) as server:
         assert "the certificate is not trusted" in failure(ServerAddress(server.url)).message
         client = ReadClient(ServerAddress(server.url, ca_file=str(certificate)))
-        assert client.get_as(dict[str, int], PATH) == {"a": 1}
+        assert client.get_as(dict[str, int], PATH)[0] == {"a": 1}
         plain = server.url.replace("https", "http")
         assert "https:// if it uses TLS" in failure(ServerAddress(plain)).message
     with scripted_server(lambda _: json_response({})) as server:
@@ -147,7 +147,7 @@ def test_a_client_certificate_is_presented(tmp_path: Path):
             "key_file": str(own.key_file),
         }
         client = ReadClient(ServerAddress(server.url, **files))
-        assert client.get_as(dict[str, int], PATH) == {"a": 1}
+        assert client.get_as(dict[str, int], PATH)[0] == {"a": 1}
         assert "failed" in failure(ServerAddress(server.url, ca_file=str(certificate))).message
 
 

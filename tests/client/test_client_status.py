@@ -35,7 +35,7 @@ HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
 NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
         "railscope_node_last_frame_age_seconds": 0.5, "railscope_node_clock_offset_seconds": 0.001}  # fmt: skip
 JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,
-       "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
+       "state": "healthy", "reason": "", "incidents": [], "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
        "step": None}  # fmt: skip
 INCIDENT = {
     "id": "abc", "class": "link_down", "text": "A link is down.", "title": "link_down: NIC eth0 of n1",
@@ -190,6 +190,8 @@ def test_the_screen_names_cause_and_action_within_80_columns():
 
 def test_tables_list_the_worst_first_and_filter():
     incident = with_incident(severity="warning")
+    touched = {"state": "degraded", "reason": "victim of link_down: NIC eth0 of n1"}
+    job = {"/api/v1/jobs": {"timestamp_ns": NOW_NS, "rows": [JOB | touched]}}
     degraded = {
         "state": "degraded",
         "reason": "victim of link_down: NIC eth0 of n1",
@@ -197,7 +199,7 @@ def test_tables_list_the_worst_first_and_filter():
     }
     failed = degraded | {"state": "failed"}
     nodes = with_nodes(failed, STALE, degraded, {"node": "m1"})
-    with collector(incident | nodes) as server:
+    with collector(incident | nodes | job) as server:
 
         def table(*arguments: str) -> str:
             outcome = run(*arguments, "--collector", server.url)
@@ -211,13 +213,36 @@ def test_tables_list_the_worst_first_and_filter():
         ]  # fmt: skip
         assert table("nodes", "--state", "unknown", "--node", "N*").splitlines()[1].startswith("n2")
         assert table("nodes", "--state", "lost") == "nodes: none\n"
-        assert "link_down" in table("jobs")
+        assert "victim of link_down" in table("jobs", "--state", "degraded")
         assert table("jobs", "--tenant", "other") == "jobs: none\n"
         assert "victims: 1; jobs: vision/7; check cable" in table(
             "incidents", "--node", "n3", "--tenant", "vision"
         )
         assert table("incidents", "--severity", "critical") == "incidents: none\n"
         assert table("tenants").split()[7:11] == ["vision", "8", "1", "1.00"]
+
+
+@pytest.mark.parametrize("command", ["nodes", "jobs"])
+def test_states_are_those_of_the_collector_and_unknown_from_an_older_one(command: str):
+    old = {"stale_gpus": 1, "tenant": "vision", "workload": "7", "source": "slurm", "start_ns": 0, "node": "n1", "gpus": 8, "nodes": 1}  # fmt: skip
+    for state, reason, age, shown in (
+        ("failed", "as stated", 0, "failed as stated"),
+        ("", "", 0, f"unknown the collector does not report states of {command}; fix: upgrade it"),
+        ("healthy", "", 600, "unknown the views are stale: computed 10 min ago"),
+        ("healthy", "", None, ""),
+    ):
+        at_ns = 0 if age is None else NOW_NS - age * SECOND_NS
+        rows = [old | ({"state": state, "reason": reason} if state else {})]
+        content = {"timestamp_ns": at_ns, "rows": rows if at_ns else []}
+        with collector(with_incident() | {f"/api/v1/{command}": content}) as server:
+            outcome = run(command, "--json", "--collector", server.url)
+        found = json.loads(outcome.stdout)
+        if not shown:
+            assert (outcome.exit_code, found[command]) == (3, None), "not none"
+            assert found["absence"] == "the views have not been computed yet"
+            continue
+        (row,) = found[command]
+        assert (outcome.exit_code, f"{row['state']} {row['reason']}") == (0, shown)
 
 
 def test_json_of_tables_has_the_rows_and_the_reason_for_their_absence():

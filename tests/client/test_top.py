@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
 from rich.text import Text
 from support.command_line import run, run_process
 from support.scripted_server import (
+    KEPT_OPEN,
     NOW_NS,
     ScriptedServer,
     by_path,
@@ -26,12 +27,13 @@ from support.scripted_server import (
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from railscope.client.connection import ReadClient, ServerAddress
+from railscope.client.connection import MAX_CONNECTIONS, ReadClient, ServerAddress
 from railscope.client.tables import show_short_time
 from railscope.client.top import TopApp, TopHelp
-from railscope.client.top_views import create_pages
+from railscope.client.top_views import TopView, create_pages
 from railscope.timestamps import SECOND_NS, format_timestamp
 
+HEAD = ("/api/v1/cluster", "/api/v1/incidents", "/api/v1/inventory", "/api/v1/nodes")
 HOSTILE = "evil\x1b[2J\u202e\n[red]name"
 SIZES = [(80, 24), (200, 60)]
 FAILED = {"state": "failed", "reason": "cause of xid: GPU 1 of n1", "incidents": ["abc"]}
@@ -114,6 +116,7 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "/api/v1/nodes": view | {"rows": [node(name, **(FAILED if name == names[0] else {})) for name in names]},
         "/api/v1/inventory": view | {"nodes": None},
         "/api/v1/incidents": view | {"rows": [incident]},
+        "/api/v1/incidents/abc": incident,
         "/api/v1/jobs": view | {"rows": [job]},
         "/api/v1/tenants": view | {"rows": []},
         "/api/v1/account": {"tenants": {"vision": {"held_ns": "1"}}},
@@ -123,6 +126,12 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "/api/v1/rails": view | {"rows": [{"metric": "railscope_rail_max_gpu_temperature_celsius", "value": 71.0, "labels": {"rail": "1"}}]},
         **{f"/api/v1/nodes/{name}": node_document(name) for name in ("n1", "n2")},
     }  # fmt: skip
+
+
+def paths_of(server: ScriptedServer) -> list[str]:
+    """Targets of all requests in order of their names; those of nodes without the sources, those of incidents without the state."""
+    targets = (request.split(" ")[1] for request in server.requests)
+    return sorted(target.removesuffix("?state=open").partition("?stream=")[0] for target in targets)
 
 
 class TopScreen:
@@ -268,13 +277,20 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_rows_and_retried()
     content = documents()
     async with top(content, interval=0.05) as screen:
         await screen.shows("nodes", "n1")
-        content["/api/v1/nodes"] = b"lost"
+        content |= dict.fromkeys(content, b"lost")
         await screen.until(lambda: screen.text("head").startswith("NO DATA for "))
         assert "retrying; OLD DATA, age " in screen.text("head")
         assert "no HTTP answer" in screen.text("head")
         assert screen.rows(), "the old rows stay"
-        content["/api/v1/nodes"] = documents()["/api/v1/nodes"]
+        content |= documents()
         await screen.until(lambda: screen.text("head").startswith("FAILED"))
+        content["/api/v1/nodes"] = b"lost"
+        await screen.until(lambda: not screen.rows())
+        assert screen.text("head").startswith("FAILED  GPUs: 2 claimed, 2 idle  incidents: 1")
+        assert "unknown: nodes" in screen.text("head")
+        assert "no HTTP answer" in screen.text("foot"), "the view is unknown, with the reason"
+        content |= documents()
+        await screen.shows("nodes", "n1")
         content["/api/v1/incidents"] = json_response(
             {"error": "not yet"}, "503 Service Unavailable"
         )
@@ -282,39 +298,56 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_rows_and_retried()
         assert "unknown: incidents" in screen.text("head")
 
 
-async def test_there_is_one_request_at_a_time_and_the_end_does_not_wait_for_it():
+async def test_one_view_at_a_time_is_read_and_the_end_does_not_wait_for_it():
     async with top(documents()) as screen:
         await screen.shows("nodes", "n1")
+        assert paths_of(screen.server) == sorted(HEAD)
         screen.server.silent.set()
-        before = len(screen.server.requests)
         await screen.press("j", "t", "space", "space", "n", "i")
-        await screen.until(lambda: len(screen.server.requests) > before)
-        assert len(screen.server.requests) == before + 1
+        await screen.until(lambda: len(screen.server.requests) > len(HEAD) + 4)
+        assert paths_of(screen.server) == sorted([*HEAD, *HEAD, "/api/v1/jobs"])
         assert "(reading)" in screen.text("title")
         started = time.monotonic()
         await screen.press("q")
     assert time.monotonic() - started < 5, "shorter than the limit of the request"
 
 
-async def test_a_view_that_is_left_is_not_read_to_its_end():
-    content, released = documents(), threading.Event()
+@pytest.mark.parametrize(
+    ("view", "further"),
+    [
+        (TopView("nodes"), []),
+        (TopView("gpus"), ["/api/v1/gpus?limit=500&offset=0"]),
+        (TopView("gpus", ("n1",)), ["/api/v1/nodes/n1"]),
+        (TopView("rails"), ["/api/v1/gpus?limit=1", "/api/v1/rails"]),
+        (TopView("jobs"), ["/api/v1/jobs"]),
+        (TopView("nodes", ("vision", "slurm", "7")), ["/api/v1/jobs/vision/slurm/7"]),
+        (TopView("tenants"), ["/api/v1/account", "/api/v1/jobs", "/api/v1/tenants"]),
+        (TopView("incident", ("abc",)), ["/api/v1/incidents/abc"]),
+        (TopView("events"), ["/api/v1/events"]),
+    ],
+)
+def test_a_view_takes_one_round_trip_on_connections_that_are_kept(
+    view: TopView, further: list[str]
+):
+    """Each response waits until all requests of the view have been received."""
+    expected = sorted([*HEAD, *further])
+    together = threading.Barrier(len(expected), timeout=20)
 
-    def answer(path: str) -> bytes:
-        if path == "/api/v1/nodes" and not released.is_set():
-            released.wait(20)
-        return by_path(content)(path)
+    def answer(target: str) -> bytes:
+        together.wait()
+        content = documents()[target.partition("?")[0]]
+        return json_response(content, "200 OK", KEPT_OPEN)
 
-    with scripted_server(answer) as server:
-        pages = create_pages(ReadClient(ServerAddress(server.url, timeout_seconds=30)))
-        app = TopApp(pages, server.url, 30)
-        async with app.run_test(size=(80, 24)) as pilot:
-            screen = TopScreen(app, pilot, server, content)
-            await screen.until(lambda: len(server.requests) == 1)
-            await screen.press("j")
-            released.set()
-            await screen.shows("jobs", "vision")
-    paths = [request.split(" ")[1] for request in server.requests]
-    assert paths[:3] == ["/api/v1/nodes", "/api/v1/nodes", "/api/v1/incidents"]
+    with (
+        scripted_server(answer) as server,
+        closing(ReadClient(ServerAddress(server.url))) as client,
+    ):
+        pages = create_pages(client)
+        for _ in range(2):
+            page = pages.read(view)
+            assert (page.table.absence, bool(page.table.rows)) == ("", True)
+        assert paths_of(server) == sorted(2 * expected)
+        assert len(server.connections) == len(expected) <= MAX_CONNECTIONS
 
 
 async def test_a_page_that_is_received_at_the_end_is_not_drawn():
@@ -348,8 +381,7 @@ async def test_rails_lead_to_their_gpus_and_nics():
         await screen.shows("gpus  rail=1", "n1")
         assert screen.rows()[0][1:3] == ["1", "failed"]
         assert "eth1 down" in screen.rows()[0]
-        path = screen.server.requests[-1].split(" ")[1]
-        assert path == "/api/v1/gpus?limit=500&offset=0&rail=1"
+        assert "/api/v1/gpus?limit=500&offset=0&rail=1" in paths_of(screen.server)
         await screen.press("slash", *" state=bad", "enter")
         content = json_response({"error": "invalid query: state"}, "400 Bad Request")
         screen.content["/api/v1/gpus"] = content

@@ -33,7 +33,7 @@ from collector.console.page_table import (
 )
 from collector.console.rail_grid import make_grid
 from collector.console.recent_events import event_rows
-from collector.diagnosis import node_states
+from collector.diagnosis import entity_states
 from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
@@ -43,10 +43,14 @@ from collector.fleet.view_cells import View, ViewCell
 from collector.http.read_api import ViewApi
 from collector.state.collector_state import CollectorState
 from collector.view_refresh import CollectorViews
-from collector.workloads.job_roster import JobKey, RunningJob
+from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.client import answers
+from railscope.client.cluster_reading import ClusterReading
+from railscope.client.cluster_tables import job_table
 from railscope.frame import Schema
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
@@ -56,6 +60,7 @@ MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 NOW_NS = 1_790_000_000 * SECOND_NS
 STALE = "stale since 2026-09-21T14:13:18Z"
+TITLE = "slow_receiver: NIC eth0 of a (mlx5_3, rail 0)"
 
 
 @dataclass
@@ -161,7 +166,7 @@ def rows_of(
         ViewCell(catalog.NODE_UP, ("n1",), reporting),
         ViewCell(catalog.NODE_AGE, ("n1",), 1.5),
     )
-    (row,) = node_states.node_rows(
+    (row,) = entity_states.node_rows(
         View("node", NOW_NS, cells),
         IncidentTable(diagnosed_ns, tuple(incidents)),
         {"n1": {0: "GPU-a", 1: "GPU-b"}},
@@ -186,7 +191,7 @@ def test_states_of_an_old_evaluation_are_unknown() -> None:
     state, reason, rails = rows_of([incident], diagnosed_ns=NOW_NS - 181 * SECOND_NS)
     assert (state, rails) == ("unknown", "UU")
     assert reason.startswith("not diagnosed since 2026-09-21T14:10:19Z")
-    assert rows_of([incident], diagnosed_ns=0)[:2] == ("unknown", node_states.NOT_DIAGNOSED)
+    assert rows_of([incident], diagnosed_ns=0)[:2] == ("unknown", entity_states.NOT_DIAGNOSED)
 
 
 async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Path) -> None:
@@ -202,7 +207,7 @@ async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Pat
         answer = await reader.get("/api/v1/nodes", **token)
         (row,) = msgspec.json.decode(answer.text)["rows"]
         assert (row["state"], row["since_ns"], row["incidents"]) == ("failed", None, [])
-        assert row["reason"] == f"GPU GPU-n1-1 failed; {node_states.NOT_DIAGNOSED}"
+        assert row["reason"] == f"GPU GPU-n1-1 failed; {entity_states.NOT_DIAGNOSED}"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +226,54 @@ async def test_a_touched_job_that_ended_is_not_running(
     api = replace(api, views=lambda: views)
     text, _ = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
     assert figure in text
+
+
+@pytest.mark.parametrize(
+    ("diagnosed_ns", "found", "states"),
+    [
+        (NOW_NS, [], {"7": "healthy", "8": "unknown: 1 of 1 GPUs are on stale nodes"}),
+        (NOW_NS, [{}], {"7": f"degraded: victim of {TITLE}", "8": "unknown: 1 of 1 GPUs are on stale nodes"}),
+        (NOW_NS, [{"severity": "critical", "number": "I2"}, {}], {"7": f"degraded: victim of {TITLE} and 1 more", "8": "unknown"}),
+        (NOW_NS, [{"severity": "info"}, {"ended": "2026-09-21T14:13:19Z"}], {"7": "healthy", "8": "unknown"}),
+        (NOW_NS - 181 * SECOND_NS, [{}], dict.fromkeys("78", "unknown: not diagnosed since 2026-09-21T14:10:19Z")),
+        (0, [], dict.fromkeys("78", f"unknown: {entity_states.NOT_DIAGNOSED}")),
+    ],
+)  # fmt: skip
+async def test_console_api_and_terminal_have_the_same_states_of_jobs(
+    tmp_path: Path, diagnosed_ns: int, found: list[dict[str, Any]], states: dict[str, str]
+) -> None:
+    keys = [JobKey("vision", "slurm", name) for name in states]
+    places = [
+        JobGpu(f"GPU-{node}-0", 0, JobHolding(key, node, GPU_CAPACITY, NOW_NS), is_alone=False)
+        for key, node in zip(keys, "ab", strict=True)
+    ]
+    jobs = tuple(RunningJob(key, 0, (place,)) for key, place in zip(keys, places, strict=True))
+    nodes = {"vision": frozenset("ac")}
+    incidents = [
+        replace(incident_at("a", 0, victims=["c"], title=TITLE, **each), tenant_nodes=nodes)
+        for each in found
+    ]
+    api = fleet(tmp_path, ["a", "b", "c"], incidents, diagnosed_ns=diagnosed_ns).pages.api
+    running = RunningJobs(NOW_NS, jobs, numbers=1, fresh_nodes=frozenset("ac"))
+    views = replace(api.views(), jobs=running)
+    site = Fleet(FleetPages(api), page_models(replace(api, views=lambda: views)))
+    own = Credential("board", Role.TENANT, "vision")
+    rows = [
+        api.jobs_api.row(running, job, replace(api, views=lambda: views).jobs_api.states(ANYONE))
+        for job in jobs
+    ]
+    document = msgspec.json.encode({"timestamp_ns": NOW_NS, "rows": rows})
+    answer = msgspec.json.decode(document, type=answers.JobsAnswer)
+    terminal = job_table(ClusterReading(NOW_NS, {"jobs": answer}, {})).rows
+    for reader in (ANYONE, own):
+        _, model = await page_of(site, "jobs", reader)
+        shown = {row.workload: (row.state, row.reason) for row in model.rows}
+        assert shown == {row["workload"]: (row["state"], row["reason"]) for row in terminal}
+    for name, expected in states.items():
+        state, reason = shown[name]
+        assert f"{state}: {reason}".startswith(expected)
+        text, _ = await page_of(site, "job", tenant="vision", source="slurm", workload=name)
+        assert (f"is unknown: {reason}." in html.unescape(text)) == (state == "unknown")
 
 
 async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: Path) -> None:
@@ -386,12 +439,12 @@ async def test_a_time_after_the_present_is_the_present(tmp_path: Path, query: st
 async def test_advice_and_closed_incidents_change_no_state() -> None:
     advice = incident_at("a", 1, severity="info")
     closed = incident_at("a", 1, ended="2026-01-01T00:00:00Z")
-    assert node_states.marks_of([advice, closed], {}) == {}
+    assert entity_states.marks_of([advice, closed], {}) == {}
 
 
 async def test_a_node_that_never_reported_has_no_age_and_a_reason() -> None:
     view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 0.0),))
-    (row,) = node_states.node_rows(view, IncidentTable(NOW_NS), {}, {})
+    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), {}, {})
     assert (row.state, row.age_seconds, row.since_ns) == ("unknown", None, None)
     assert row.reason == "no frames since the collector started"
 

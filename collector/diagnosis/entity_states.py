@@ -1,4 +1,4 @@
-"""States of nodes and of their rails, decided here for the console and the API; worst first.
+"""States of nodes, of their rails and of running jobs, decided here for the console and the API; worst first.
 
 failed    the cause of an open critical incident is here, or a GPU has failed
 unknown   the node is stale, or its incidents are not known now
@@ -7,11 +7,15 @@ healthy   fresh data, a current diagnosis, and none of these
 
 A stale node is unknown, never healthy and never failed. Incidents of severity `info` (advice, and what no host can locate)
 change no state.
+
+A running job is unknown while incidents are not known, else degraded if an open incident touches it, else unknown if GPUs
+of it are on stale nodes, else healthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,6 +24,7 @@ from collector.diagnosis import incident_report as report
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.view_cells import View, ViewCell
+from collector.workloads.job_roster import JobKey
 from railscope.catalog import collector as catalog, incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, format_timestamp
 
@@ -28,7 +33,7 @@ FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
 LETTERS = {FAILED: "F", UNKNOWN: "U", DEGRADED: "D", HEALTHY: ".", "": "-"}
 """State of a rail as one letter; `-` for a rail without a GPU and a NIC."""
 _MAX_INCIDENTS = 20
-"""Incidents that the row of a node has."""
+"""Incidents that the row of a node or of a job has."""
 STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()}
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
 _WHOLE = ""
@@ -263,3 +268,60 @@ def _letter(
     if whole != FAILED and not marked and rail not in gpus:
         return LETTERS[""]
     return LETTERS[min(marked or HEALTHY, whole, key=_RANKS.__getitem__)]
+
+
+class DecidedJobState(msgspec.Struct, frozen=True):
+    """State of one running job, as the API has it."""
+
+    state: str
+    reason: str
+    """Reason of the state, in words; empty for `healthy`."""
+    incidents: tuple[str, ...]
+    """The first open incidents that touch the job, causes before symptoms."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStates:
+    """States of the running jobs by the incidents that one reader may see."""
+
+    touching: Mapping[JobKey, Sequence[ReportedIncident]]
+    """Open incidents by job, the most urgent ones first; advice touches none."""
+    problem: str = ""
+    """Reason why incidents are not known now; empty if they are."""
+
+    @classmethod
+    def from_incidents(cls, incidents: Iterable[ReportedIncident], problem: str) -> JobStates:
+        """Return the states by these incidents."""
+        touching = defaultdict(list)
+        open_incidents = (each for each in incidents if each.is_open)
+        for incident in sorted(open_incidents, key=_incident_urgency):
+            if incident.document.severity != Severity.INFO:
+                for job in incident.jobs:
+                    touching[_key(job)].append(incident)
+        return cls(dict(touching), problem)
+
+    def find(self, key: JobKey, stale_gpus: int, gpus: float) -> DecidedJobState:
+        """Return the state of a job with a number of GPUs, some of them on stale nodes."""
+        touching = self.touching.get(key, ())
+        state, reason = HEALTHY, ""
+        if self.problem:
+            state, reason = UNKNOWN, self.problem
+        elif touching:
+            cause = touching[0].document.cause
+            is_cause = isinstance(cause, report.JobDocument) and _key(cause) == key
+            state = DEGRADED
+            reason = f"{'cause' if is_cause else 'victim'} of {touching[0].document.title}"
+            reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
+        elif stale_gpus:
+            state, reason = UNKNOWN, f"{stale_gpus} of {gpus:g} GPUs are on stale nodes"
+        return DecidedJobState(
+            state, reason, tuple(each.document.id for each in touching[:_MAX_INCIDENTS])
+        )
+
+
+def _key(job: report.JobDocument) -> JobKey:
+    return JobKey(job.tenant, job.source, job.workload)
+
+
+def _incident_urgency(incident: ReportedIncident) -> tuple[bool, str, int]:
+    return not incident.is_root, incident.document.severity, incident.onset_ns
