@@ -16,8 +16,8 @@
 PYTHON ?= python3
 SECONDS ?= 0
 PICTURE_SECONDS ?= 600
-# Two more than cores: tests of real programs, which start first on these two, mostly wait.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Three more than cores: tests of real programs, which start first on these three, mostly wait.
+WORKERS ?= $(shell expr $$(nproc) + 3)
 PREFIX ?= /opt/railscope
 CONFIGURATION ?= /etc/railscope
 UNITS ?= /etc/systemd/system

@@ -62,17 +62,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start tests of real programs first, on the workers in excess of cores: they mostly wait.
 
-    `--dist worksteal` gives each worker an equal part of the list, in its order.
+    `--dist worksteal` gives each worker an equal part of the list, in its order. Tests of a module share its fixtures, but those with
+    a longer time limit have none to share and go to different workers.
     """
     items.sort(key=lambda item: item.path)
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     waiting = max(workers - len(os.sched_getaffinity(0)), 1)
     others = [item for item in items if "chain" not in item.path.parts]
     of_programs = [item for item in items if "chain" in item.path.parts]
-    number = {path: at for at, path in enumerate(dict.fromkeys(each.path for each in of_programs))}
+
+    def group_of(item: pytest.Item) -> object:
+        return item.nodeid if item.get_closest_marker("timeout") else item.path
+
+    number = {group: at for at, group in enumerate(dict.fromkeys(map(group_of, of_programs)))}
     size, ordered = len(items) // workers, list[pytest.Item]()
     for turn in range(waiting):
-        part = [item for item in of_programs if number[item.path] % waiting == turn]
+        part = [item for item in of_programs if number[group_of(item)] % waiting == turn]
         ordered += part + others[: max(size - len(part), 0)]
         del others[: max(size - len(part), 0)]
     items[:] = ordered + others
