@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from collector.console import group_curves
+from collector.diagnosis.group_history import GroupKey
+from collector.workloads.job_roster import JobKey
 from dashboards.panels import MAX_POINTS
 from dashboards.promql import expand, labels_in, problems, recorded_in
 from dashboards.query import at_end, highest, lowest
@@ -43,6 +46,17 @@ def test_a_query_is_made_of_what_the_catalog_declares(query: dict[str, Any]):
     assert query["datasource"] == VARIABLE
     shown = set(re.findall(r"\{\{(\w+)\}\}", query.get("legendFormat", "")))
     assert shown <= labels_in(query["expr"])
+
+
+@pytest.mark.parametrize(("key", "figures"), [
+    ("0", group_curves.RAIL_FIGURES), (JobKey("a", "b", "c"), group_curves.JOB_FIGURES),
+])  # fmt: skip
+def test_the_console_requests_what_the_collector_exposes(
+    key: GroupKey, figures: group_curves.GroupFigures
+):
+    queries = group_curves.queries(key, figures)
+    assert len(queries) > 5
+    assert [found for each in queries for found in problems(each.text)] == []
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -16,8 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.console import PageProblemError, curves, node_history, page_table
-from collector.console.history_server import HistoryServer
+from collector.console import (
+    PageProblemError,
+    curves,
+    group_curves,
+    history_server,
+    node_history,
+    page_table,
+)
 from collector.diagnosis import group_history
 from collector.http.read_api import ViewApi
 from collector.http.web_server import ReadPool
@@ -105,39 +111,25 @@ class NodeHistoryModel(msgspec.Struct, frozen=True):
 
 
 class GroupPageModel(msgspec.Struct, frozen=True):
-    """Sums and extremes of a rail or of a job over the last hour."""
+    """Sums and extremes of a rail or of a job over one period."""
 
     group: str
     """Name of the rail or of the job."""
     history: CurvesModel
+    has_server: bool = False
+    """True if a server has what the collector no longer keeps."""
 
 
-RAIL_FIGURES = {
-    "traffic": ("Traffic of all NICs", ("sent", "received")),
-    "pauses": ("Share of time in which a priority is paused", ("max_paused", "max_pausing")),
-    "congestion": ("Congestion marks and notifications", ("marks", "notifications")),
-    "order": ("Packets out of sequence", ("out_of_order",)),
-    "nics": ("NICs with a reading", ("nics",)),
-}
-JOB_FIGURES = {
-    "step": ("Step period", (group_history.STEP_CURVE,)),
-    "utilization": ("GPU utilization", ("mean_utilization", "min_utilization")),
-    "power": ("GPU power", ("power",)),
-    "temperature": ("GPU temperature", ("max_temperature",)),
-    "gpus": ("GPUs with a reading", ("gpus",)),
-    **RAIL_FIGURES,
-}
-_LABELS = {curve.name: (curve.label, curve.unit) for curve in group_history.GROUP_CURVES}
-_LABELS[group_history.STEP_CURVE] = ("Step period", "seconds")
 MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
-BEFORE_HISTORY = "not kept: one hour at most, since the start of the collector or of the job"
+COVERED_NS = 30 * SECOND_NS
+"""Time by which the first value may be later than the period."""
 
 
 ServerHistory = Callable[
-    [str, Mapping[str, Sequence[str]], Sequence[curves.NamedFigure], curves.TimeRange],
+    [Sequence[history_server.CurveQuery], curves.TimeRange],
     Awaitable[Mapping[str, curves.HistoryCurve]],
 ]
-"""Reads curves of a node by the labels of its devices; raises PageProblemError with the reason."""
+"""Reads the curves of queries; raises PageProblemError with the reason."""
 
 
 def parse_moment(name: str, text: str) -> int:
@@ -217,26 +209,20 @@ def figure_models(
     )
 
 
-def _group_curve(
-    history: group_history.GroupHistory,
-    key: group_history.GroupKey,
-    name: str,
+def _group_models(
+    figures: group_curves.GroupFigures,
+    found: Mapping[str, curves.HistoryCurve],
     period: curves.TimeRange,
-) -> curves.HistoryCurve:
-    """Return a curve of a rail or of a job."""
-    points = history.read(key, name, *period)
-    times_ns, values = points or group_history.GroupPoints(np.zeros(0, np.int64), np.zeros(0))
-    codes = np.where(np.isnan(values), node_history.NO_DEVICE, 0).astype(np.uint8)
-    first_ns = int(times_ns[0]) if len(times_ns) else period.to_ns
-    outside = [
-        curves.CurveGap(period.from_ns, first_ns, BEFORE_HISTORY),
-        curves.CurveGap(*period, BEFORE_HISTORY),
-    ]
-    found = node_history.with_gaps(
-        times_ns, values, codes, period, outside, node_history.NOT_EVALUATED
+    width: int,
+) -> tuple[FigureModel, ...]:
+    shown = {
+        name: [found[each] for each in of if each in found] for name, (_, of) in figures.items()
+    }
+    return tuple(
+        figure_model(name, figures[name][0], of_figure, period, width)
+        for name, of_figure in shown.items()
+        if of_figure
     )
-    label, unit = _LABELS[name]
-    return curves.HistoryCurve(name, label, unit, found[0], found[1], tuple(found[2]))
 
 
 def _has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
@@ -280,7 +266,7 @@ class HistoryPages:
         pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
         pages.has_group = partial(_has_group, api)
         if api.console.history_url:
-            pages.server = HistoryServer(api.console).read
+            pages.server = history_server.HistoryServer(api.console).read
         return pages
 
     def models(self) -> page_table.PageModels:
@@ -293,46 +279,50 @@ class HistoryPages:
         }
 
     async def _rail(self, request: page_table.PageRequest) -> GroupPageModel:
-        return await self._group(request, request.parts["rail"], RAIL_FIGURES)
+        return await self._group(request, request.parts["rail"], group_curves.RAIL_FIGURES)
 
     async def _job(self, request: page_table.PageRequest) -> GroupPageModel:
         parts = request.parts
         key = JobKey(parts["tenant"], parts["source"], parts["workload"])
-        return await self._group(request, key, JOB_FIGURES)
+        return await self._group(request, key, group_curves.JOB_FIGURES)
 
     async def _group(
         self,
         request: page_table.PageRequest,
         key: group_history.GroupKey,
-        figures: Mapping[str, tuple[str, Sequence[str]]],
+        figures: group_curves.GroupFigures,
     ) -> GroupPageModel:
-        period = shown_period(request.query, self.wall_ns(), MAX_GROUP_PERIOD_NS)
-        name = key if isinstance(key, str) else key.workload
+        max_ns = MAX_SERVER_PERIOD_NS if self.server else MAX_GROUP_PERIOD_NS
+        period = shown_period(request.query, self.wall_ns(), max_ns)
         history, width = self.groups(), request.query.width
-        is_known = history.read(key, group_history.NAMES[0], *period.range) is not None
-        if not is_known and not await run_in_thread(self.has_group, key):
-            message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
-            raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-        models = await run_in_thread(
-            lambda: tuple(
-                figure_model(
-                    figure,
-                    title,
-                    [_group_curve(history, key, curve, period.range) for curve in names],
-                    period.range,
-                    width,
-                )
-                for figure, (title, names) in figures.items()
-            )
+        points = history.read(key, group_history.NAMES[0], *period.range)
+        is_stored = points is not None and (
+            len(points.times_ns) > 0 and points.times_ns[0] <= period.from_ns + COVERED_NS
         )
-        source = "the diagnosis of the collector: one value each 10 seconds"
-        return GroupPageModel(name, CurvesModel(period, source, "", models))
+        found: Mapping[str, curves.HistoryCurve] = {}
+        source, problem = history_server.SOURCE, ""
+        if self.server and not is_stored:
+            try:
+                found = await self.server(group_curves.queries(key, figures), period.range)
+            except PageProblemError as error:
+                problem = error.text
+        if not any(np.isfinite(curve.values).any() for curve in found.values()):
+            if points is None and not await run_in_thread(self.has_group, key):
+                name = key if isinstance(key, str) else key.workload
+                message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
+                raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+            found = group_curves.read_history(history, key, figures, period.range)
+            source = "the diagnosis of the collector: one value each 10 seconds"
+        models = await run_in_thread(_group_models, figures, found, period.range, width)
+        name = key if isinstance(key, str) else key.workload
+        shown = CurvesModel(period, source, problem, models)
+        return GroupPageModel(name, shown, self.server is not None)
 
     async def _gpu(self, request: page_table.PageRequest) -> GpuPageModel:
         node, index = request.parts["node"], request.parts["index"]
         pair = self.find_pair(node, index)
         figures = [*curves.GPU_FIGURES, *(curves.NIC_FIGURES if pair.nics else ())]
-        history = await self._device_curves(request, pair, figures, self.server)
+        history = await self._device_curves(request, pair, figures)
         nics = tuple(map(dict, pair.nics))
         return GpuPageModel(node, dict(pair.gpu), nics, pair.rail, history)
 
@@ -347,24 +337,35 @@ class HistoryPages:
             "nic": frozenset(key for key, _ in nics),
             **{f"rail {n}": frozenset(k for k, rail in nics if rail == str(n)) for n in rails},
         }
-        devices = node_history.PairDevices({}, (), None, keys)
+        of_nics = [each for each in names.values() if each["kind"] == "nic"]
+        uuids = [each["uuid"] for each in names.values() if each["kind"] == "gpu"]
+        labels = {
+            "gpu": {"gpu": sorted(set(uuids))},
+            "nic": node_history.nic_labels(of_nics),
+            **{
+                f"rail {n}": node_history.nic_labels(
+                    each for each in of_nics if each["rail"] == str(n)
+                )
+                for n in rails
+            },
+        }
+        devices = node_history.PairDevices({}, (), None, keys, labels)
         figures = node_history.node_figures(rails)
-        return NodeHistoryModel(node, await self._device_curves(request, devices, figures, None))
+        return NodeHistoryModel(node, await self._device_curves(request, devices, figures))
 
     async def _device_curves(
         self,
         request: page_table.PageRequest,
         devices: node_history.PairDevices,
         figures: Sequence[curves.NamedFigure],
-        server: ServerHistory | None,
     ) -> CurvesModel:
         """Return the curves of devices of a node, read once for all readers of a period."""
-        max_ns = MAX_SERVER_PERIOD_NS if server else node_history.MAX_PERIOD_NS
+        max_ns = MAX_SERVER_PERIOD_NS if self.server else node_history.MAX_PERIOD_NS
         period, width = shown_period(request.query, self.wall_ns(), max_ns), request.query.width
         key = (*request.parts.values(), period.range, width, *devices.keys.values())
         model = self._models.get(key)
         if model is None:
-            model = await self._curves(request, devices, figures, period, server)
+            model = await self._curves(request, devices, figures, period)
             self._models[key] = model
             if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
@@ -376,7 +377,6 @@ class HistoryPages:
         devices: node_history.PairDevices,
         figures: Sequence[curves.NamedFigure],
         period: ShownPeriod,
-        server: ServerHistory | None,
     ) -> CurvesModel:
         node, width = request.parts["node"], request.query.width
         found: Mapping[str, curves.HistoryCurve] | None = None
@@ -393,10 +393,11 @@ class HistoryPages:
                     if read.oldest_ns
                     else "no frame of this period is stored"
                 )
-        if server and (found is None or problem):
+        if self.server and (found is None or problem):
+            queries = history_server.device_queries(figures, node, devices.labels)
             try:
-                found = await server(node, devices.labels, figures, period.range)
-                source, problem = "the server with longer history", ""
+                found = await self.server(queries, period.range)
+                source, problem = history_server.SOURCE, ""
             except PageProblemError as error:
                 problem = error.text
         models = await self.reading.read(
@@ -442,4 +443,5 @@ class HistoryPages:
             "nic": frozenset(on_rail),
         }
         shown = tuple(nics[name] for name in sorted(nics))
-        return node_history.PairDevices(gpu, shown, rail if rail >= 0 else None, keys)
+        labels = {"gpu": {"gpu": [gpu["uuid"]]}, "nic": node_history.nic_labels(shown)}
+        return node_history.PairDevices(gpu, shown, rail if rail >= 0 else None, keys, labels)

@@ -1,7 +1,8 @@
-"""History from a Prometheus-compatible server, by its HTTP API: curves of a GPU and its NIC beyond the frame log.
+"""History from a Prometheus-compatible server, by its HTTP API: curves beyond the frame log and the memory of the collector.
 
-The names are those of the catalog, as agents expose them, with the label `node`. Above a minute for each value, the smallest
-and the largest value of each step are requested. Only pages of operators and auditors read it.
+The names of devices are those of the catalog, as agents expose them, with the label `node`; those of rails and jobs are
+roll-ups, as the collector exposes them. Above a minute for each value, the smallest and the largest value of each step are
+requested. Tenants read the curves of their own jobs only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,6 +28,7 @@ from railscope.http_responses import read_body
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 
+SOURCE = "the server with longer history"
 MAX_POINTS = 480
 MIN_STEP_SECONDS, RATE_SECONDS = 15, 120
 MAX_PLAIN_STEP_SECONDS = 60
@@ -58,22 +60,47 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def expression(curve: curves.NamedCurve, node: str, names: Mapping[str, Sequence[str]]) -> str:
-    """Return the query of a curve; `names` are the values of the labels of its device."""
+class CurveQuery(NamedTuple):
+    """A curve, and its query in PromQL."""
+
+    name: str
+    label: str
+    unit: str
+    text: str
+
+
+DeviceLabels: TypeAlias = Mapping[str, Mapping[str, Sequence[str]]]
+"""Values of the labels of metrics, by the device that curves name; the node itself has none."""
+
+
+def device_queries(
+    figures: Sequence[curves.NamedFigure], node: str, labels: DeviceLabels
+) -> list[CurveQuery]:
+    """Return the queries of curves of devices of a node."""
+    return [
+        CurveQuery(curve.name, curve.label, figure.unit, _device_query(curve, node, labels))
+        for figure in figures
+        for curve in figure.curves
+    ]
+
+
+def _device_query(curve: curves.NamedCurve, node: str, labels: DeviceLabels) -> str:
     found = []
     for source in curve.sources:
         about = METRICS[source.metric].about
         count = len(about.outermost.labels)
         matchers = [f"node={quoted(node)}"]
-        label = about.labels[0]
-        values = "|".join(re.escape(value) for value in names.get(label, ()))
-        matchers.append(f"{label}=~{quoted(values)}")
+        if count:
+            label = about.labels[0]
+            values = "|".join(map(re.escape, labels[curve.device].get(label, ())))
+            matchers.append(f"{label}=~{quoted(values)}")
         if source.parts:
             parts = "|".join(re.escape(part).replace(r"\*", ".*") for part in source.parts)
             matchers.append(f"{about.labels[count]}=~{quoted(parts)}")
         selector = f"{source.metric}{{{','.join(matchers)}}}"
         value = f"rate({selector}[{RATE_SECONDS}s])" if source.is_counter else selector
-        found.append(f"{curve.combine}({value})")
+        combine = "avg" if curve.combine == "mean" else curve.combine
+        found.append(f"{combine}({value})")
     return " or ".join(found)
 
 
@@ -104,28 +131,20 @@ class HistoryServer:
                 raise settings_files.SettingsError(message) from None
 
     async def read(
-        self,
-        node: str,
-        names: Mapping[str, Sequence[str]],
-        figures: Sequence[curves.NamedFigure],
-        period: curves.TimeRange,
+        self, queries: Sequence[CurveQuery], period: curves.TimeRange
     ) -> Mapping[str, curves.HistoryCurve]:
-        """Return the curves of figures. Raises PageProblemError with the reason."""
-        named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
-        queries = [expression(curve, node, names) for curve, _ in named]
+        """Return the curves of queries by name. Raises PageProblemError with the reason."""
         try:
             async with asyncio.timeout(self.settings.history_timeout_seconds):
-                found = await self._read_all(queries, period)
+                found = await self._read_all([query.text for query in queries], period)
         except _FAILURES as error:
             problem = printable(str(error))[:200] or type(error).__name__
             message = f"reading the server with longer history failed: {problem}"
             raise PageProblemError(HTTPStatus.BAD_GATEWAY, message) from None
-        result = {}
-        for (curve, unit), (times_ns, values) in zip(named, found, strict=True):
-            result[curve.name] = curves.HistoryCurve(
-                curve.name, curve.label, unit, *_with_gaps(times_ns, values, period)
-            )
-        return result
+        return {
+            query.name: curves.HistoryCurve(*query[:3], *_with_gaps(times_ns, values, period))
+            for query, (times_ns, values) in zip(queries, found, strict=True)
+        }
 
     async def _read_all(self, queries: Sequence[str], period: curves.TimeRange) -> list[_Values]:
         """Return the values of all queries. The first failure ends the others at their turns: none is cancelled."""

@@ -376,8 +376,9 @@ class IncidentPages:
             around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
             events = tuple(recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE))
         rows = tuple(map(incident_row, worst_first(found)[:MAX_TIMELINE]))
-        is_recent = at_ns > self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
-        has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_recent
+        oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
+        is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
+        has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_stored
         return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps), has_curves)
 
     async def _incident(self, request: page_table.PageRequest) -> IncidentModel:

@@ -120,15 +120,14 @@ class PairDevices(NamedTuple):
     nics: tuple[device_names.Names, ...]
     rail: int | None
     keys: DeviceKeys
-
-    @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
-        """Values of the labels of their metrics."""
-        names = {name: [nic[name] for nic in self.nics if nic[name]] for name in _NIC_LABELS}
-        return {"gpu": [self.gpu["uuid"]], **names}
+    labels: Mapping[str, Mapping[str, Sequence[str]]]
+    """Values of the labels of their metrics, by the device that curves name."""
 
 
-_NIC_LABELS = ("interface", "device")
+def nic_labels(nics: Iterable[device_names.Names]) -> Mapping[str, Sequence[str]]:
+    """Return the values of the labels of metrics of NICs."""
+    shown = list(nics)
+    return {name: [nic[name] for nic in shown if nic[name]] for name in ("interface", "device")}
 
 
 class NodeCurves(NamedTuple):

@@ -246,7 +246,7 @@ PAGES: Collection[Page] = (
             HistoryQuery,
             is_live=False,
             in_menu=False,
-            reads_storage=path.startswith("/nodes/"),
+            reads_storage=True,
         )
         for name, path, title in (
             ("node_history", "/nodes/{node}/history", "History of node {node}"),

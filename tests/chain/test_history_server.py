@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -15,45 +15,65 @@ from aiohttp import web
 from chain_support import debian_server, free_port, wait_until
 
 from collector.config import ConsoleSettings
-from collector.console import PageProblemError
-from collector.console.curves import GPU_FIGURES, NIC_FIGURES, HistoryCurve, TimeRange
-from collector.console.history_server import HistoryServer, expression, quoted
+from collector.console import PageProblemError, group_curves
+from collector.console.curves import GPU_FIGURES, NIC_FIGURES, HistoryCurve, NamedFigure, TimeRange
+from collector.console.history_server import HistoryServer, device_queries, quoted
+from collector.console.node_history import node_figures
+from collector.workloads.job_roster import JobKey
 from railscope.settings import SettingsError
 
 HOSTILE = 'n"1\\}) or vector(7) #'
-NAMES = {"gpu": ["GPU-1"], "interface": ["eth0"], "device": ["mlx5.0"]}
-FIGURES = [*GPU_FIGURES, *NIC_FIGURES]
+LABELS = {
+    "gpu": {"gpu": ["GPU-1"]},
+    "nic": {"interface": ["eth0"], "device": ["mlx5.0"]},
+    "rail 0": {"device": ["mlx5.0"]},
+    "rail 1": {"device": ["mlx5x0"]},
+}
+FIGURES = [*GPU_FIGURES, *NIC_FIGURES, *node_figures([0, 1])]
+JOB = JobKey("red", "slurm", 'j"}) or vector(8) #')
+QUERIES = device_queries(GPU_FIGURES, "n1", LABELS)
 SECOND_NS, HOUR = 1_000_000_000, 3600
 END = int(time.time()) // HOUR * HOUR - HOUR
 START = END - 10 * HOUR
 
 
+def utilization(minute: int) -> float:
+    """Return half, and nine tenths in one minute."""
+    return 0.9 if minute == 77 else 0.5
+
+
 def samples() -> str:
-    """Ten hours in OpenMetrics: a burst of one minute, an hour without samples, and other nodes and devices."""
-    node = HOSTILE.replace("\\", "\\\\").replace('"', '\\"')
-    series = {
-        "railscope_gpu_utilization_ratio": (
-            "gauge",
-            'gpu="GPU-1"',
-            lambda n: 0.9 if n == 77 else 0.5,
-        ),
-        "railscope_rdma_transmit_bytes": ("counter", 'device="mlx5.0",port="1"', lambda n: n * 6e9),
-    }
-    lines = []
-    for name, (kind, labels, value) in series.items():
-        lines.append(f"# TYPE {name} {kind}")
-        suffix = "_total" if kind == "counter" else ""
-        for of_node, own in (
-            (node, labels),
-            ("n2", labels),
-            (node, labels.replace("1", "2", 1).replace("mlx5.0", "mlx5x0")),
-        ):
-            for minute in range(600):
-                if not 300 <= minute < 360:
-                    number = value(minute) * (1 if of_node == node and own == labels else 100)
-                    lines.append(
-                        f'{name}{suffix}{{node="{of_node}",{own}}} {number} {START + minute * 60}'
-                    )
+    """Ten hours in OpenMetrics: a burst of one minute, an hour without samples, and other nodes, devices, jobs and rails."""
+    gpu, sent = "gauge railscope_gpu_utilization_ratio", "counter railscope_rdma_transmit_bytes"
+    busy, step = "counter railscope_cpu_seconds", "gauge railscope_job_step_seconds"
+    paused = "gauge railscope_rail_max_nic_receive_pfc_pause_ratio"
+    node, job = quoted(HOSTILE), f'source="slurm",workload={quoted(JOB.workload)}'
+    series: list[tuple[str, str, Callable[[int], float]]] = [
+        (gpu, f'node={node},gpu="GPU-1"', utilization),
+        (gpu, 'node="n2",gpu="GPU-1"', lambda _: 50),
+        (gpu, f'node={node},gpu="GPU-2"', lambda _: 60),
+        (sent, f'node={node},device="mlx5.0",port="1"', lambda minute: minute * 6e9),
+        (sent, f'node={node},device="mlx5x0",port="1"', lambda minute: minute * 12e9),
+        (sent, 'node="n2",device="mlx5.0",port="1"', lambda minute: minute * 6e11),
+        (busy, f'node={node},mode="user"', lambda minute: minute * 120),
+        (busy, f'node={node},mode="system"', lambda minute: minute * 60),
+        (busy, f'node={node},mode="idle"', lambda minute: minute * 600),
+        (step, f'tenant="red",{job}', lambda _: 2.5),
+        (step, f'tenant="blue",{job}', lambda _: 9),
+        (paused, 'rail="3",priority="3"', lambda _: 0.25),
+        (paused, 'rail="3",priority="4"', lambda _: 0.5),
+        (paused, 'rail="4",priority="3"', lambda _: 0.75),
+    ]
+    lines, before = [], ""
+    for family, labels, value in series:
+        kind, name = family.split()
+        if name != before:
+            lines.append(f"# TYPE {name} {kind}")
+        before, suffix = name, "_total" if kind == "counter" else ""
+        lines += [
+            f"{name}{suffix}{{{labels}}} {value(minute)} {START + minute * 60}"
+            for minute in (*range(300), *range(360, 600))
+        ]
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -117,21 +137,30 @@ async def test_the_curves_of_hours_have_their_extremes_and_gaps(
     async with server(tmp_path) as url:  # type: ignore[operator]
         client = HistoryServer(ConsoleSettings(history_url=url, history_timeout_seconds=60))
         period = TimeRange(START * SECOND_NS, END * SECOND_NS)
-        found = await client.read(HOSTILE, NAMES, FIGURES, period)
+        queries = device_queries(FIGURES, HOSTILE, LABELS)
+        found = await client.read(queries, period)
         part = TimeRange((START + HOUR) * SECOND_NS, (START + 2 * HOUR) * SECOND_NS)
-        short = await client.read(HOSTILE, NAMES, FIGURES, part)
-        other = await client.read("unknown", NAMES, FIGURES, part)
-    utilization = found["utilization"]
-    assert points(utilization) == {0.5, 0.9}, "the burst of a minute is in ten hours"
-    reasons = {gap.reason for gap in utilization.gaps}
+        short = await client.read(queries, part)
+        other = await client.read(device_queries(FIGURES, "unknown", LABELS), part)
+        job = await client.read(group_curves.queries(JOB, group_curves.JOB_FIGURES), part)
+        rail = await client.read(group_curves.queries("3", group_curves.RAIL_FIGURES), part)
+    used = found["utilization"]
+    assert points(used) == {0.5, 0.9}, "the burst of a minute is in ten hours"
+    reasons = {gap.reason for gap in used.gaps}
     assert reasons == {"the server with longer history has no value"}
-    assert any(gap.to_ns - gap.from_ns > 40 * 60 * SECOND_NS for gap in utilization.gaps)
+    assert any(gap.to_ns - gap.from_ns > 40 * 60 * SECOND_NS for gap in used.gaps)
     assert max(points(found["nic_sent"])) == 1e8, "less at the edges, as each server extrapolates"
     assert points(short["utilization"]) == {0.5, 0.9}
     assert points(short["nic_sent"]) == {1e8}
     assert points(found["power"]) == set()
+    assert points(short["cpu_busy"]) == {3}
+    assert [points(short[f"nic_sent_{rail}"]) for rail in (0, 1)] == [{1e8}, {2e8}]
+    assert points(short["gpu_mean"]) == {0.5, 0.9}
     assert points(other["utilization"]) == set()
     assert [gap[:2] for gap in other["utilization"].gaps] == [tuple(part)]
+    assert points(job["step_period"]) == {2.5}
+    assert points(rail["max_paused"]) == {0.5}
+    assert points(rail["sent"]) == set()
 
 
 async def respond(request: web.Request) -> web.Response:
@@ -161,14 +190,14 @@ async def test_a_failure_is_a_reason(kind: str, problem: str) -> None:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/{kind}"
         client = HistoryServer(ConsoleSettings(history_url=url))
         with pytest.raises(PageProblemError) as raised:
-            await client.read("n1", NAMES, FIGURES, TimeRange(0, 900 * SECOND_NS))
+            await client.read(QUERIES, TimeRange(0, 900 * SECOND_NS))
     finally:
         await runner.cleanup()
     assert problem in raised.value.text
     assert raised.value.text.isprintable()
     assert len(raised.value.text) < 300
     with pytest.raises(PageProblemError, match="failed"):  # nothing listens any more
-        await client.read("n1", NAMES, FIGURES, TimeRange(0, 900 * SECOND_NS))
+        await client.read(QUERIES, TimeRange(0, 900 * SECOND_NS))
 
 
 @pytest.mark.parametrize("settings", [
@@ -184,9 +213,8 @@ def test_settings_that_cannot_work_are_rejected(settings: dict[str, str]) -> Non
 
 def test_names_are_quoted_and_matched_literally() -> None:
     assert quoted('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
-    curve = next(
-        each for figure in NIC_FIGURES for each in figure.curves if each.name == "nic_sent"
-    )
-    query = expression(curve, 'n"1', NAMES)
+    sent = next(each for figure in NIC_FIGURES for each in figure.curves if each.name == "nic_sent")
+    figure = NamedFigure("sent", "Sent", "bytes per second", (sent,))
+    (query,) = (each.text for each in device_queries([figure], 'n"1', LABELS))
     assert 'node="n\\"1"' in query
     assert 'device=~"mlx5\\\\.0"' in query

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,17 @@ from support.browser import visiting
 
 from collector.access.credentials import ANYONE, Role
 from collector.console import PageProblemError, page_rendering
+from collector.console.curves import HistoryCurve, TimeRange
+from collector.console.group_curves import BEFORE_HISTORY
 from collector.console.history_pages import (
     AFTER_NS,
-    BEFORE_HISTORY,
     BEFORE_NS,
     USUAL_PERIOD_NS,
     GroupPageModel,
     HistoryPages,
     shown_period,
 )
+from collector.console.history_server import CurveQuery
 from collector.console.node_history import NodeHistory
 from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, PageRequest, parse_query
 from collector.diagnosis.group_history import NAMES, GroupHistory, GroupKey, GroupPoints
@@ -269,6 +271,50 @@ async def test_rails_and_jobs_have_pages_of_their_last_hour(
     unknown = PageRequest(page, ANYONE, dict.fromkeys(parts, "unknown"), parse_query(page, {}))
     with pytest.raises(PageProblemError, match="no history of 'unknown'"):
         await pages.models()[name](unknown)
+
+
+class ServerOfTest:
+    """A server with one value of each curve, which records the queries."""
+
+    def __init__(self, value: float) -> None:
+        self.texts: list[str] = []
+        self._value = value
+
+    async def read(
+        self, queries: Sequence[CurveQuery], shown: TimeRange
+    ) -> dict[str, HistoryCurve]:
+        self.texts += [query.text for query in queries]
+        times, values = np.array([shown.from_ns]), np.array([self._value])
+        return {query.name: HistoryCurve(*query[:3], times, values, ()) for query in queries}
+
+
+@pytest.mark.parametrize(("name", "parts", "labels"), [
+    ("rail_history", {"rail": "3"}, '{rail="3"}'),
+    ("job_history", {"tenant": "red", "source": "slurm", "workload": 'a"b'}, '{tenant="red",source="slurm",workload="a\\"b"}'),
+])  # fmt: skip
+@pytest.mark.parametrize("value", [5.0, np.nan])
+async def test_what_is_no_longer_kept_is_read_from_the_server(
+    tmp_path: Path, name: str, parts: dict[str, str], labels: str, value: float
+) -> None:
+    core = CollectorState(StoredSchemas(tmp_path))
+    nodes = NodeHistory.from_directory(tmp_path, core.schemas.read)
+    server = ServerOfTest(value)
+    pages = HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, server=server.read)
+    page = PAGES_BY_NAME[name]
+    week = {"from": milliseconds(NOW_NS - 7 * 24 * HOUR_NS), "to": milliseconds(NOW_NS)}
+    asked = PageRequest(page, ANYONE, parts, parse_query(page, week))
+    if np.isnan(value):
+        with pytest.raises(PageProblemError, match="no history of"):
+            await pages.models()[name](asked)
+    else:
+        model = await pages.models()[name](asked)
+        assert isinstance(model, GroupPageModel)
+        assert model.history.source == "the server with longer history"
+        assert "6 hours" in page_rendering.render(f"{name}.html", model=model, request=asked)
+        traffic = next(each for each in model.history.figures if each.name == "traffic")
+        assert 5.0 in traffic.curves[0]["values"]
+    assert server.texts
+    assert all(text.count(labels) == text.count("{") for text in server.texts)
 
 
 @pytest.mark.asyncio(loop_scope="session")
