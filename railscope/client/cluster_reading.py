@@ -99,7 +99,7 @@ class ClusterReading:
         if timestamp_ns is None:
             return "" if name in self.documents else "not read"
         if not timestamp_ns:
-            return "the views have not been computed yet"
+            return "it has not been computed yet; fix: wait until the collector is ready; /-/ready states the reason"
         age = self.age_seconds(name) or 0.0
         limit = MAX_DIAGNOSIS_AGE_SECONDS if name == "incidents" else MAX_VIEW_AGE_SECONDS
         return f"stale: computed {tables.show_age(age)} ago" if age > limit else ""

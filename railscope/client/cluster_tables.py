@@ -106,10 +106,10 @@ TENANT_COLUMNS = (
 )
 EVENT_COLUMNS = (
     tables.number("time", "TIME", tables.show_short_time),
-    tables.TableColumn("node", "NODE"),
+    tables.TableColumn("node", "NODE", is_key=True),
     tables.TableColumn("event", "EVENT"),
     tables.TableColumn("device", "DEVICE"),
-    tables.TableColumn("text", "TEXT", is_key=True),
+    tables.TableColumn("text", "TEXT"),
 )
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -130,6 +131,11 @@ def _address(options: dict[str, Any]) -> ServerAddress:
     return contexts.choose_address(options, contexts.default_path())
 
 
+def _connect(address: ServerAddress) -> ReadClient:
+    """Return a client whose connections are closed at the end of the command."""
+    return click.get_current_context().with_resource(closing(ReadClient(address)))
+
+
 def _width() -> int:
     """Return the width of the terminal; 80 where the output is not a terminal."""
     return (
@@ -163,7 +169,7 @@ def status(*, as_json: bool, **options: Any) -> None:
     try:
         address = _address(options)
         url, program = address.url, address.program
-        report = read_report(ReadClient(address))
+        report = read_report(_connect(address))
     except ClientError as error:
         report = state.unknown_report(url, program, error.message)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else report.as_text(_width()))
@@ -197,7 +203,7 @@ def _read_cluster(
     if address.is_agent:
         message = f"invalid --agent {address.url}: an agent has no such table; fix: name a collector, or run railscope top --agent"
         raise ClientError(message)
-    return cluster.ClusterReader(ReadClient(address)).read(documents, **further)
+    return cluster.ClusterReader(_connect(address)).read(documents, **further)
 
 
 @click.command(cls=ClientCommand)
@@ -212,7 +218,7 @@ def nodes(*, node: str, of_state: str, **options: Any) -> None:
     """
     address = _address(options)
     if address.is_agent:
-        reading = AgentReader(ReadClient(address)).read()
+        reading = AgentReader(_connect(address)).read()
         _print_table(gpu_table(reading.gpu_rows, with_rates=False), options, health=of_state)
         return
     found = _read_cluster(options, "nodes", "inventory")
@@ -241,7 +247,7 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
     The state is the worse of the verdict of the agent and of the open incidents of the GPU, its NIC and its node.
     """
     rail, offset = options["rail"], options["offset"]
-    client = ReadClient(_address(options))
+    client = _connect(_address(options))
     chosen = {
         "node": node,
         "rail": "" if rail is None else str(rail),
@@ -330,14 +336,14 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
     (TERM=dumb) at each interval.
     """
     address = _address(options)
-    pages = create_pages(ReadClient(address))
+    pages = create_pages(_connect(address))
     if as_json:
         page = pages.read(pages.first())
         page = pages.read(page.permitted) if page.permitted else page
         content = {
             "head": page.head,
             "age_seconds": page.age_seconds,
-            page.table.name: list(page.table.rows),
+            page.table.name: None if page.table.absence else list(page.table.rows),
         }
         click.echo(
             json.dumps(
@@ -345,7 +351,7 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
                 indent=1,
             )
         )
-        return
+        sys.exit(UNKNOWN if page.table.absence else 0)
     is_dumb = os.environ.get("TERM", "dumb") in {"", "dumb"}
     if not once and sys.stdout.isatty() and not is_dumb:
         try:
@@ -359,9 +365,10 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
             return
     while True:
         page = pages.read(pages.first())
-        click.echo(plain_page(pages.read(page.permitted) if page.permitted else page, _width()))
+        page = pages.read(page.permitted) if page.permitted else page
+        click.echo(plain_page(page, _width()))
         if once or not (sys.stdout.isatty() and is_dumb):
-            return
+            sys.exit(UNKNOWN if page.table.absence else 0)
         time.sleep(interval)
         click.echo()
 

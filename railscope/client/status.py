@@ -95,7 +95,9 @@ class StatusReport:
             lines.append(
                 f"  and {len(ordered) - _MAX_REASONS} more reasons: --json has all of them"
             )
-        lines += ["", *self._figures()]
+        lines.append("")
+        for figure in self._figures():
+            lines += tables.wrap(figure, width, " " * 11)
         if self.open_incidents:
             shown = self.open_incidents[:_MAX_LISTED]
             lines += ["", *cluster_tables.incident_lines(shown, width)]
@@ -106,7 +108,12 @@ class StatusReport:
         return "\n".join(lines)
 
     def _figures(self) -> Iterator[str]:
-        """Yield a line for each figure, or the reason for its absence."""
+        """Yield each figure, or the reason for its absence if it is not one of those above."""
+        above = {reason.text for reason in self.reasons}
+        absent = {
+            name: "unknown" if f"{name}: {reason}" in above else f"unknown: {reason}"
+            for name, reason in self.absent.items()
+        }
         age = "unknown" if self.age_seconds is None else tables.show_age(self.age_seconds)
         yield f"data       age {age}"
         named = {"nodes": self.nodes, "gpus": self.gpus, "incidents": self.incidents}
@@ -117,11 +124,11 @@ class StatusReport:
                 )
                 yield f"{name:10} {parts}"
             elif name in self.absent:
-                yield f"{name:10} unknown: {tables.show_text(self.absent[name])}"
+                yield f"{name:10} {absent[name]}"
         if self.jobs is not None:
             yield f"{'jobs':10} {self.jobs} running"
         elif "jobs" in self.absent:
-            yield f"{'jobs':10} unknown: {tables.show_text(self.absent['jobs'])}"
+            yield f"{'jobs':10} {absent['jobs']}"
 
 
 def unknown_report(server: str, program: str, reason: str) -> StatusReport:

@@ -202,7 +202,7 @@ def cell_width(text: str) -> int:
 
 
 def _character_width(character: str) -> int:
-    if unicodedata.combining(character):
+    if unicodedata.category(character) in {"Mn", "Me"}:
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 

@@ -6,6 +6,7 @@ after a lost connection the old page stays, marked as such, until a request succ
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,7 @@ Esc    back
        GPUs: state, rail, node, gpu (UUID), tenant, workload.
 > <    next and previous rows of a long view
 Space  read now
-q      quit
+q      quit, also Ctrl-C
 
 A dash is an absent value: the line at the bottom has the reason.
 The head line states the age of the data. After a lost connection the rows
@@ -99,9 +100,11 @@ class TopApp(app.App[None]):
     #rows { height: 1fr; }
     #foot { height: auto; max-height: 2; }
     #filter { display: none; height: 1; border: none; padding: 0; }
+    TopApp:nocolor #rows > .datatable--cursor { text-style: reverse; }
     """
     BINDINGS: ClassVar[_Bindings] = [
         ("q", "quit", "Quit"),
+        binding.Binding("ctrl+c", "quit", "Quit", priority=True),
         ("question_mark", "help", "Help"),
         ("slash", "filter", "Filter"),
         ("escape", "leave", "Back"),
@@ -113,7 +116,7 @@ class TopApp(app.App[None]):
     def __init__(
         self, pages: ClusterPages | AgentPages, server: str, interval_seconds: float
     ) -> None:
-        super().__init__()
+        super().__init__(ansi_color="NO_COLOR" in os.environ or None)
         self._pages, self._server, self._interval = pages, server, interval_seconds
         self.view = pages.first()
         self.page: TopPage | None = None
@@ -279,7 +282,9 @@ class TopApp(app.App[None]):
 
     def _draw_foot(self) -> None:
         """Show the reason for an empty table or for the dashes of the row, else the keys."""
-        foot = "  ".join([*(f"{key} {name}" for key, name in self._pages.views.items()), _KEYS])
+        views = "  ".join(f"{key} {name}" for key, name in self._pages.views.items())
+        gap = "\n" if len(views) + len(_KEYS) + 2 > self.size.width else "  "
+        foot = f"{views}{gap}{_KEYS}"
         row = self._selected_row()
         if self._filter_error:
             foot = tables.show_text(self._filter_error)

@@ -35,7 +35,7 @@ class TopView:
     @property
     def title(self) -> str:
         """Name, subject and filters."""
-        subject = f" of {'/'.join(self.subject)}" if self.subject else ""
+        subject = f" of {'/'.join(filter(None, self.subject))}" if self.subject else ""
         filters = (f"{key}={value}" for key, value in self.filters.items())
         return "  ".join([self.name + subject, *filters])
 

@@ -162,6 +162,19 @@ def test_the_tenant_of_a_token_sees_a_status_of_what_it_may_read():
     assert "access denied; fix: use a token whose role" in outcome.stderr
 
 
+def test_a_screen_without_any_document_has_each_reason_once_within_80_columns():
+    with collector(dict.fromkeys(documents(), DENIED)) as server:
+        outcome = run("status", "--collector", server.url)
+        once, content = (
+            run("top", option, "--collector", server.url) for option in ("--once", "--json")
+        )
+    assert outcome.exit_code == once.exit_code == content.exit_code == 3
+    assert max(map(len, outcome.stdout.splitlines())) <= 80
+    assert outcome.stdout.count("api/v1/jobs") == 1
+    found = json.loads(content.stdout)
+    assert (found["nodes"], "access denied" in found["absence"]) == (None, True)
+
+
 def test_no_answer_is_unknown_on_the_screen_and_in_json():
     for options in ((), ("--json",)):
         outcome = run("status", "--collector", "http://127.0.0.1:1", *options)
@@ -239,7 +252,7 @@ def test_states_are_those_of_the_collector_and_unknown_from_an_older_one(command
         found = json.loads(outcome.stdout)
         if not shown:
             assert (outcome.exit_code, found[command]) == (3, None), "not none"
-            assert found["absence"] == "the views have not been computed yet"
+            assert found["absence"].startswith("it has not been computed yet; fix: ")
             continue
         (row,) = found[command]
         assert (outcome.exit_code, f"{row['state']} {row['reason']}") == (0, shown)
@@ -343,9 +356,11 @@ def test_columns_shrink_and_names_are_cut_last():
     rows = [
         {"name": "a" * 30, "text": "b" * 300, "n": 12345},
         {"name": "漢字" * 3, "text": None, "n": None},
+        {"name": "กั้e\u0301", "text": None, "n": None},
     ]
     lines = ClientTable("rows", columns, rows).as_text(60).splitlines()
-    assert [cell_width(line) for line in lines] == [60, 60, 60]
+    assert [cell_width(line) for line in lines] == [60, 60, 60, 60]
+    assert cell_width(rows[2]["name"]) == 2, "marks above and below a character fill no column"
     assert "a" * 30 in lines[1]
     assert "~  12345" in lines[1]
     assert lines[2].split() == ["漢字" * 3, "-", "-"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,11 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             )  # Escape and the next key are one key if they follow at once
             opened.tmux("resize-window", "-x", "60", "-y", "12")
             opened.until("rails")
-            opened.tmux("send-keys", "-t", "0", "q")
+            if variable == "NO_COLOR=1":
+                styles = opened.tmux("capture-pane", "-p", "-e", "-t", "0")
+                assert re.search(r"\x1b\[(\d+;)*7m", styles), "the selected row"
+                assert not re.search(r"\x1b\[(\d+;)*(3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]", styles)
+            opened.tmux("send-keys", "-t", "0", "q" if columns == 80 else "C-c")
             opened.until("exit status 0")
 
 

@@ -65,6 +65,7 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
         async with asyncio.timeout(60):
             while not running.collector.refresher.views.jobs.timestamp_ns:
                 await running.collector.refresher.refresh()
+                await asyncio.sleep(0.01)  # the ledger is read meanwhile
         running.collector.diagnosis.engine.table = IncidentTable(time.time_ns())
         first, again = await read(), await read()
         assert [name for name in first if again[name] is not first[name]] == []
