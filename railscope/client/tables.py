@@ -209,9 +209,15 @@ def _character_width(character: str) -> int:
 
 def wrap(text: str, width: int, indent: str) -> list[str]:
     """Wrap a text into lines; all but the first are indented, and none is cut."""
-    return textwrap.wrap(
-        show_text(text), width, subsequent_indent=indent, break_on_hyphens=False
-    ) or [""]
+    shown = show_text(text)
+    spread = "".join(char + _FILLER * (_character_width(char) - 1) for char in shown)
+    width -= spread != shown  # a break may be between a wide character and its filler
+    lines = textwrap.wrap(spread, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(_FILLER, "") for line in lines] or [""]
+
+
+_FILLER = "\ue000"
+"""Second column of a wide character while a text is wrapped; a printable text does not contain it."""
 
 
 def cut(text: str, width: int) -> str:

@@ -95,10 +95,10 @@ class TopApp(app.App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #head { height: auto; max-height: 3; }
+    #head { height: auto; max-height: 5; }
     #title { height: 1; text-style: bold; }
     #rows { height: 1fr; }
-    #foot { height: auto; max-height: 2; }
+    #foot { height: auto; max-height: 5; }
     #filter { display: none; height: 1; border: none; padding: 0; }
     TopApp:nocolor #rows > .datatable--cursor { text-style: reverse; }
     """
@@ -247,11 +247,10 @@ class TopApp(app.App[None]):
         """Fill the table; the cursor stays on its row."""
         if self.page is None or self._is_ended:
             return
-        shown, view, table = self.page.table, self.page.view, self._table
+        shown, view, table = self._shown_table, self.page.view, self._table
         selected = self._selected_row()
         subject = row_subject(view, selected) if selected else None
-        is_wide = self.size.width >= WIDE_COLUMNS
-        columns = [column for column in shown.columns if is_wide or not column.is_wide]
+        columns = shown.columns
         cells = [[shown.cell(column, row) for column in columns] for row in shown.rows]
         lengths = [
             max(map(tables.cell_width, texts))
@@ -291,13 +290,21 @@ class TopApp(app.App[None]):
         elif self.page is not None and self.page.view == self.view:
             if self.page.table.absence:
                 foot = f"unknown: {tables.show_text(self.page.table.absence)}"
-            elif row and (reasons := "; ".join(absence_reasons(self.page.table, row))):
+            elif row and (reasons := "; ".join(absence_reasons(self._shown_table, row))):
                 foot = f"- {reasons}"
             elif not self.page.table.rows:
                 foot = (
                     "no rows" + (" match the filter" if self.view.filters else "") + f"   {_KEYS}"
                 )
         self._view_screen.query_one("#foot", widgets.Static).update(Text(foot))
+
+    @property
+    def _shown_table(self) -> tables.ClientTable:
+        """The table of the page with the columns that the width has room for."""
+        table = self.page.table if self.page else tables.ClientTable("", ())
+        is_wide = self.size.width >= WIDE_COLUMNS
+        columns = tuple(column for column in table.columns if is_wide or not column.is_wide)
+        return replace(table, columns=columns)
 
     def _selected_row(self) -> tables.Row | None:
         place = self._table.cursor_row

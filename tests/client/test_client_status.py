@@ -191,6 +191,10 @@ def test_no_answer_is_unknown_on_the_screen_and_in_json():
 
 def test_the_screen_names_cause_and_action_within_80_columns():
     title = "link_down: " + "very long " * 30
+    with collector(with_incident(title="標題" * 60, action="do \u0301é " * 40)) as server:
+        wide = run("status", "--collector", server.url).stdout
+    assert max(map(cell_width, wide.splitlines())) <= 80
+    assert wide.count("標") == 60
     with collector(with_incident(title=title)) as server:
         outcome = run("status", "--collector", server.url)
     lines = outcome.stdout.splitlines()

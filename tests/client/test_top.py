@@ -264,6 +264,7 @@ async def test_the_reason_for_a_dash_is_in_the_footer_and_help_names_the_keys():
         await screen.until(
             lambda: "STEP: the traffic of the job shows no steps" in screen.text("foot")
         )
+        assert "SLOWEST GPU" not in screen.text("foot"), "the column is not shown"
         await screen.press("question_mark")
         await screen.until(lambda: isinstance(screen.app.screen, TopHelp))
         read = len(screen.server.requests)

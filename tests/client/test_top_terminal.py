@@ -33,10 +33,10 @@ class TmuxTerminal:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout
 
-    def until(self, text: str) -> list[str]:
-        """Wait until the screen contains a text; return its lines."""
+    def until(self, text: str, *options: str) -> list[str]:
+        """Wait until the screen contains a text; return its lines, with their styles with `-e`."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while text not in (screen := self.tmux("capture-pane", "-p", "-t", "0")):
+        while text not in (screen := self.tmux("capture-pane", "-p", *options, "-t", "0")):
             assert time.monotonic() < end, f"expected {text!r} on the screen:\n{screen}"
             time.sleep(0.05)
         return screen.split("\n")
@@ -91,6 +91,9 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             for key, shown_text in (("g", "eth1 down"), ("r", "HOTTEST")):
                 opened.tmux("send-keys", "-t", "0", key)
                 assert max(map(len, opened.until(shown_text))) <= columns
+            if variable == "NO_COLOR=1":  # the selected row is reversed
+                styles = "\n".join(opened.until("7m", "-e"))
+                assert not re.search(r"\x1b\[(\d+;)*(3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]", styles)
             opened.tmux("send-keys", "-t", "0", "?")
             opened.until("lost connection")
             opened.tmux("send-keys", "-t", "0", "Escape")
@@ -99,10 +102,6 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             )  # Escape and the next key are one key if they follow at once
             opened.tmux("resize-window", "-x", "60", "-y", "12")
             opened.until("rails")
-            if variable == "NO_COLOR=1":
-                styles = opened.tmux("capture-pane", "-p", "-e", "-t", "0")
-                assert re.search(r"\x1b\[(\d+;)*7m", styles), "the selected row"
-                assert not re.search(r"\x1b\[(\d+;)*(3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]", styles)
             opened.tmux("send-keys", "-t", "0", "q" if columns == 80 else "C-c")
             opened.until("exit status 0")
 
