@@ -28,6 +28,8 @@ LOST_SECONDS = 86_400.0
 """Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
 
 _MAX_OFFSETS = 5
+MAX_DELAY_RATIO = 3.0
+"""Error of an offset relative to the variation of the delays, which few receipts show in part only."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,13 @@ class NodeContact:
         """
         offset = float(np.median(list(self.offsets_seconds)[-3:]))
         return max(offset, min(sorted(self.offsets_seconds)[-2], 0.0))
+
+    @property
+    def delay_seconds(self) -> float:
+        """Variation of the delay of the last receipts, of five except the extreme ones: an offset of that size may be a delay."""
+        ordered = sorted(self.offsets_seconds)
+        margin = int(len(ordered) == _MAX_OFFSETS)
+        return ordered[-1 - margin] - ordered[margin]
 
     def age_seconds(self, now_ns: int) -> float:
         """Return the time since the last receipt."""
@@ -116,20 +125,26 @@ def stale_nodes(
 
 
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
-    """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing."""
+    """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing.
+
+    A busy host, network or collector delays some receipts more than others: its clocks do not differ.
+    """
     thresholds = view.thresholds.nodes
-    offsets = {
-        name: contact.offset_seconds
+    recent = {
+        name: contact
         for name, contact in contacts.items()
         if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
         and not contact.is_stale(view.timestamp_ns, thresholds)
     }
-    if not offsets:
+    if not recent:
         return
+    offsets = {name: contact.offset_seconds for name, contact in recent.items()}
     usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
+    usual_delay = float(np.median([contact.delay_seconds for contact in recent.values()]))
     for name, offset in offsets.items():
         error = abs(offset - usual)
-        if error > thresholds.max_clock_offset_seconds:
+        delay = max(recent[name].delay_seconds, usual_delay)
+        if error > thresholds.max_clock_offset_seconds + MAX_DELAY_RATIO * delay:
             evidence = FindingEvidence(
                 "clock_offset", offset, thresholds.max_clock_offset_seconds, "other nodes", name
             )

@@ -70,7 +70,7 @@ FAULTS = [
 def scenario(faults: Sequence[Fault], topology: ClusterTopology) -> str:
     """Return a cluster with a pod, a job and a fault for each of these faults."""
     lines = [
-        "seconds = 900", "step_seconds = 2", "seed = 3",
+        "seconds = 900", "step_seconds = 5", "seed = 3",
         "[cluster]", f"pods = {topology.pods}", f"nodes_per_pod = {NODES_PER_POD}",
     ]  # fmt: skip
     for pod, fault in enumerate(faults):

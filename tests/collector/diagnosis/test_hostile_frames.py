@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from support.incidents import incident as reported_incident
 
@@ -135,6 +136,19 @@ def test_a_node_without_valid_frames_does_not_end_the_comparison_of_clocks(
     causes = {each.title for each in feed.documents}
     assert causes == {"clock_skew: node n3", "clock_skew: node unknown"}
     assert feed.engine.failures == 0
+
+
+def test_uneven_delays_of_a_busy_collector_leave_the_clocks_alone(feed: HostileFeed) -> None:
+    rng, found = np.random.default_rng(3), set[str]()
+    for number in range(60):
+        delays_ns = (rng.uniform(0.0, 1.0, 8) * SECOND_NS).astype(np.int64).tolist()
+        for node, delay_ns in enumerate(delays_ns):
+            is_behind = node == 5 and number >= 30
+            feed.send(f"n{node}", offset_ns=-delay_ns - (20 * SECOND_NS if is_behind else 0))
+        feed.evaluate()
+        found |= {each.title for each in feed.documents}
+        assert number >= 30 or not found
+    assert found == {"clock_skew: node n5"}
 
 
 def test_the_clock_of_a_node_that_does_not_report_is_unknown(feed: HostileFeed) -> None:
