@@ -251,7 +251,9 @@ async def test_a_filter_selects_rows_and_an_invalid_one_states_the_form():
         assert not screen.app.query_one(Input).display
         await screen.press("escape")
         await screen.shows("nodes", "n1")
-        await screen.press("i", "enter")
+        await screen.press("i")
+        await screen.shows("incidents", "critical")
+        await screen.press("enter")
         await screen.until(lambda: screen.text("title").startswith("incident of abc"))
         await screen.until(lambda: ["action", "reset the GPU"] in screen.rows())
 
