@@ -15,11 +15,14 @@ from collector.diagnosis.findings import (
     DiagnosisView,
     Finding,
     FindingEvidence,
+    JobState,
 )
-from collector.diagnosis.job_detectors import is_stalled
+from collector.diagnosis.job_detectors import MIN_WAITING_USE, is_stalled
 from railscope.timestamps import SECOND_NS
 
 WORKING_SPEED = 0.3
+MIN_EXCHANGE = 1e-3
+"""Share of the line rate below which the nodes of a job exchange nothing."""
 
 PROGRESS_SLOTS = 4
 """Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
@@ -111,7 +114,7 @@ def stale_nodes(
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
         slots = contact.age_seconds(now_ns) * SLOTS_PER_MINUTE / 60
         before = view.signals.slot - slots + PROGRESS_SLOTS
-        if any(is_stalled(state) and state.progress_slot < before for state in states):
+        if any(_waits(state) and state.progress_slot < before for state in states):
             yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
             has_receipts
@@ -122,6 +125,12 @@ def stale_nodes(
             )
         ):
             yield Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
+
+
+def _waits(state: JobState) -> bool:
+    """True if a job makes no progress; one without a past if its busy GPUs have exchanged nothing for a minute."""
+    is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
+    return is_stalled(state) or (is_idle and state.utilization_now > MIN_WAITING_USE)
 
 
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
