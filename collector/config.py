@@ -142,6 +142,35 @@ class InfluxSettings(Struct, frozen=True, kw_only=True):
     """Maximum lines buffered while the server is unreachable; the oldest are dropped first."""
 
 
+class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
+    """Export of the collector's metrics to a store with Prometheus remote write or VictoriaMetrics's import."""
+
+    url: str = ""
+    """URL that samples are written to, such as http://HOST:9090/api/v1/write. Empty: nothing is
+    written.
+    """
+    format: Literal["remote_write", "victoriametrics"] = "remote_write"
+    """remote_write: Prometheus remote write 1.0, for which the extra remote-write is required.
+    victoriametrics: text with timestamps for /api/v1/import/prometheus.
+    """
+    token_file: str = ""
+    """File that contains the bearer token. Empty: none is sent."""
+    user: str = ""
+    """User name of basic authentication. Empty: none is sent."""
+    password_file: str = ""
+    """File that contains the password of this user."""
+    ca_file: str = ""
+    """CA certificates (PEM) that the server's certificate is verified with. Empty: those of the system."""
+    headers: dict[str, str] = {}
+    """Additional headers, such as the tenant: { X-Scope-OrgID = "railscope" }."""
+    labels: dict[str, str] = {}
+    """Labels of all series. By default, job is railscope-collector, and instance is host and port."""
+    period_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 15.0
+    """Seconds between two writes."""
+    max_buffered_samples: Annotated[int, Meta(ge=1)] = 2_000_000
+    """Maximum samples buffered (20 bytes each) while the server is unreachable; the oldest are dropped first."""
+
+
 class DiagnosisSettings(Struct, frozen=True, kw_only=True):
     """Diagnosis of faults from the frames of all nodes."""
 
@@ -237,4 +266,5 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     console: ConsoleSettings = ConsoleSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     influx: InfluxSettings = InfluxSettings()
+    remote_write: RemoteWriteSettings = RemoteWriteSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()

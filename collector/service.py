@@ -35,6 +35,7 @@ from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedge
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.sinks.incident_webhook import IncidentWebhook
 from collector.sinks.influx import InfluxSink
+from collector.sinks.remote_write import RemoteWriteSink
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.work_limits import limit_memory_arenas, tune_interpreter
@@ -161,6 +162,7 @@ class Collector:
             tls.certificate_file, tls.key_file, tls.client_ca_file
         )
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
+        self.remote_write = RemoteWriteSink.from_settings(self.settings)
 
     def _node_offsets(self) -> list[int]:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
@@ -314,6 +316,7 @@ class Collector:
             (self.core.log_limit, ingest.log_limit, authorizer.log_limit),
             lambda: [
                 *self.audit.cells(),
+                *self.remote_write.own_cells(),
                 *(self.diagnosis.cells() if self.settings.diagnosis.enabled else ()),
                 view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
@@ -331,6 +334,7 @@ class Collector:
             read_only=self.read_only,
             console=self.settings.console,
         )
+        self.remote_write.cells = api.cells
         billing = billing_api.BillingApi(
             self.billing or self.books.open, self.reading, self.access.record_export
         )
@@ -374,18 +378,10 @@ class Collector:
                     group.create_task(self.diagnosis.run())
                     group.create_task(self.webhook.run())
                 for work in (
-                    self.access.run(),
-                    self.tokens.watch(),
-                    self.entries.run(),
-                    self.log.run(),
-                    self.checkpoints.run(),
-                    self._check_files(),
-                    self.files.watch(),
-                    self.finalizer.run(),
-                    self._record_clock(),
-                    self.refresher.run(),
-                    self.sink.run(),
-                ):
+                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
+                    self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
+                    self._record_clock(), self.refresher.run(), self.sink.run(), self.remote_write.run(),
+                ):  # fmt: skip
                     group.create_task(work)
         finally:
             await server.close()

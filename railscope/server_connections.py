@@ -359,6 +359,18 @@ def _is_host(host: str) -> bool:
     return True
 
 
+def client_tls(setting: str, ca_file: str) -> ssl.SSLContext | bool:
+    """Return the TLS of a client that verifies servers with a CA file; without one, with the system's CAs.
+
+    Raises SettingsError that names the setting.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file) if ca_file else True
+    except OSError as error:
+        message = f"invalid {setting} {ca_file!r}: {error}"
+        raise SettingsError(message) from None
+
+
 def server_tls(
     certificate_file: str, key_file: str, client_ca_file: str = ""
 ) -> ssl.SSLContext | None:

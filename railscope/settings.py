@@ -18,6 +18,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -107,6 +108,17 @@ def read_named_file(setting: str, file: str, encoding: str = "utf-8") -> str:
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read {setting} {file}: {error}"
         raise SettingsError(message) from error
+
+
+def check_http_url(setting: str, url: str) -> None:
+    """Raise SettingsError if the URL that a setting names is not one of HTTP, or contains a credential."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        message = f"invalid {setting}: expected a URL without user and password"
+        raise SettingsError(message)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        message = f"invalid {setting} {url!r}: expected http://HOST/PATH or https://HOST/PATH"
+        raise SettingsError(message)
 
 
 def _from_environment(

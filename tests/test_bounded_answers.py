@@ -18,9 +18,10 @@ from agent.commands.claim import AgentClient
 from agent.host.kubelet import call_kubelet
 from agent.host.kubelet_pods import read_pod_list
 from agent.shipping.collector_client import HttpClient
-from collector.config import InfluxSettings
+from collector.config import InfluxSettings, RemoteWriteSettings
 from collector.fleet.view_cells import View, ViewCell
 from collector.sinks.influx import InfluxSink
+from collector.sinks.remote_write import RemoteWriteSink
 from collector.view_refresh import CollectorViews
 from dashboards.prometheus_api import Prometheus, PrometheusError
 from railscope.catalog import collector as catalog
@@ -160,19 +161,29 @@ async def test_pictures_query_prometheus_within_bounds(url: str) -> None:
             await asyncio.wait_for(prometheus.get("query", query="up"), 60)
 
 
-async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
+@pytest.mark.parametrize("sink_name", ["influx", "remote_write"])
+async def test_the_collector_writes_to_stores_within_bounds(sink_name: str, url: str) -> None:
     """Lines wait for the server's next response, or are dropped where it rejects them permanently."""
     cell = ViewCell(catalog.NODE_UP, ("n1",), 1.0)
-    settings = InfluxSettings(url=url, period_seconds=0.1)
-    sink = InfluxSink(
-        settings, lambda: CollectorViews(node=View("node", 7, (cell,))), timeout_seconds=SECONDS
-    )
+    sinks: dict[str, Callable[[], InfluxSink | RemoteWriteSink]] = {
+        "influx": lambda: InfluxSink(
+            InfluxSettings(url=url, period_seconds=0.1),
+            lambda: CollectorViews(node=View("node", 7, (cell,))),
+            timeout_seconds=SECONDS,
+        ),
+        "remote_write": lambda: RemoteWriteSink(
+            RemoteWriteSettings(url=url, period_seconds=0.1),
+            lambda: (7, (cell,)),
+            timeout_seconds=SECONDS,
+        ),
+    }
+    sink = sinks[sink_name]()
     with capture_logs() as logs:
         task = asyncio.create_task(sink.run())
         async with asyncio.timeout(60):
-            while not any(log["event"] == "influx_connection_failed" for log in logs):
+            while not any(log["event"] == "sink_connection_failed" for log in logs):
                 assert not task.done()
                 await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.wait({task})
-    assert sink.written_lines == 0
+    assert sink.writer.written == 0

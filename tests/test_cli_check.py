@@ -25,6 +25,16 @@ from support.command_line import refusal, run
         ),
         ('[billing]\nseller_file = "/absent/seller.toml"', "/absent/seller.toml"),
         ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
+        ('[remote_write]\nurl = "localhost:9090"', "invalid remote_write.url 'localhost:9090'"),
+        ('[remote_write]\nurl = "http://me:hunter2@h/"', "without user and password"),
+        ('[remote_write]\nurl = "http://h"\ntoken_file = "/absent/token"', "/absent/token"),
+        (
+            '[remote_write]\nurl = "http://h"\nca_file = "/absent/ca"',
+            "remote_write.ca_file '/absent/ca'",
+        ),
+        ('[remote_write]\nurl = "http://h"\nheaders = { Host = "x" }', "remote_write.headers"),
+        ('[remote_write]\nurl = "http://h"\nlabels = { "a-b" = "x" }', "remote_write.labels"),
+        ('[remote_write]\nformat = "json"', "one of remote_write, victoriametrics"),
     ],
 )
 def test_a_collector_that_cannot_work_does_not_start(tmp_path: Path, text: str, expected: str):
@@ -89,13 +99,14 @@ def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
         f'calendar_file = "{tmp_path}/absent.toml"\n'
         f'[billing]\nseller_file = "{tmp_path}/seller.toml"\n'
         f'[tls]\ncertificate_file = "{tmp_path}/absent.pem"\n'
-        '[influx]\nurl = "http://127.0.0.1:9"\n',
+        '[influx]\nurl = "http://127.0.0.1:9"\n'
+        '[remote_write]\nurl = "http://127.0.0.1:9"\n',
     )
     assert status == 1
     broken = {what for what, line in lines.items() if line.startswith("BROKEN")}
     assert broken == {
         "listen", "tls", "tokens_file", "claims_file", "calendar_file", "billing.seller_file",
-        "ledger", "audit.key_file", "influx",
+        "ledger", "audit.key_file", "influx", "remote_write",
     }  # fmt: skip
     assert "line 2" in lines["claims_file"]
 

@@ -1,11 +1,12 @@
 """`railscope collector check`: check the settings, files and servers of a collector.
 
-It creates no directory, key, ledger or audit record. To an existing database and to InfluxDB it
-writes one row or line of its own, as write access cannot be checked otherwise.
+It creates no directory, key, ledger or audit record. To an existing database and to the servers of the sinks it
+writes one row, line or sample of its own, as write access cannot be checked otherwise.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -27,6 +28,7 @@ from collector.files import seller_file
 from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
+from collector.sinks.remote_write import RemoteWriteSink
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service
 from railscope.settings import SettingsError
@@ -79,6 +81,9 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("audit.key_file", lambda: _check_audit_key(settings, directory))
     server = settings.influx
     yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
+    yield _run_check(
+        "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
+    )
 
 
 def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -25,6 +24,7 @@ from collector.console import PageProblemError, curves, node_history
 from railscope import settings as settings_files
 from railscope.catalog import METRICS
 from railscope.http_responses import read_body
+from railscope.server_connections import client_tls
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 
@@ -115,20 +115,13 @@ class HistoryServer:
     def __post_init__(self) -> None:
         """Check the URL, and read token and CA."""
         url, token_file = self.settings.history_url, self.settings.history_token_file
-        if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
-            message = f"invalid console.history_url {url!r}: expected http://HOST or https://HOST"
-            raise settings_files.SettingsError(message)
+        settings_files.check_http_url("console.history_url", url)
         if token_file:
             token = settings_files.read_named_file(
                 "console.history_token_file", token_file, "ascii"
             )
             self.headers = {"Authorization": f"Bearer {token}"}
-        if ca_file := self.settings.history_ca_file:
-            try:
-                self._tls = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                message = f"invalid console.history_ca_file {ca_file!r}: {error}"
-                raise settings_files.SettingsError(message) from None
+        self._tls = client_tls("console.history_ca_file", self.settings.history_ca_file)
 
     async def read(
         self, queries: Sequence[CurveQuery], period: curves.TimeRange

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
@@ -108,8 +108,8 @@ class CollectorMetrics:
             (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
             (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
             (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold_reason()))),
-            (catalog.SINK_WRITTEN, self.sink.written_lines),
-            (catalog.SINK_DROPPED, self.sink.dropped_lines),
+            (catalog.SINK_WRITTEN, self.sink.writer.written),
+            (catalog.SINK_DROPPED, self.sink.writer.dropped),
         ]
         files = [(file.kind, int(file.is_valid)) for file in self.files.all_files if file.path]
         unplaced = self.finalizer.live.unplaced(views.timestamp_ns)
@@ -211,21 +211,26 @@ class ViewApi:
         views, gpus = self.views(), dict(self.core.gpus_by_node)
         return self._ranking.rows(views.node, self.incidents(), gpus, views.failed_gpus)
 
-    async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
+    def cells(self) -> tuple[int, Iterator[view_cells.ViewCell]]:
+        """Return the timestamp of the views and all cells of the metrics endpoint; iterating over them may block."""
         views = self.views()
+        tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
+        return views.timestamp_ns, chain(
+            *(table.cells for table in tables),
+            views.jobs.cells(),
+            self.incidents().cells(),
+            self.metrics.cells(views),
+        )
+
+    async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
         if credential.role is Role.TENANT:
+            views = self.views()
             cells = tenant_cells(
                 chain(views.tenant.cells, views.jobs.cells(credential.tenant)), credential.tenant
             )
             cells = chain(cells, self.incidents().cells(credential.tenant))
         else:
-            tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
-            cells = chain(
-                *(table.cells for table in tables),
-                views.jobs.cells(),
-                self.incidents().cells(),
-                self.metrics.cells(views),
-            )
+            _, cells = self.cells()
         text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
         text = await service.run_in_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
@@ -20,7 +19,7 @@ from collector.config import DiagnosisSettings
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.incident_report import IncidentDocument
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, cause_labels
-from railscope.settings import SettingsError, read_named_file
+from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
 
 log = structlog.get_logger(__name__)
@@ -50,9 +49,8 @@ class IncidentWebhook:
     def __post_init__(self) -> None:
         """Read the token. Raises SettingsError."""
         url, file = self.settings.webhook_url, self.settings.webhook_token_file
-        if url and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
-            message = f"invalid diagnosis.webhook_url {url!r}: expected http://HOST/PATH or https://HOST/PATH"
-            raise SettingsError(message)
+        if url:
+            check_http_url("diagnosis.webhook_url", url)
         if file:
             token = read_named_file("diagnosis.webhook_token_file", file, "ascii")
             self.headers = {"Authorization": f"Bearer {token}"}

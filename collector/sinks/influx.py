@@ -1,9 +1,8 @@
 """Views as InfluxDB line protocol, written through influxdb-client.
 
 The library's point objects cost far more than the lines that they become, so lines are formatted here and
-passed to it as bytes. While the server is unavailable, lines wait in memory up to a limit; then the oldest
-are dropped and counted. Lines that the server rejects because of their content would be rejected again:
-they are dropped immediately, and counted too.
+passed to it as bytes. Lines that the server rejects because of their content would be rejected again: they
+are dropped immediately, others wait.
 """
 
 from __future__ import annotations
@@ -11,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
+from collector.sinks.queued_writer import QueuedBatch, QueuedWriter, SinkError
 from collector.view_refresh import CollectorViews
 from railscope.http_responses import bound_responses
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
-
-log = structlog.get_logger(__name__)
 
 LINES_PER_WRITE = 5000
 TIMEOUT_SECONDS = 10.0
@@ -69,10 +64,6 @@ def _escape_tag(value: str) -> str:
     return value.translate(_TAG_ESCAPES)
 
 
-class RejectedLinesError(Exception):
-    """The server will never accept these lines."""
-
-
 @dataclass(slots=True)
 class InfluxSink:
     """Writes all views periodically, as long as it runs."""
@@ -80,62 +71,40 @@ class InfluxSink:
     settings: InfluxSettings
     views: Callable[[], CollectorViews]
     timeout_seconds: float = TIMEOUT_SECONDS
-    written_lines: int = 0
-    dropped_lines: int = 0
-    _lines: deque[str] = field(default_factory=deque)
-    _problem: str | None = None
+    writer: QueuedWriter = field(init=False)
     _token: str = ""
 
     def __post_init__(self) -> None:
         """Read the token. Raises SettingsError."""
         self._token = read_token(self.settings)
+        url, limit = self.settings.url, self.settings.max_buffered_lines
+        self.writer = QueuedWriter("influx", url, limit)
 
     async def run(self) -> None:
         """Write until cancelled; return immediately if no server is configured."""
         if not self.settings.url:
             return
         client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
+
+        async def send(body: bytes) -> None:
+            await run_in_thread(_write, client, self.settings, body)
+
         try:
-            while True:
-                await asyncio.sleep(self.settings.period_seconds)
-                views = self.views()
-                for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
-                    self._lines.extend(format_lines(view))
-                while len(self._lines) > self.settings.max_buffered_lines:
-                    self._lines.popleft()
-                    self.dropped_lines += 1
-                await self._write_all(client)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.writer.run(send))
+                while True:
+                    await asyncio.sleep(self.settings.period_seconds)
+                    self.writer.add(self._batches(self.views()))
         finally:
             client.close()
 
-    async def _write_all(self, client: Any) -> None:
-        while self._lines:
-            batch = [self._lines[i] for i in range(min(LINES_PER_WRITE, len(self._lines)))]
-            rejection = problem = ""
-            try:
-                problem = await run_in_thread(_write, client, self.settings, batch)
-            except RejectedLinesError as error:
-                rejection = str(error)
-            if problem:
-                if problem != self._problem:
-                    log.warning("influx_connection_failed", url=self.settings.url, problem=problem)
-                self._problem = problem
-                return
-            for _ in batch:
-                self._lines.popleft()
-            if rejection:
-                self.dropped_lines += len(batch)
-                log.warning(
-                    "influx_lines_rejected",
-                    url=self.settings.url,
-                    problem=rejection,
-                    lines=len(batch),
-                )
-            else:
-                self.written_lines += len(batch)
-            if self._problem:
-                log.info("influx_connected", url=self.settings.url)
-            self._problem = None
+    def _batches(self, views: CollectorViews) -> Iterator[QueuedBatch]:
+        shown = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
+        lines = [line for view in shown for line in format_lines(view)]
+        largest = min(LINES_PER_WRITE, self.settings.max_buffered_lines)
+        for start in range(0, len(lines), largest):
+            part = lines[start : start + largest]
+            yield QueuedBatch("\n".join(part).encode(), len(part))
 
 
 def read_token(settings: InfluxSettings) -> str:
@@ -148,14 +117,12 @@ def probe(settings: InfluxSettings) -> str:
     """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
     client = _client(settings, read_token(settings))
     try:
-        problem = _write(client, settings, ("railscope_check value=1",))
-    except RejectedLinesError as error:
-        problem = str(error)
+        _write(client, settings, b"railscope_check value=1")
+    except SinkError as error:
+        message = f"cannot write to influx.url {settings.url}: {error}"
+        raise SettingsError(message) from error
     finally:
         client.close()
-    if problem:
-        message = f"cannot write to influx.url {settings.url}: {problem}"
-        raise SettingsError(message)
     return f"{settings.url} accepts writes to bucket {settings.bucket}"
 
 
@@ -191,28 +158,24 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
     }
 
 
-def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
-    """Write lines and return the problem; empty if there is none. Runs off the loop.
+def _write(client: Any, settings: InfluxSettings, body: bytes) -> None:
+    """Write lines. Raises SinkError; runs off the loop.
 
-    Raises RejectedLinesError if a retry would be pointless. A wrong token or a missing bucket does not count: it
-    may be corrected while the lines wait.
+    A wrong token or a missing bucket does not count as a rejection: it may be corrected while the lines wait.
     """
     from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above
     from influxdb_client.client.write_api import SYNCHRONOUS  # noqa: PLC0415 - as above
     from influxdb_client.rest import ApiException  # noqa: PLC0415 - as above
     from urllib3.exceptions import HTTPError  # noqa: PLC0415 - as above
 
-    body = "\n".join(batch).encode()
     try:
         with client.write_api(write_options=SYNCHRONOUS) as api:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
     except ApiException as error:
-        if error.status in _NEVER_ACCEPTED:
-            raise RejectedLinesError(_response_text(error)) from error
-        return _response_text(error)
+        rejected = error.status in _NEVER_ACCEPTED
+        raise SinkError(_response_text(error), is_rejected=rejected) from error
     except (InfluxDBError, HTTPError, OSError) as error:
-        return _first_line(str(error)) or type(error).__name__
-    return ""
+        raise SinkError(_first_line(str(error)) or type(error).__name__) from error
 
 
 def _response_text(error: Any) -> str:

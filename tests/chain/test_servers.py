@@ -89,7 +89,7 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(
     }
     collector = await site.collector(**environment)
     await site.agent("n1")
-    await collector.find_logged("influx_connection_failed")
+    await collector.find_logged("sink_connection_failed")
     command = [
         "victoria-metrics",
         f"-httpListenAddr=127.0.0.1:{port}",
@@ -98,7 +98,7 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(
         "-search.latencyOffset=0s",
     ]
     async with debian_server("victoria-metrics", *command, directory=tmp_path):
-        await collector.find_logged("influx_connected")
+        await collector.find_logged("sink_connected")
 
         async def written() -> bool:
             return bool(await query(port, "railscope_rail_sum_gpu_power_watts"))

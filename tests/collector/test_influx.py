@@ -100,7 +100,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def counted(sink: InfluxSink, lines_: int) -> None:
-    await until(lambda: sink.written_lines + sink.dropped_lines >= lines_)
+    await until(lambda: sink.writer.written + sink.writer.dropped >= lines_)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
@@ -113,9 +113,9 @@ async def test_lines_that_will_never_be_accepted_make_way(status: int):
             writing(server, cells) as sink,
         ):
             await counted(sink, cells)
-    assert (sink.dropped_lines, sink.written_lines) == (LINES_PER_WRITE, 3)
+    assert (sink.writer.dropped, sink.writer.written) == (LINES_PER_WRITE, 3)
     assert len(server.taken) == 3
-    refused = [line for line in logs if line["event"] == "influx_lines_rejected"]
+    refused = [line for line in logs if line["event"] == "sink_batch_rejected"]
     assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
@@ -129,10 +129,10 @@ async def test_lines_wait_for_a_server_that_may_take_them_later(status: int):
             writing(server, 3) as sink,
         ):
             await counted(sink, 3)
-    assert (sink.dropped_lines, sink.written_lines, len(server.taken)) == (0, 3, 3)
-    events = [line["event"] for line in logs if line["event"].startswith("influx")]
-    assert events[0] == "influx_connection_failed"
-    assert events[-1] == "influx_connected"
+    assert (sink.writer.dropped, sink.writer.written, len(server.taken)) == (0, 3, 3)
+    events = [line["event"] for line in logs if line["event"].startswith("sink")]
+    assert events[0] == "sink_connection_failed"
+    assert events[-1] == "sink_connected"
     assert logs[0]["problem"] == f"{status} not now"
 
 
@@ -142,6 +142,6 @@ async def test_lines_wait_for_a_server_that_is_away():
     with capture_logs() as logs:
         async with writing(server, 3) as sink:
             await until(lambda: bool(logs))
-            assert logs[0]["event"] == "influx_connection_failed"
+            assert logs[0]["event"] == "sink_connection_failed"
             assert logs[0]["problem"]
-            assert (sink.dropped_lines, sink.written_lines) == (0, 0)
+            assert (sink.writer.dropped, sink.writer.written) == (0, 0)

@@ -1,0 +1,333 @@
+"""The collector's metrics for long-term stores: Prometheus remote write 1.0, and text import of VictoriaMetrics.
+
+Samples are those of the collector's metrics endpoint, with the timestamp of the views. A request contains one sample per
+series, all of one timestamp: nothing is out of order within it, and a request that is repeated is accepted again.
+
+The messages of remote write are encoded here: there are four, none has an optional field that is used, and labels are
+encoded once per series, not once per sample. Snappy is that of PyArrow, which exports use as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import socket
+import ssl
+import struct
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http import HTTPStatus
+from importlib import import_module
+from typing import ClassVar, Protocol
+
+import aiohttp
+
+from collector.config import CollectorSettings, RemoteWriteSettings
+from collector.fleet.view_cells import ViewCell, label_names
+from collector.sinks.queued_writer import QueuedBatch, QueuedWriter, SinkError
+from railscope import __version__, exposition, http_responses, server_connections, settings
+from railscope.catalog import collector as catalog
+from railscope.service import run_in_thread
+from railscope.untrusted_text import printable
+
+SAMPLES_PER_WRITE = 10_000
+TIMEOUT_SECONDS = 30.0
+MAX_RESPONSE_BYTES = 1 << 20
+STALE_MARKER = struct.pack("<Q", 0x7FF0_0000_0000_0002)
+"""The NaN by which Prometheus ends a series (model/value/value.go)."""
+MAX_PROBLEM_BYTES = 1000
+MILLISECOND_NS = 1_000_000
+_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OWN_HEADERS = {
+    "authorization", "connection", "content-encoding", "content-length", "content-type", "host",
+    "transfer-encoding", "user-agent", "x-prometheus-remote-write-version",
+}  # fmt: skip
+
+Sample = tuple[bytes, bytes]
+"""Encoded series, and its value in 8 bytes."""
+
+
+class SampleFormat(Protocol):
+    """One format of requests."""
+
+    headers: ClassVar[dict[str, str]]
+    has_stale_markers: ClassVar[bool]
+
+    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+        """Encode name and labels; labels are sorted and have values."""
+
+    def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
+        """Return the body of a request."""
+
+
+class WriteRequestFormat:
+    """`prometheus.WriteRequest` in protobuf, compressed with Snappy. Raises SettingsError without PyArrow."""
+
+    headers: ClassVar = {
+        "Content-Type": "application/x-protobuf",
+        "Content-Encoding": "snappy",
+        "X-Prometheus-Remote-Write-Version": "0.1.0",
+    }
+    has_stale_markers: ClassVar = True
+
+    def __init__(self) -> None:
+        try:
+            self._snappy = import_module("pyarrow").Codec("snappy")
+        except ImportError as error:
+            message = (
+                "missing PyArrow, which remote_write.format remote_write requires;"
+                " fix: pip install 'railscope[remote-write]'"
+            )
+            raise settings.SettingsError(message) from error
+
+    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+        """Return the labels of a TimeSeries: field 1 each, with name and value as fields 1 and 2."""
+        sorted_labels = sorted([("__name__", name), *labels])
+        return b"".join(
+            _field(b"\x0a", _field(b"\x0a", label.encode()) + _field(b"\x12", value.encode()))
+            for label, value in sorted_labels
+        )
+
+    def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
+        """Return series as field 1 each, with one sample as field 2: value as field 1, timestamp as field 2."""
+        timestamp = b"\x10" + _varint(timestamp_ms % (1 << 64))
+        head = b"\x12" + _varint(9 + len(timestamp)) + b"\x09"
+        message = b"".join(
+            _field(b"\x0a", series + head + value + timestamp) for series, value in samples
+        )
+        return bytes(self._snappy.compress(message, asbytes=True))
+
+
+class ImportTextFormat:
+    """Lines of the metrics endpoint with timestamps, for `/api/v1/import/prometheus` of VictoriaMetrics.
+
+    The shortest decimal form of a number is exact, and lines cost less than the JSON of `/api/v1/import`.
+    """
+
+    headers: ClassVar = {"Content-Type": "text/plain", "Content-Encoding": "gzip"}
+    has_stale_markers: ClassVar = False
+
+    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+        """Return name and labels of a line."""
+        return exposition.labelled(name, labels).encode()
+
+    def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
+        """Return compressed lines."""
+        end = b" %d\n" % timestamp_ms
+        lines = (
+            series + repr(struct.unpack("<d", value)[0]).encode() + end for series, value in samples
+        )
+        return gzip.compress(b"".join(lines), compresslevel=1, mtime=0)
+
+
+FORMATS: dict[str, type[WriteRequestFormat | ImportTextFormat]] = {
+    "remote_write": WriteRequestFormat,
+    "victoriametrics": ImportTextFormat,
+}
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    """Encode a field with a length."""
+    return tag + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:  # noqa: PLR2004 - seven bits in each byte
+        return bytes((value,))
+    encoded = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - as above
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*encoded, value))
+
+
+@dataclass(slots=True)
+class SampleEncoder:
+    """Encodes the cells of one period after another; series that have ended get a stale marker."""
+
+    format: SampleFormat
+    labels: dict[str, str]
+    """Labels of all series that do not have them."""
+    max_samples: int = SAMPLES_PER_WRITE
+    _series: dict[tuple[str, tuple[str, ...]], bytes] = field(default_factory=dict)
+    """Encoded series of the last period."""
+
+    def encode(self, timestamp_ns: int, cells: Iterable[ViewCell]) -> list[QueuedBatch]:
+        """Return requests with one sample of each cell; zeros of sparse metrics are omitted."""
+        series: dict[tuple[str, tuple[str, ...]], bytes] = {}
+        samples = []
+        for cell in cells:
+            key = cell.metric.name, cell.labels
+            if key in series or (cell.metric.sparse and not cell.value):
+                continue
+            encoded = series[key] = self._series.get(key) or self._encode_series(cell)
+            samples.append((encoded, struct.pack("<d", cell.value)))
+        if self.format.has_stale_markers:
+            ended = (encoded for key, encoded in self._series.items() if key not in series)
+            samples += [(encoded, STALE_MARKER) for encoded in ended]
+        self._series = series
+        return list(self._batches(samples, timestamp_ns // MILLISECOND_NS))
+
+    def _encode_series(self, cell: ViewCell) -> bytes:
+        labels = self.labels | dict(zip(label_names(cell.metric), cell.labels, strict=True))
+        present = sorted((name, value) for name, value in labels.items() if value)
+        return self.format.encode_series(cell.metric.name, present)
+
+    def _batches(self, samples: Sequence[Sample], timestamp_ms: int) -> Iterator[QueuedBatch]:
+        for start in range(0, len(samples), self.max_samples):
+            part = samples[start : start + self.max_samples]
+            yield QueuedBatch(self.format.encode_samples(part, timestamp_ms), len(part))
+
+
+@dataclass(slots=True)
+class RemoteWriteSink:
+    """Writes the collector's metrics periodically, as long as it runs. Raises SettingsError for invalid settings."""
+
+    settings: RemoteWriteSettings
+    cells: Callable[[], tuple[int, Iterable[ViewCell]]] = lambda: (0, ())
+    """Returns the timestamp of the views in nanoseconds, 0 before there are any, and all cells."""
+    instance: str = ""
+    """Label of all series, as in a scrape of this collector."""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    writer: QueuedWriter = field(init=False)
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of each request."""
+    _tls: ssl.SSLContext | bool = True
+
+    @classmethod
+    def from_settings(cls, configured: CollectorSettings) -> RemoteWriteSink:
+        """Return a sink whose series have host name and port as `instance`, as in a scrape of the listen address."""
+        port = configured.listen.rpartition(":")[2]
+        return cls(configured.remote_write, instance=f"{socket.gethostname()}:{port}")
+
+    def __post_init__(self) -> None:
+        """Check the settings, and read the files that they name."""
+        configured = self.settings
+        limit = configured.max_buffered_samples
+        self.writer = QueuedWriter("remote_write", configured.url, limit)
+        if configured.url:
+            settings.check_http_url("remote_write.url", configured.url)
+            self.headers = _headers(configured)
+            self._tls = server_connections.client_tls("remote_write.ca_file", configured.ca_file)
+            self._encoder()
+
+    async def run(self) -> None:
+        """Write until cancelled; return immediately if no server is configured."""
+        if not self.settings.url:
+            return
+        encoder, last_ns = self._encoder(), 0
+        async with self._session() as session, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.writer.run(partial(self._send, session)))
+            while True:
+                await asyncio.sleep(self.settings.period_seconds)
+                timestamp_ns, cells = self.cells()
+                if timestamp_ns != last_ns:
+                    self.writer.add(await run_in_thread(encoder.encode, timestamp_ns, cells))
+                last_ns = timestamp_ns
+
+    def own_cells(self) -> list[ViewCell]:
+        """Return the metrics of the sink itself."""
+        writer = self.writer
+        return [
+            ViewCell(catalog.REMOTE_WRITTEN, (), writer.written),
+            ViewCell(catalog.REMOTE_WAITING, (), writer.waiting),
+            ViewCell(catalog.REMOTE_DROPPED, ("rejected",), writer.rejected),
+            ViewCell(catalog.REMOTE_DROPPED, ("overflow",), writer.overflowed),
+        ]
+
+    async def probe(self) -> str:
+        """Write one sample of `railscope_check` and return a message. Raises SettingsError."""
+        if not self.settings.url:
+            return "off: no remote_write.url"
+        encoder = self._encoder()
+        series = encoder.format.encode_series("railscope_check", sorted(encoder.labels.items()))
+        sample = series, struct.pack("<d", 1.0)
+        body = encoder.format.encode_samples((sample,), time.time_ns() // MILLISECOND_NS)
+        try:
+            async with self._session() as session:
+                await self._send(session, body)
+        except SinkError as error:
+            message = f"cannot write to remote_write.url {self.settings.url}: {error}"
+            raise settings.SettingsError(message) from error
+        return f"{self.settings.url} accepts samples"
+
+    def _encoder(self) -> SampleEncoder:
+        labels = {"job": "railscope-collector", "instance": self.instance} | self.settings.labels
+        for name in labels:
+            if not _LABEL.fullmatch(name):
+                message = (
+                    f"invalid label {name!r} in remote_write.labels: expected letters, digits and _"
+                )
+                raise settings.SettingsError(message)
+        largest = min(SAMPLES_PER_WRITE, self.settings.max_buffered_samples)
+        labels = {name: value for name, value in labels.items() if value}
+        return SampleEncoder(FORMATS[self.settings.format](), labels, largest)
+
+    def _session(self) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
+        headers = FORMATS[self.settings.format].headers | self.headers
+        return aiohttp.ClientSession(headers=headers, timeout=timeout)
+
+    async def _send(self, session: aiohttp.ClientSession, body: bytes) -> None:
+        """Write one request. Raises SinkError with the server's reason."""
+        try:
+            async with session.post(
+                self.settings.url, data=body, ssl=self._tls, allow_redirects=False
+            ) as response:
+                text = await http_responses.read_body(response, MAX_RESPONSE_BYTES)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            problem = printable(str(error)) or type(error).__name__
+            raise SinkError(problem) from error
+        if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+            return
+        words = text[:MAX_PROBLEM_BYTES].decode(errors="replace").split()
+        is_client_error = (
+            HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        )
+        raise SinkError(
+            f"{response.status} {printable(' '.join(words)) or response.reason or ''}".strip(),
+            is_rejected=is_client_error and response.status != HTTPStatus.TOO_MANY_REQUESTS,
+            retry_seconds=_retry_seconds(response.headers.get("Retry-After", "")),
+        )
+
+
+def _headers(configured: RemoteWriteSettings) -> dict[str, str]:
+    """Return the headers of the settings, and those of the credential. Raises SettingsError."""
+    headers = {"User-Agent": f"railscope-collector/{__version__}"}
+    for name, value in configured.headers.items():
+        if not _HEADER.fullmatch(name) or name.lower() in _OWN_HEADERS or not value.isprintable():
+            message = (
+                f"invalid header {name!r} in remote_write.headers: expected a name other than those that"
+                " the collector sets, and a value on one line"
+            )
+            raise settings.SettingsError(message)
+        headers[name] = value
+    if configured.token_file and configured.user:
+        message = "invalid remote_write.token_file: expected either it, or user and password_file"
+        raise settings.SettingsError(message)
+    if configured.token_file:
+        token = settings.read_named_file("remote_write.token_file", configured.token_file, "ascii")
+        headers["Authorization"] = f"Bearer {token}"
+    elif configured.user:
+        password = settings.read_named_file("remote_write.password_file", configured.password_file)
+        credential = b64encode(f"{configured.user}:{password}".encode()).decode()
+        headers["Authorization"] = f"Basic {credential}"
+    return headers
+
+
+def _retry_seconds(text: str) -> float:
+    """Return the wait that a `Retry-After` requests, in seconds or until a date; 0 without one."""
+    try:
+        return (
+            float(text)
+            if text.isdecimal()
+            else parsedate_to_datetime(text).timestamp() - time.time()
+        )
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,258 @@
+"""Real Prometheus and VictoriaMetrics as long-term stores: samples are read back as they were sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from structlog.testing import capture_logs
+
+from collector.config import RemoteWriteSettings
+from collector.fleet.view_cells import ViewCell
+from collector.sinks.remote_write import RemoteWriteSink
+from railscope.catalog import collector as catalog
+
+NAME = catalog.NODE_CLOCK_OFFSET.name
+NODES = ("n1", 'a"b\\c,d=e', "ü\nrail")
+SECOND_NS = 1_000_000_000
+Periods = list[tuple[int, list[ViewCell]]]
+Server = Callable[[int, Path], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def prometheus(port: int, directory: Path) -> AsyncIterator[None]:
+    (directory / "prometheus.yml").write_text("{}")
+    command = [
+        "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
+        "--web.enable-remote-write-receiver", f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    async with debian_server("prometheus", *command, directory=directory):
+        yield
+
+
+@asynccontextmanager
+async def victoria(port: int, directory: Path) -> AsyncIterator[None]:
+    command = [
+        "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm", "-search.latencyOffset=0s",
+        "-search.disableCache",
+    ]  # fmt: skip
+    async with debian_server("victoria-metrics", *command, directory=directory):
+        yield
+
+
+STORES = {
+    "Prometheus": (prometheus, "/api/v1/write", "remote_write"),
+    "remote write to VictoriaMetrics": (victoria, "/api/v1/write", "remote_write"),
+    "import": (victoria, "/api/v1/import/prometheus", "victoriametrics"),
+}
+
+
+async def get(port: int, path: str, **parameters: str) -> Any:
+    """Return the data of a response; None while the server is away."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}{path}", params=parameters) as response,
+        ):
+            return (await response.json())["data"]
+    except (aiohttp.ClientError, json.JSONDecodeError):
+        return None
+
+
+async def samples(port: int, name: str = NAME) -> dict[str, list[tuple[float, float]]]:
+    """Return the raw samples of a metric by its node; other labels are those of all series."""
+    data = await get(port, "/api/v1/query", query=f"{name}[3h]")
+    found = {}
+    for series in (data or {}).get("result", ()):
+        labels = dict(series["metric"])
+        assert labels.pop("__name__") == name
+        assert (labels.pop("job"), labels.pop("instance")) == ("railscope-collector", "head:9470")
+        found[labels.pop("node")] = [(time, float(value)) for time, value in series["values"]]
+        assert not labels
+    return found
+
+
+def periods(count: int, end_ns: int) -> Periods:
+    """Return some periods up to a time, one second apart."""
+    return [
+        (
+            end_ns - (count - second) * SECOND_NS,
+            [
+                ViewCell(catalog.NODE_CLOCK_OFFSET, (node,), round(second / 10 - 1e-7 * index, 7))
+                for index, node in enumerate(NODES)
+            ],
+        )
+        for second in range(1, count + 1)
+    ]
+
+
+def expected(sent: Iterable[tuple[int, list[ViewCell]]]) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for timestamp_ns, cells in sent:
+        for cell in cells:
+            sample = (timestamp_ns // 1_000_000 / 1000, cell.value)
+            found.setdefault(cell.labels[0], []).append(sample)
+    return found
+
+
+@asynccontextmanager
+async def writing(
+    port: int, path: str, form: str, sent: Periods, **settings: Any
+) -> AsyncIterator[RemoteWriteSink]:
+    """A sink that writes periods one after another."""
+    configured = RemoteWriteSettings(
+        url=f"http://127.0.0.1:{port}{path}", format=form, period_seconds=0.1, **settings
+    )
+    steps = iter(sent)
+    sink = RemoteWriteSink(configured, lambda: next(steps, (sent[-1][0], [])), "head:9470")
+    task = asyncio.create_task(sink.run())
+    try:
+        yield sink
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_samples_that_wait_for_the_server_are_all_written(store: str, tmp_path: Path):
+    server, path, form = STORES[store]
+    port = free_port()
+    sent = periods(8, time.time_ns())
+    async with writing(port, path, form, sent) as sink:
+
+        async def queued() -> bool:
+            return sink.writer.waiting >= 7 * len(NODES)
+
+        await wait_until(queued, "samples wait")
+        async with server(port, tmp_path):
+
+            async def stored() -> bool:
+                return await samples(port) == expected(sent)
+
+            await wait_until(stored, "the store has all samples")
+    writer = sink.writer
+    assert (writer.written, writer.dropped, writer.waiting) == (8 * len(NODES), 0, 0)
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_only_samples_beyond_the_bound_are_missing(store: str, tmp_path: Path):
+    server, path, form = STORES[store]
+    port = free_port()
+    sent = periods(10, time.time_ns())
+    limit = 3 * len(NODES)
+    async with writing(port, path, form, sent, max_buffered_samples=limit) as sink:
+
+        async def overflowed() -> bool:
+            return sink.writer.overflowed == 6 * len(NODES)
+
+        await wait_until(
+            overflowed, "the oldest samples are dropped, except those of the repeated request"
+        )
+        async with server(port, tmp_path):
+
+            async def stored() -> bool:
+                return await samples(port) == expected([sent[0], *sent[-3:]])
+
+            await wait_until(stored, "the store has the newest samples, and the repeated request")
+    assert sink.writer.written + sink.writer.overflowed == 10 * len(NODES)
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_samples_older_than_the_newest_are_dropped_where_the_server_rejects_them(
+    store: str, tmp_path: Path
+):
+    server, path, form = STORES[store]
+    port = free_port()
+    now_ns = time.time_ns()
+    recent, late = periods(3, now_ns), periods(1, now_ns - 3600 * SECOND_NS)
+    sent = [*recent[:2], *late, recent[2]]
+    with capture_logs() as logs:
+        async with server(port, tmp_path), writing(port, path, form, sent) as sink:
+
+            async def counted() -> bool:
+                return sink.writer.written + sink.writer.dropped == 4 * len(NODES)
+
+            await wait_until(counted, "every sample is written or dropped")
+            kept = recent if store == "Prometheus" else [*late, *recent]
+
+            async def stored() -> bool:
+                return await samples(port) == expected(kept)
+
+            await wait_until(stored, "the store has the others")
+    problems = [each["problem"] for each in logs if each["event"] == "sink_batch_rejected"]
+    if store == "Prometheus":
+        assert sink.writer.rejected == len(NODES)
+        assert problems == ["400 out of order sample"]
+    else:
+        assert sink.writer.dropped == 0
+
+
+async def test_a_series_ends_where_its_device_is_gone(tmp_path: Path):
+    port = free_port()
+    sent = periods(3, time.time_ns())
+    sent[2] = (sent[2][0], sent[2][1][1:])
+    async with prometheus(port, tmp_path), writing(port, *STORES["Prometheus"][1:], sent):
+
+        async def ended() -> bool:
+            at = str(sent[2][0] / SECOND_NS)
+            data = await get(port, "/api/v1/query", query=NAME, time=at)
+            nodes = [each["metric"]["node"] for each in (data or {}).get("result", ())]
+            return sorted(nodes) == sorted(NODES[1:])
+
+        await wait_until(ended, "the first node ends, without the five minutes of the lookback")
+        assert (await samples(port))["n1"] == expected(sent)["n1"]
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_the_store_has_the_series_of_the_metrics_endpoint(
+    store: str, site: ProgramDirectory, tmp_path: Path
+):
+    server, path, form = STORES[store]
+    site.prepare({"n1": "training"})
+    port = free_port()
+    collector = await site.collector(
+        RAILSCOPE_COLLECTOR_REMOTE_WRITE__URL=f"http://127.0.0.1:{port}{path}",
+        RAILSCOPE_COLLECTOR_REMOTE_WRITE__FORMAT=form,
+        RAILSCOPE_COLLECTOR_REMOTE_WRITE__PERIOD_SECONDS="0.5",
+        RAILSCOPE_COLLECTOR_REMOTE_WRITE__LABELS='{ job = "railscope-collector", instance = "" }',
+    )
+    await site.agent("n1")
+    await collector.find_logged("sink_connection_failed")
+    async with server(port, tmp_path):
+        await collector.find_logged("sink_connected")
+
+        async def same() -> bool:
+            data = await get(port, "/api/v1/series", **{"match[]": '{job="railscope-collector"}'})
+            stored = {
+                f"{series.pop('__name__')}{json.dumps(series, sort_keys=True)}"
+                for series in data or ()
+                if series.pop("job")
+            }
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{site.url}/metrics") as page,
+            ):
+                exposed = series_of_page(await page.text())
+            return any("sum_gpu_power" in each for each in exposed) and exposed <= stored
+
+        await wait_until(same, "the store has every series", every=0.5)
+
+
+def series_of_page(text: str) -> set[str]:
+    """Return the series of an exposition whose label values need no escapes."""
+    found = set()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, inner = line.rpartition(" ")[0].partition("{")
+            pairs = [pair.split('="', 1) for pair in inner.removesuffix('"}').split('",') if pair]
+            labels = {label: value for label, value in pairs if value}
+            found.add(f"{name}{json.dumps(labels, sort_keys=True)}")
+    return found

@@ -1,0 +1,309 @@
+"""Remote write and text import: encoding against independent decoders, and requests that a server rejects or delays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import math
+import re
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+
+import pyarrow as pa
+import pytest
+from aiohttp import web
+from hypothesis import given, strategies as st
+from structlog.testing import capture_logs
+
+from collector.config import RemoteWriteSettings
+from collector.fleet.view_cells import ViewCell
+from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH
+from collector.sinks.remote_write import (
+    STALE_MARKER,
+    ImportTextFormat,
+    RemoteWriteSink,
+    SampleEncoder,
+    WriteRequestFormat,
+)
+from railscope.catalog import METRICS, collector as catalog
+
+MILLISECOND_NS = 1_000_000
+STALE = struct.unpack("<Q", STALE_MARKER)[0]
+Decoded = list[tuple[tuple[tuple[str, str], ...], int, int]]
+
+
+def up(name: str, value: float = 1.0) -> ViewCell:
+    return ViewCell(catalog.NODE_UP, (name,), value)
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Decode a protobuf message by its specification."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+        elif kind == 1:
+            position += 8
+            yield number, int.from_bytes(message[position - 8 : position], "little")
+        else:
+            assert kind == 2
+            length = varint()
+            position += length
+            assert position <= len(message)
+            yield number, message[position - length : position]
+
+
+def uncompressed(block: bytes) -> bytes:
+    """Decode a Snappy block, whose length is in its first bytes."""
+    length = shift = 0
+    for byte in block:
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return pa.Codec("snappy").decompress(block, decompressed_size=length, asbytes=True)
+
+
+def decoded(body: bytes) -> Decoded:
+    """Return labels, bits of the value and timestamp of each series of a WriteRequest."""
+    found: Decoded = []
+    for number, series in fields(uncompressed(body)):
+        assert number == 1
+        labels, samples = [], []
+        for part, content in fields(series):
+            pairs = list(fields(content))
+            assert [each for each, _ in pairs] == [1, 2]
+            if part == 1:
+                labels.append((pairs[0][1].decode(), pairs[1][1].decode()))
+            else:
+                samples.append((pairs[0][1], pairs[1][1]))
+        assert labels == sorted(labels)
+        assert len(samples) == 1
+        found.append((tuple(labels), *samples[0]))
+    return found
+
+
+def bits(value: float) -> int:
+    return struct.unpack("<Q", struct.pack("<d", value))[0]
+
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=300)
+CELLS = st.dictionaries(NAMES, st.floats(), max_size=20)
+
+
+@given(CELLS, st.integers(-(1 << 40), 1 << 60), NAMES)
+def test_every_sample_is_decoded_as_it_was(cells: dict[str, float], timestamp: int, site: str):
+    encoder = SampleEncoder(
+        WriteRequestFormat(), {"site": site, "job": "railscope-collector"}, max_samples=7
+    )
+    batches = encoder.encode(timestamp, [up(name, value) for name, value in cells.items()])
+    assert all(batch.size == len(decoded(batch.body)) <= 7 for batch in batches)
+    expected = [
+        (
+            tuple(
+                (name, text)
+                for name, text in sorted({
+                    "__name__": catalog.NODE_UP.name, "job": "railscope-collector", "node": node, "site": site,
+                }.items())
+                if text
+            ),
+            bits(value),
+            timestamp // MILLISECOND_NS % (1 << 64),
+        )
+        for node, value in cells.items()
+    ]  # fmt: skip
+    assert [each for batch in batches for each in decoded(batch.body)] == expected
+
+
+LINE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)*)\} (\S+) (-?\d+)\n')
+LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.)*)"')
+
+
+@given(CELLS, st.integers(0, 1 << 60))
+def test_every_line_is_read_as_it_was(cells: dict[str, float], timestamp: int):
+    encoder = SampleEncoder(ImportTextFormat(), {"job": "railscope-collector"})
+    text = "".join(
+        gzip.decompress(batch.body).decode()
+        for batch in encoder.encode(timestamp, [up(node, value) for node, value in cells.items()])
+    )
+    position, found = 0, {}
+    while position < len(text):
+        line = LINE.match(text, position)
+        assert line, text[position:]
+        position = line.end()
+        labels = {
+            name: re.sub(r"\\(.)", lambda escape: escape[1].replace("n", "\n"), value)
+            for name, value in LABEL.findall(line[2])
+        }
+        assert labels.pop("job") == "railscope-collector"
+        assert int(line[4]) == timestamp // MILLISECOND_NS
+        found[labels.get("node", "")] = float(line[3])
+    assert found.keys() == cells.keys()
+    assert all(
+        bits(found[name]) == bits(value) or math.isnan(value) for name, value in cells.items()
+    )
+
+
+def test_a_series_that_ends_gets_one_stale_marker():
+    encoder = SampleEncoder(WriteRequestFormat(), {})
+    periods = [[up("a"), up("b")], [up("a")], [up("a")], [up("a"), up("b", math.nan)]]
+    found = []
+    for second, cells in enumerate(periods):
+        batches = encoder.encode(second * 10**9, cells)
+        series = [each for batch in batches for each in decoded(batch.body)]
+        found.append({labels[-1][1]: value for labels, value, _ in series})
+    one = bits(1.0)
+    assert found == [
+        {"a": one, "b": one},
+        {"a": one, "b": STALE},
+        {"a": one},
+        {"a": one, "b": bits(math.nan)},
+    ]
+    assert bits(math.nan) != STALE
+
+
+def test_zeros_of_sparse_metrics_and_repeated_series_are_omitted():
+    metric = next(each for each in METRICS.values() if each.sparse)
+    sparse = ViewCell(metric, ("x",) * len(metric.about.labels), 0.0)
+    (batch,) = SampleEncoder(WriteRequestFormat(), {}).encode(0, [up("a"), sparse, up("a", 2.0)])
+    assert [value for _, value, _ in decoded(batch.body)] == [bits(1.0)]
+
+
+@dataclass
+class StoreServer:
+    """Server with prepared responses, then 204; keeps requests and accepted series."""
+
+    answers: list[web.Response]
+    url: str = ""
+    requests: list[web.Request] = field(default_factory=list)
+    series: Decoded = field(default_factory=list)
+
+    async def write(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.requests.append(request)
+        if self.answers:
+            return self.answers.pop(0)
+        self.series += decoded(body)
+        return web.Response(status=204)
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers: web.Response) -> AsyncIterator[StoreServer]:
+    server = StoreServer(list(answers))
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_post("/api/v1/write", server.write)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/write"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def writing(
+    settings: RemoteWriteSettings, *periods: list[ViewCell]
+) -> AsyncIterator[RemoteWriteSink]:
+    """A sink that writes some periods, one second apart."""
+    steps = iter([(second * 10**9, cells) for second, cells in enumerate(periods, 1)])
+    sink = RemoteWriteSink(settings, lambda: next(steps, (len(periods) * 10**9, [])))
+    task = asyncio.create_task(sink.run())
+    try:
+        yield sink
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():  # noqa: ASYNC110 - a counter without an event
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422])
+async def test_rejected_samples_are_dropped_with_a_bounded_reason(status: int):
+    reason = "out of order sample\x07\n" + "x" * 5000
+    with capture_logs() as logs:
+        async with serving(web.Response(status=status, text=reason)) as server:
+            settings = RemoteWriteSettings(url=server.url, period_seconds=0.1)
+            async with writing(settings, [up("a")], [up("a"), up("b")]) as sink:
+                await until(lambda: sink.writer.written == 2)
+    assert (sink.writer.rejected, sink.writer.overflowed, sink.writer.waiting) == (1, 0, 0)
+    assert [timestamp for _, _, timestamp in server.series] == [2000, 2000]
+    (line,) = [each for each in logs if each["event"] == "sink_batch_rejected"]
+    assert line["problem"].startswith(f"{status} out of order sample")
+    assert len(line["problem"]) <= MAX_PROBLEM_LENGTH
+    assert line["problem"].isprintable()
+    assert line["entries"] == 1
+
+
+@pytest.mark.parametrize("after", ["", "1", "date", "soon"])
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_samples_wait_for_a_server_that_may_accept_them_later(status: int, after: str):
+    after = formatdate(usegmt=True) if after == "date" else after
+    answer = web.Response(status=status, headers={"Retry-After": after} if after else {})
+    with capture_logs() as logs:
+        async with serving(answer) as server:
+            settings = RemoteWriteSettings(url=server.url, period_seconds=0.1)
+            async with writing(settings, [up("a")], [up("a", 2.0)]) as sink:
+                await until(lambda: sink.writer.written == 2)
+    assert sink.writer.dropped == 0
+    assert [timestamp for _, _, timestamp in server.series] == [1000, 2000]
+    events = [each["event"] for each in logs]
+    assert events == ["sink_connection_failed", "sink_connected"]
+
+
+async def test_the_oldest_samples_are_dropped_above_the_limit():
+    async with serving() as server:
+        pass
+    settings = RemoteWriteSettings(url=server.url, period_seconds=0.1, max_buffered_samples=3)
+    async with writing(settings, *[[up("a"), up("b")]] * 6) as sink:
+        await until(lambda: sink.writer.overflowed == 8)
+        assert sink.writer.waiting == 2
+        assert sink.writer.written == sink.writer.rejected == 0
+        cells = {(cell.metric.name, *cell.labels): cell.value for cell in sink.own_cells()}
+    assert cells["railscope_collector_remote_write_dropped_samples_total", "overflow"] == 8
+
+
+async def test_requests_have_the_headers_of_the_protocol_and_of_the_settings(tmp_path: Path):
+    (tmp_path / "password").write_text("hunter2\n")
+    async with serving() as server:
+        settings = RemoteWriteSettings(
+            url=server.url, user="me", password_file=str(tmp_path / "password"),
+            headers={"X-Scope-OrgID": "gpu"}, labels={"instance": "", "site": "x"}, period_seconds=0.1,
+        )  # fmt: skip
+        async with writing(settings, [up("a")]) as sink:
+            await until(lambda: sink.writer.written == 1)
+        message = await RemoteWriteSink(settings, lambda: (0, ())).probe()
+    headers = server.requests[0].headers
+    assert headers["Content-Encoding"] == "snappy"
+    assert headers["Content-Type"] == "application/x-protobuf"
+    assert headers["X-Prometheus-Remote-Write-Version"] == "0.1.0"
+    assert headers["User-Agent"].startswith("railscope-collector/")
+    assert headers["X-Scope-OrgID"] == "gpu"
+    assert headers["Authorization"] == "Basic bWU6aHVudGVyMg=="
+    assert message == f"{server.url} accepts samples"
+    common = (("job", "railscope-collector"), ("site", "x"))
+    assert server.series[1][0] == (("__name__", "railscope_check"), *common)
+    assert abs(server.series[1][2] / 1000 - time()) < 300
