@@ -9,6 +9,7 @@ import numpy as np
 from collector.console import curves, node_history
 from collector.console.history_server import CurveQuery, quoted
 from collector.diagnosis import group_history
+from collector.http.read_api import ViewApi
 from collector.workloads.job_roster import JobKey
 from railscope.catalog import rollups
 from railscope.catalog.incidents import JOB_STEP
@@ -94,3 +95,12 @@ def _curve(
         times_ns, values, codes, period, outside, node_history.NOT_EVALUATED
     )
     return curves.HistoryCurve(name, *LABELS[name], found[0], found[1], tuple(found[2]))
+
+
+def has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
+    """True if a rail has a GPU or a NIC, or a job runs. Blocking."""
+    if isinstance(key, JobKey):
+        return any(job.key == key for job in api.views().jobs.jobs)
+    if any(cell.labels[:1] == (key,) for cell in api.views().rail.cells):
+        return True
+    return any(key in map(str, rails) for rails in list(api.core.gpus_by_node.values()))

@@ -120,6 +120,8 @@ class GroupPageModel(msgspec.Struct, frozen=True):
     """True if a server has what the collector no longer keeps."""
 
 
+SERVER_FAILED = "the server with longer history cannot be read now"
+"""Reason for tenants: it has no address."""
 MAX_GROUP_PERIOD_NS = timestamps.HOUR_NS
 COVERED_NS = 30 * SECOND_NS
 """Time by which the first value may be later than the period."""
@@ -225,15 +227,6 @@ def _group_models(
     )
 
 
-def _has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
-    """True if a rail has a GPU or a NIC, or a job runs. Blocking."""
-    if isinstance(key, JobKey):
-        return any(job.key == key for job in api.views().jobs.jobs)
-    if any(cell.labels[:1] == (key,) for cell in api.views().rail.cells):
-        return True
-    return any(key in map(str, rails) for rails in list(api.core.gpus_by_node.values()))
-
-
 def _cell(row: curves.TableRow, unit: str) -> str:
     if row.minimum != row.minimum:
         return "unknown"
@@ -264,7 +257,7 @@ class HistoryPages:
         directory = api.metrics.log.directory
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
         pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
-        pages.has_group = partial(_has_group, api)
+        pages.has_group = partial(group_curves.has_group, api)
         if api.console.history_url:
             pages.server = history_server.HistoryServer(api.console).read
         return pages
@@ -297,17 +290,21 @@ class HistoryPages:
         history, width = self.groups(), request.query.width
         points = history.read(key, group_history.NAMES[0], *period.range)
         is_stored = points is not None and (
-            len(points.times_ns) > 0 and points.times_ns[0] <= period.from_ns + COVERED_NS
+            len(points.times_ns) > 0
+            and (period.is_live or points.times_ns[0] <= period.from_ns + COVERED_NS)
         )
         found: Mapping[str, curves.HistoryCurve] = {}
         source, problem = history_server.SOURCE, ""
         if self.server and not is_stored:
             try:
-                found = await self.server(group_curves.queries(key, figures), period.range)
+                with self.reading.turn(request.credential):
+                    found = await self.server(group_curves.queries(key, figures), period.range)
             except PageProblemError as error:
-                problem = error.text
+                problem = error.text if request.tenant is None else SERVER_FAILED
         if not any(np.isfinite(curve.values).any() for curve in found.values()):
             if points is None and not await run_in_thread(self.has_group, key):
+                if problem:
+                    raise PageProblemError(HTTPStatus.BAD_GATEWAY, problem)
                 name = key if isinstance(key, str) else key.workload
                 message = f"no history of {name[:100]!r}: expected a rail or a job of the last hour"
                 raise PageProblemError(HTTPStatus.NOT_FOUND, message)
@@ -366,7 +363,8 @@ class HistoryPages:
         model = self._models.get(key)
         if model is None:
             model = await self._curves(request, devices, figures, period)
-            self._models[key] = model
+            if not self.server or not model.problem:
+                self._models[key] = model
             if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
         return msgspec.structs.replace(model, period=period)

@@ -182,7 +182,7 @@ class MomentModel(msgspec.Struct, frozen=True):
     """True if curves around the time may be stored."""
 
 
-NOT_STORED = "states of nodes, readings, ages of data and running jobs are stored of the present only; curves of rails and jobs, of the last hour"
+NOT_STORED = "states of nodes, readings, ages of data and running jobs are stored of the present only; without `[console] history_url`, curves of rails and jobs cover the last hour"
 AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
 
 

@@ -98,6 +98,11 @@ class TenantCharges(msgspec.Struct, frozen=True):
     remaining: str = ""
     """Budget less the amount; negative if it is exceeded."""
 
+    @property
+    def is_charged(self) -> bool:
+        """True if the amount is not zero."""
+        return bool(self.amount.strip("0.,"))
+
 
 class TenantHoldings(msgspec.Struct, frozen=True):
     """Jobs of a tenant, and one page of the GPUs that these hold."""
@@ -184,7 +189,11 @@ class TenantPages:
                 statements=statements,
                 statements_problem=problem,
             )
-        is_known = model.gpu_hours or model.quotas or model.statements or request.tenant
+        is_charged = model.charges is not None and (
+            model.charges.budget or model.charges.is_charged
+        )
+        is_listed = model.gpu_hours or model.quotas or model.statements
+        is_known = is_listed or is_charged or request.tenant
         if not is_known and model.tenant not in _held_units(self.api.views()):
             text = f"unknown tenant {model.tenant[:40]!r}: expected one of the list"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)

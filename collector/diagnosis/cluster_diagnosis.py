@@ -95,6 +95,7 @@ class ClusterDiagnosis:
         self.drift = settings_advice.ConfigDrift()
         self._loads = network_advice.StandingLoads()
         self._progress: dict[JobKey, int] = {}
+        self._exchanges: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
@@ -190,11 +191,8 @@ class ClusterDiagnosis:
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
         view.states = {job.key: _job_state(view, job) for job in jobs}
-        for key, state in view.states.items():
-            if state.exchange_now >= job_detectors.STALLED_SPEED:
-                self._progress[key] = slot
-            state.progress_slot = self._progress.get(key, -1)
-        for of_job in (self._progress, self._waits):
+        self._add_progress(view, slot)
+        for of_job in (self._progress, self._exchanges, self._waits):
             for key in of_job.keys() - view.states.keys():
                 del of_job[key]
         self._add_to_minute(view)
@@ -207,6 +205,15 @@ class ClusterDiagnosis:
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
+
+    def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
+        for key, state in view.states.items():
+            if state.exchange_now >= job_detectors.STALLED_SPEED:
+                self._progress[key] = slot
+            state.progress_slot = self._progress.get(key, -1)
+            if state.exchange >= node_detectors.MIN_EXCHANGE:
+                self._exchanges[key] = slot
+            state.exchange_slot = self._exchanges.get(key, -1)
 
     def _find_steps(
         self, jobs: Iterable[job_groups.ActiveJob], slot: int

@@ -300,8 +300,8 @@ class JobStates:
                     touching[_key(job)].append(incident)
         return cls(dict(touching), problem)
 
-    def find(self, key: JobKey, stale_gpus: int, gpus: float) -> DecidedJobState:
-        """Return the state of a job with a number of GPUs, some of them on stale nodes."""
+    def find(self, key: JobKey, stale_gpus: int) -> DecidedJobState:
+        """Return the state of a job with a number of GPUs on stale nodes."""
         touching = self.touching.get(key, ())
         state, reason = HEALTHY, ""
         if self.problem:
@@ -313,7 +313,7 @@ class JobStates:
             reason = f"{'cause' if is_cause else 'victim'} of {touching[0].document.title}"
             reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
         elif stale_gpus:
-            state, reason = UNKNOWN, f"{stale_gpus} of {gpus:g} GPUs are on stale nodes"
+            state, reason = UNKNOWN, f"{stale_gpus} of its GPUs are on stale nodes"
         return DecidedJobState(
             state, reason, tuple(each.document.id for each in touching[:_MAX_INCIDENTS])
         )

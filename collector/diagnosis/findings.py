@@ -215,6 +215,8 @@ class JobState:
 
     progress_slot: int = -1
     """Last slot in which the job made progress."""
+    exchange_slot: int = -1
+    """Last slot in whose minute its NICs sent data; -1 for none."""
 
     @property
     def speed(self) -> float:

@@ -23,6 +23,8 @@ from railscope.timestamps import SECOND_NS
 WORKING_SPEED = 0.3
 MIN_EXCHANGE = 1e-3
 """Share of the line rate below which the nodes of a job exchange nothing."""
+ACTIVE_SLOTS = 12
+"""Slots before the last receipt of a node in which its job must have exchanged data, to show by its end that it waits."""
 
 PROGRESS_SLOTS = 4
 """Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
@@ -113,8 +115,11 @@ def stale_nodes(
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
         slots = contact.age_seconds(now_ns) * SLOTS_PER_MINUTE / 60
-        before = view.signals.slot - slots + PROGRESS_SLOTS
-        if any(_waits(state) and state.progress_slot < before for state in states):
+        stale_slot = view.signals.slot - slots
+        if any(
+            _waits(state, stale_slot) and state.progress_slot < stale_slot + PROGRESS_SLOTS
+            for state in states
+        ):
             yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
             has_receipts
@@ -127,10 +132,12 @@ def stale_nodes(
             yield Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
 
-def _waits(state: JobState) -> bool:
-    """True if a job makes no progress; one without a past if its busy GPUs have exchanged nothing for a minute."""
+def _waits(state: JobState, stale_slot: float) -> bool:
+    """True if a job makes no progress; one without a past if its busy GPUs stopped to exchange data when the node did."""
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
-    return is_stalled(state) or (is_idle and state.utilization_now > MIN_WAITING_USE)
+    was_active = state.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
+    is_waiting = is_idle and was_active and state.utilization_now > MIN_WAITING_USE
+    return is_stalled(state) or bool(is_waiting)
 
 
 def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:

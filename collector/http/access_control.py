@@ -355,16 +355,20 @@ async def tagged_response(
 
     The version is that of everything that the document contains; without one, the content except its time is compared.
     """
-    body = b""
+
+    def encode() -> tuple[bytes, str]:
+        content = make()
+        text = b"" if version else msgspec.json.encode(content | {"timestamp_ns": 0})
+        return msgspec.json.encode(content), hashlib.sha256(text).hexdigest()
+
+    body, digest = b"", hashlib.sha256(repr(version).encode(errors="replace")).hexdigest()
     if not version:
-        content = await service.run_in_thread(make)
-        body = msgspec.json.encode(content)
-        version = (msgspec.json.encode(content | {"timestamp_ns": 0}),)
-    digest = hashlib.sha256(repr(version).encode(errors="replace")).hexdigest()[:_TAG_DIGITS]
-    headers = {"ETag": f'W/"{digest}"'}  # weak, as responses may be compressed
+        body, digest = await service.run_in_thread(encode)
+    headers = {"ETag": f'W/"{digest[:_TAG_DIGITS]}"'}  # weak, as responses may be compressed
     if headers["ETag"] in request.headers.get("If-None-Match", ""):
         return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
-    body = body or msgspec.json.encode(await service.run_in_thread(make))
+    if version:
+        body, _ = await service.run_in_thread(encode)
     return web.Response(body=body, content_type="application/json", headers=headers)
 
 

@@ -189,7 +189,7 @@ class JobsApi:
     ) -> dict[str, Any]:
         """Return a job with its step and its state."""
         step, row = self.incidents().steps.get(job.key), view.to_json(job, self.names_of)
-        state = states.find(job.key, row["stale_gpus"], row["gpus"])
+        state = states.find(job.key, row["stale_gpus"])
         return row | {"step": step and asdict(step)} | msgspec.structs.asdict(state)
 
     def job_document(

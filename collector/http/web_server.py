@@ -17,8 +17,9 @@ import errno
 import gzip
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -214,6 +215,12 @@ class ReadPool:
 
     async def read(self, credential: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
         """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
+        with self.turn(credential):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    @contextmanager
+    def turn(self, credential: Credential) -> Iterator[None]:
+        """Count a read of a requester while it runs. Raises HTTPTooManyRequests."""
         requester = f"tenant/{credential.tenant}" if credential.tenant else credential.label
         pending = self._pending.get(requester, 0)
         if pending >= MAX_READS_PER_REQUESTER:
@@ -221,7 +228,7 @@ class ReadPool:
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
         self._pending[requester] = pending + 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            yield
         finally:
             self._pending[requester] -= 1
             if not self._pending[requester]:

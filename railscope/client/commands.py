@@ -275,7 +275,7 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
 def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
     """List the running jobs, worst first, with step period and slowest GPU.
 
-    degraded: an open incident touches the job. unknown: incidents are not known, or GPUs of the job are on stale nodes.
+    degraded: an open incident touches the job. unknown: incidents are not known, or some of its GPUs are on stale nodes.
     """
     found = _read_cluster(options, "jobs")
     _print_table(cluster_tables.job_table(found), options, tenant=tenant, state=of_state)

@@ -231,8 +231,8 @@ async def test_a_touched_job_that_ended_is_not_running(
 @pytest.mark.parametrize(
     ("diagnosed_ns", "found", "states"),
     [
-        (NOW_NS, [], {"7": "healthy", "8": "unknown: 1 of 1 GPUs are on stale nodes"}),
-        (NOW_NS, [{}], {"7": f"degraded: victim of {TITLE}", "8": "unknown: 1 of 1 GPUs are on stale nodes"}),
+        (NOW_NS, [], {"7": "healthy", "8": "unknown: 1 of its GPUs are on stale nodes"}),
+        (NOW_NS, [{}], {"7": f"degraded: victim of {TITLE}", "8": "unknown: 1 of its GPUs are on stale nodes"}),
         (NOW_NS, [{"severity": "critical", "number": "I2"}, {}], {"7": f"degraded: victim of {TITLE} and 1 more", "8": "unknown"}),
         (NOW_NS, [{"severity": "info"}, {"ended": "2026-09-21T14:13:19Z"}], {"7": "healthy", "8": "unknown"}),
         (NOW_NS - 181 * SECOND_NS, [{}], dict.fromkeys("78", "unknown: not diagnosed since 2026-09-21T14:10:19Z")),
@@ -395,7 +395,7 @@ async def test_a_page_of_the_past_links_to_curves_that_may_be_stored(tmp_path: P
         assert re.search(curves, text)
         text, _ = await page_of(pages, name, at=str(AT_NS // 1_000_000 - 3_600_000), **parts)
         assert "/history" not in text
-        assert "curves of rails and jobs, of the last hour" in text
+        assert "curves of rails and jobs cover the last hour" in text
 
 
 async def test_a_page_of_the_past_is_not_refreshed(tmp_path: Path) -> None:

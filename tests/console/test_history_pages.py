@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,21 +13,24 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from console_site import TOKENS, browser as reading, console, count_elements
 from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector
 from support.browser import visiting
 
-from collector.access.credentials import ANYONE, Role
+from collector.access.credentials import ANYONE, Credential, Role
 from collector.console import PageProblemError, page_rendering
 from collector.console.curves import HistoryCurve, TimeRange
 from collector.console.group_curves import BEFORE_HISTORY
 from collector.console.history_pages import (
     AFTER_NS,
     BEFORE_NS,
+    SERVER_FAILED,
     USUAL_PERIOD_NS,
     GroupPageModel,
     HistoryPages,
+    ServerHistory,
     shown_period,
 )
 from collector.console.history_server import CurveQuery
@@ -34,7 +38,7 @@ from collector.console.node_history import NodeHistory
 from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, PageRequest, parse_query
 from collector.diagnosis.group_history import NAMES, GroupHistory, GroupKey, GroupPoints
 from collector.fleet.schemas import StoredSchemas
-from collector.http.web_server import ReadPool
+from collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import JobKey
 from railscope.catalog.entities import CPU_MODE
@@ -315,6 +319,64 @@ async def test_what_is_no_longer_kept_is_read_from_the_server(
         assert 5.0 in traffic.curves[0]["values"]
     assert server.texts
     assert all(text.count(labels) == text.count("{") for text in server.texts)
+
+
+RED = Credential("red", Role.TENANT, "red")
+JOB_PARTS = {"tenant": "red", "source": "slurm", "workload": "17"}
+
+
+def pages_of_groups(
+    directory: Path,
+    server: ServerHistory,
+    groups: Callable[[], GroupHistory] = GroupHistory,
+) -> HistoryPages:
+    core = CollectorState(StoredSchemas(directory))
+    nodes = NodeHistory.from_directory(directory, core.schemas.read)
+    return HistoryPages(core, nodes, ReadPool(), lambda: NOW_NS, groups, server=server)
+
+
+def job_request(credential: Credential, **query: str) -> PageRequest:
+    page = PAGES_BY_NAME["job_history"]
+    return PageRequest(page, credential, JOB_PARTS, parse_query(page, query))
+
+
+async def test_a_server_that_fails_has_an_address_for_operators_only(tmp_path: Path) -> None:
+    async def fail(_: Sequence[CurveQuery], __: TimeRange) -> dict[str, HistoryCurve]:
+        raise PageProblemError(HTTPStatus.BAD_GATEWAY, "cannot connect to host 10.0.0.9")
+
+    show = pages_of_groups(tmp_path, fail).models()["job_history"]
+    for credential, text in ((ANYONE, "10.0.0.9"), (RED, SERVER_FAILED)):
+        with pytest.raises(PageProblemError) as raised:
+            await show(job_request(credential, at=milliseconds(NOW_NS - 24 * HOUR_NS)))
+        assert raised.value.status is HTTPStatus.BAD_GATEWAY
+        assert text in raised.value.text
+
+
+async def test_a_slow_server_has_few_requests_of_one_tenant(tmp_path: Path) -> None:
+    release, begun = asyncio.Event(), list[int]()
+
+    async def wait(_: Sequence[CurveQuery], __: TimeRange) -> dict[str, HistoryCurve]:
+        begun.append(1)
+        await release.wait()
+        return {}
+
+    show = pages_of_groups(tmp_path, wait).models()["job_history"]
+    asked = [asyncio.ensure_future(show(job_request(RED))) for _ in range(20)]
+    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    release.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert len(begun) == MAX_READS_PER_REQUESTER
+    rejected = [each for each in found if isinstance(each, web.HTTPTooManyRequests)]
+    assert len(rejected) == 20 - MAX_READS_PER_REQUESTER
+
+
+async def test_the_present_of_a_young_job_is_that_of_the_collector(tmp_path: Path) -> None:
+    server = ServerOfTest(5.0)
+    pages = pages_of_groups(tmp_path, server.read, GroupsOfTest)
+    model = await pages.models()["job_history"](job_request(RED))
+    assert isinstance(model, GroupPageModel)
+    assert model.history.source.startswith("the diagnosis of the collector")
+    assert not server.texts
 
 
 @pytest.mark.asyncio(loop_scope="session")
