@@ -62,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start tests of real programs first, on the workers in excess of cores: they mostly wait.
 
-    `--dist worksteal` gives each worker an equal part of the list, in its order. Tests of a module share its fixtures, but those with
-    a longer time limit have none to share and go to different workers.
+    `--dist worksteal` gives each worker an equal part of the list, in its order, and does not move its last tests. Tests of a module
+    share its fixtures, but those with a longer time limit have none to share: they go to different workers, and first.
     """
     items.sort(key=lambda item: item.path)
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
@@ -78,6 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     size, ordered = len(items) // workers, list[pytest.Item]()
     for turn in range(waiting):
         part = [item for item in of_programs if number[group_of(item)] % waiting == turn]
+        part.sort(key=lambda item: item.get_closest_marker("timeout") is None)
         ordered += part + others[: max(size - len(part), 0)]
         del others[: max(size - len(part), 0)]
     items[:] = ordered + others
