@@ -1,4 +1,5 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
+# make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
 # make test             check, then all tests
 # make quick            a third of the tests in about half a minute, for use while editing
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
@@ -7,7 +8,7 @@
 # make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
+# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet and S3
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
 #
@@ -32,13 +33,17 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lock demo test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
+.PHONY: help lock demo cluster test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.ready-to-run
 	$(PY) -m simulator.demo --seconds $(SECONDS) --directory .demo --end-with-parent
+
+cluster: $(VENV)/.ready-to-test
+	@tests/setup_servers.sh postgresql
+	$(PY) -m simulator.failover --directory .cluster
 
 test: check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal
@@ -130,7 +135,7 @@ LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-versio
 lock: $(VENV)/.ready-to-test
 	$(PIP) uv
 	$(LOCK) --output-file deploy/requirements.lock
-	$(LOCK) --extra postgresql --extra parquet --output-file deploy/requirements-extras.lock
+	$(LOCK) --extra postgresql --extra parquet --extra archive --output-file deploy/requirements-extras.lock
 
 clean:
 	rm -rf $(VENV) $(VALIDATOR) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
 
 from collector.commands import administration
 from collector.service import Collector
 from railscope import service
+
+log = structlog.get_logger(__name__)
 
 
 @click.group()
@@ -33,6 +36,7 @@ def collector() -> None:
 )
 def run(config: Path | None, **flags: Any) -> None:
     """Receive frames and serve the views until stopped."""
+    running: list[Collector] = []
 
     def load() -> service.Serve:
         current = administration.load_settings(config, flags)
@@ -40,12 +44,22 @@ def run(config: Path | None, **flags: Any) -> None:
 
         async def serve() -> None:
             service.configure_logs(current.log_level)
-            await Collector(current, reload=_reload).run()
+            running[:] = [Collector(current, reload=_reload)]
+            await running[0].run()
 
         return serve
 
     service.configure_logs(administration.load_settings(config, flags).log_level)
-    asyncio.run(service.supervise(load))
+    asyncio.run(service.supervise(load, lambda: _drain(running[0]) if running else 0.0))
+
+
+def _drain(running: Collector) -> float:
+    """Accept no more frames; return the seconds until the collector is stopped."""
+    drain_seconds = running.settings.drain_seconds
+    if drain_seconds:
+        running.core.is_draining = True
+        log.info("drain_started", drain_seconds=drain_seconds)
+    return drain_seconds
 
 
 def _reload() -> None:

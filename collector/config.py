@@ -99,6 +99,35 @@ class MeteringSettings(Struct, frozen=True, kw_only=True):
     """Maximum age in days of a ledger day that late evidence may revise."""
 
 
+class ArchiveSettings(Struct, frozen=True, kw_only=True):
+    """Archive of usage evidence in Parquet files, and its retention in the database."""
+
+    url: str = ""
+    """Directory, or s3://BUCKET/PREFIX (the extra archive is required). Empty: nothing is archived, and all
+    evidence stays in the database.
+    """
+    endpoint: str = ""
+    """URL of an S3-compatible server. Empty: that of AWS for the region."""
+    region: str = ""
+    """Region of the bucket. Empty: as the environment specifies (AWS_REGION), else us-east-1."""
+    credentials_file: str = ""
+    """File with access key ID and secret access key, a line each. Empty: those of the environment or the machine, as
+    AWS tools find them.
+    """
+    pod_pattern: str = ""
+    """Regular expression for the names of nodes, whose group `pod` names the pod of a node: each pod has its own files.
+    Empty: all nodes are one pod.
+    """
+    archive_after_days: Annotated[int, Meta(ge=1, le=MAX_DAYS)] = 7
+    """Evidence of a day is archived this many days after its end."""
+    delete_after_days: Annotated[int, Meta(ge=0, le=MAX_DAYS)] = 0
+    """Archived evidence is deleted from the database this many days after its day, but never while the day may still
+    be revised or billed. 0: never.
+    """
+    period_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 3600.0
+    """Seconds between two searches for evidence to archive or delete."""
+
+
 class AuditSettings(Struct, frozen=True, kw_only=True):
     """The audit log."""
 
@@ -213,6 +242,19 @@ class CollectorTlsSettings(Struct, frozen=True, kw_only=True):
     """CA certificates (PEM) that client certificates are verified with. Empty: tokens only."""
 
 
+class ClusterSettings(Struct, frozen=True, kw_only=True):
+    """Several collectors with one PostgreSQL database, one of which shows the nodes of all."""
+
+    advertised_url: str = ""
+    """URL by which the other collectors and browsers reach this one, such as https://HOST:9470. Empty: it is alone."""
+    name: str = ""
+    """Name of this collector among them. Empty: the host name of advertised_url."""
+    token_file: str = ""
+    """File that contains its bearer token, which the others list in the section collectors of their tokens files."""
+    ca_file: str = ""
+    """CA certificates (PEM) that the certificates of the others are verified with. Empty: those of the system."""
+
+
 class CollectorSettings(Struct, frozen=True, kw_only=True):
     """Settings of the collector."""
 
@@ -238,6 +280,12 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     """Retired GPUs, which have no capacity after a given time (CSV: gpu,from,to,reason)."""
     inventory_file: str = ""
     """GPUs and RDMA ports that each node must report (CSV: node,gpus,rdma_ports,from,to)."""
+    draining: bool = False
+    """Accept no frames, so that agents send to another collector; everything else is served."""
+    drain_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    """Seconds for which a collector that is stopped drains before it ends, so that agents with several collectors send to
+    another one at once: more than their push_seconds, and less than TimeoutStopSec of the unit. 0: it ends at once.
+    """
     allow_anonymous_read: bool = False
     """Allow unauthenticated requests to read everything that operators may read."""
     stale_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
@@ -261,10 +309,12 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     frame_log: FrameLogSettings = FrameLogSettings()
     ledger: LedgerSettings = LedgerSettings()
     metering: MeteringSettings = MeteringSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     audit: AuditSettings = AuditSettings()
     billing: BillingSettings = BillingSettings()
     console: ConsoleSettings = ConsoleSettings()
     diagnosis: DiagnosisSettings = DiagnosisSettings()
     influx: InfluxSettings = InfluxSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
+    cluster: ClusterSettings = ClusterSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,26 +17,24 @@ from collector.access.access_trail import AccessTrail
 from collector.access.credentials import Role
 from collector.access.tokens_file import RecordedCredentials, TokensFile
 from collector.account.live_account import LiveAccount
+from collector.audit import collector_records
 from collector.billing import tenant_statements
+from collector.cluster_head import ClusterHead, HeadState
 from collector.console import page_table
-from collector.console.console_server import Console
-from collector.evidence import evidence_records, evidence_store, review_rules
+from collector.console.console_server import CLUSTER_PAGES, Console
+from collector.evidence import evidence_records, evidence_store, node_intervals, review_rules
 from collector.files.seller_file import find_seller
-from collector.finalization import day_finalizer, ledger_days
+from collector.finalization import day_finalizer, evidence_retention, ledger_days
 from collector.fleet import schemas, view_cells
 from collector.framelog import framelog, segment_files
-from collector.http import audit_api, billing_api, read_api, web_server
+from collector.http import audit_api, billing_api, identity_conflicts, ingest, read_api, web_server
 from collector.http.access_control import RequestAuthorizer, Route, make_application
-from collector.http.identity_conflicts import IdentityConflictDetector
-from collector.http.ingest import Ingest
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import audit_outbox, ledger_store
 from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
-from collector.sinks.incident_webhook import IncidentWebhook
-from collector.sinks.influx import InfluxSink
-from collector.sinks.remote_write import RemoteWriteSink
+from collector.sinks import incident_webhook, influx, remote_write
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.work_limits import limit_memory_arenas, tune_interpreter
@@ -49,7 +48,6 @@ log = structlog.get_logger(__name__)
 
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
-_RELOAD_AGAIN_SECONDS = 10.0
 
 
 @dataclass
@@ -68,6 +66,8 @@ class Collector:
     """Reason why no data is accepted; empty if data is accepted."""
     reload: Callable[[], None] = lambda: None
     """Restarts the collector, to assign frames new timestamps by an accepted clock."""
+    wall_ns: Callable[[], int] = time.time_ns
+    """The wall clock of this machine."""
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
@@ -75,9 +75,12 @@ class Collector:
         server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
+        self.core.is_draining = self.settings.draining
         limits = self.settings.limits
         self.checkpointer = StateCheckpointer(self.directory, self.core, limits=limits)
-        self.identity_conflicts = IdentityConflictDetector(self.core.evidence.problems.report)
+        self.identity_conflicts = identity_conflicts.IdentityConflictDetector(
+            self.core.evidence.problems.report
+        )
         self.core.on_envelope.append(self.identity_conflicts.check)
         sizes = self.settings.frame_log
         frames = self.directory / "frames"
@@ -85,9 +88,8 @@ class Collector:
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.note_rotation
-        self.state_files = self.log.files = self.checkpoints.files = segment_files.StateFiles(
-            self.directory
-        )
+        state_files = segment_files.StateFiles(self.directory)
+        self.state_files = self.log.files = self.checkpoints.files = state_files
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
@@ -104,8 +106,8 @@ class Collector:
         find_seller(self.settings.billing.seller_file, ())  # raises SettingsError
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._find_tenant
-        self._clock_records: list[audit_outbox.RecordDraft] = []
-        self.clock = clock.CollectorClock(self.directory, self._node_offsets, self._clock_changed)
+        self.clock = clock.CollectorClock(self.directory, self._node_offsets, wall_ns=self.wall_ns)
+        self.clock_records = collector_records.ClockRecords(self.trail, self.clock, self.reload)
         self.checkpointer.reason_to_withhold = lambda: self.clock.hold_reason
         self.live = LiveAccount(
             self.core.evidence,
@@ -124,6 +126,9 @@ class Collector:
             lambda: self.clock.hold_reason,
             self.audit.watch.check,
             self._set_decisions,
+        )
+        self.retention = evidence_retention.EvidenceRetention(
+            self.settings, self.database.open, self.clock, self.audit.watch.check
         )
         self.refresher = view_refresh.ViewRefresher(
             self.core,
@@ -147,12 +152,20 @@ class Collector:
             lambda: self.live.roster.jobs() if self.live.is_ready else (),
             self.settings.diagnosis.thresholds,
         )
-        self.webhook = IncidentWebhook(
+        self.webhook = incident_webhook.IncidentWebhook(
             self.settings.diagnosis, lambda: self.diagnosis.table, self.diagnosis.engine.notified
+        )
+        self.cluster = ClusterHead(
+            self.settings,
+            self.directory,
+            self.core,
+            self.refresher,
+            self.diagnosis,
+            self.database.open,
+            self._metering_stores,
         )
         self.reading = ReadPool()
         self.quarantine = evidence_records.EvidenceQuarantine()
-        limits = self.settings.limits
         self.connections = server_connections.ServerConnections.within_descriptors(
             limits.connections, limits.connections_per_address
         )
@@ -161,42 +174,14 @@ class Collector:
         self._tls = server_connections.server_tls(
             tls.certificate_file, tls.key_file, tls.client_ca_file
         )
-        self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
-        self.remote_write = RemoteWriteSink.from_settings(self.settings)
+        self.sink = influx.InfluxSink(self.settings.influx, lambda: self.refresher.views)
+        self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings)
 
     def _node_offsets(self) -> list[int]:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
         from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * timestamps.SECOND_NS)
         nodes = self.core.fleet.nodes.values()
         return [node.clock_offset_ns for node in nodes if node.timestamp_ns >= from_ns]
-
-    def _clock_changed(self, state: clock.ClockState) -> None:
-        """Record that the clock became suspect, or recovered."""
-        data: RecordData = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
-        if self.clock.is_replaced:
-            decided = state.corrections[-1]
-            data["since_ns"], data["delta_ns"] = str(decided.since_ns), str(decided.delta_ns)
-        outcome = "failed" if state.problem else "done"
-        draft = self.trail.draft("evidence.clock_step", data, outcome=outcome)
-        self._clock_records.append(draft)
-
-    async def _record_clock(self) -> None:
-        """Check the clock every second, store its reference, and record changes, until cancelled."""
-        reload_at = 0.0
-        while True:
-            await asyncio.sleep(1)
-            self.clock.now_ns()
-            if self.clock.is_store_due:
-                await service.run_in_thread(self.clock.store)
-            while self._clock_records:
-                await self.trail.log.append(self._clock_records[0])
-                self._clock_records.pop(0)
-            loop_time = asyncio.get_running_loop().time()
-            if self.clock.is_replaced and loop_time >= reload_at:
-                # Repeated if it was rejected: nothing is stored before the restart.
-                reload_at = loop_time + _RELOAD_AGAIN_SECONDS
-                log.info("restart_requested", reason="accepted clock")
-                self.reload()
 
     def _listed_nodes(self) -> set[str]:
         """Return the nodes that have a credential."""
@@ -213,6 +198,7 @@ class Collector:
     def _metering_stores(self) -> ledger_days.MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
         database = self.database.open()
+        self.core.receipts.open(database)
         return ledger_days.MeteringStores(
             ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
         )
@@ -231,6 +217,7 @@ class Collector:
             watchdog.cancel()
             self.diagnosis.close()
             self.reading.close()
+            self.retention.close()
             self.database.close()
             self.log.close()
             self.state_files.close()
@@ -286,7 +273,7 @@ class Collector:
 
     def application(self) -> Application:
         """Return the application with all routes, behind the authorizer."""
-        ingest = Ingest(
+        receiver = ingest.Ingest(
             self.core,
             self.log,
             self.settings.limits,
@@ -313,11 +300,12 @@ class Collector:
             self.connections,
             self.identity_conflicts,
             self.checkpointer.quarantine,
-            (self.core.log_limit, ingest.log_limit, authorizer.log_limit),
+            (self.core.log_limit, receiver.log_limit, authorizer.log_limit),
             lambda: [
                 *self.audit.cells(),
                 *self.remote_write.own_cells(),
-                *(self.diagnosis.cells() if self.settings.diagnosis.enabled else ()),
+                *self.retention.cells(),
+                *self.cluster.diagnosis_cells(),
                 view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
@@ -327,7 +315,7 @@ class Collector:
             self.core,
             own_metrics,
             lambda: self.refresher.views,
-            lambda: self.diagnosis.table,
+            lambda: self.cluster.incidents,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
             ledger_problem=self.ledger_probe.problem,
@@ -343,15 +331,33 @@ class Collector:
         console.grafana_url = page_table.check_grafana_url(self.settings.console.grafana_url)
         handlers = {
             **console.handlers(),
-            "frames": ingest.handle,
+            "frames": receiver.handle,
+            "records": self.cluster.serve,
             **api.handlers(),
             **audit.handlers(),
             **self.audit.witness_api.handlers(),
             **billing.handlers(),
         }
-        return make_application(
-            authorizer, handlers, self.settings.limits.body_bytes, console.routes
-        )
+
+        def prepare(state: HeadState) -> None:
+            all_nodes = api.with_state(
+                state.core, lambda: state.refresher.views, lambda: state.diagnosis.table
+            )
+            pages = Console.from_api(authorizer, all_nodes, billing, audit, self.audit.health)
+            pages.grafana_url = console.grafana_url
+            state.handlers = {**pages.handlers(), **all_nodes.handlers()}
+            self.webhook = replace(
+                self.webhook,
+                table=lambda: self.cluster.notified,
+                delivered=state.diagnosis.engine.notified,
+            )
+            state.work.append(self.webhook.run)
+
+        self.cluster.prepare = prepare
+        routing = web_server.ClusterRouting(self.cluster)
+        routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
+        max_bytes = self.settings.limits.body_bytes
+        return make_application(authorizer, routed, max_bytes, console.routes)
 
     def _count_rejection(self, route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""
@@ -364,23 +370,19 @@ class Collector:
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
-            log.info(
-                "collector_started",
-                version=__version__,
-                address=f"{host}:{port}",
-                nodes=len(self.core.fleet.nodes),
-            )
+            address, nodes = f"{host}:{port}", len(self.core.fleet.nodes)
+            log.info("collector_started", version=__version__, address=address, nodes=nodes)
             service.notify("READY=1")
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
-                if self.settings.diagnosis.enabled:
+                if self.cluster.diagnoses_alone:
                     group.create_task(self.diagnosis.run())
                     group.create_task(self.webhook.run())
                 for work in (
-                    self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
+                    self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
-                    self._record_clock(), self.refresher.run(), self.sink.run(), self.remote_write.run(),
+                    self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:
@@ -417,8 +419,7 @@ class Collector:
         self.audit.open()
         self.access.open()
         self._read_files()
-        damaged = self.core.schemas.open()
-        if damaged:
+        if damaged := self.core.schemas.open():
             log.error("schemas_damaged", files=damaged, advice="agents send them again")
         self.state_files.open()
         self.log.open()
@@ -428,19 +429,21 @@ class Collector:
         if clock.FILE not in damage and (state := clock.read_state(self.directory)):
             deltas_ns = {step.since_ns: step.delta_ns for step in state.corrections}
             self.checkpointer.corrections = deltas_ns
+        if not self.database.is_embedded:
+            self.core.evidence.first_age_ns = node_intervals.LATE_NS
         self.checkpointer.restore(self.log.stats)
         self.clock.open(
             max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
         )
-        if self.settings.diagnosis.enabled:
+        if self.cluster.diagnoses_alone:
             self.diagnosis.open()
         self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
-        if self.state_files.damage:
-            self.trail.log.append_before_running(
-                self._missing_files_record(self.state_files.damage)
-            )
+        if damage:
+            self.trail.log.append_before_running(self._missing_files_record(damage))
         self.state_files.begin(self.log.number, self.log.offset)
-        if self.log.stats.damaged_records:
-            log.error("frame_log_damaged", records=self.log.stats.damaged_records)
+        if records := self.log.stats.damaged_records:
+            log.error("frame_log_damaged", records=records)
+        if not self.database.is_embedded:
+            self.checkpointer.begin_positions(is_incomplete=bool(damage or records))

@@ -1,14 +1,15 @@
 """All tables of the database: importing `metadata` from this module declares all of them.
 
-Each package declares its own. Triggers keep every table append-only.
+Each package declares its own. Triggers keep every table append-only, except those
+of leases and of the collectors.
 """
 
 from __future__ import annotations
 
 from collector.billing import tables as billing
-from collector.evidence import evidence_tables as evidence
+from collector.evidence import evidence_tables as evidence, first_receipts
 from collector.jobs import imported_lists as jobs
-from collector.ledger import audit_outbox, head_chain
+from collector.ledger import audit_outbox, head_chain, leases, membership
 from collector.ledger.schema import VERSION, metadata, schema_version
 
 __all__ = [
@@ -16,8 +17,11 @@ __all__ = [
     "audit_outbox",
     "billing",
     "evidence",
+    "first_receipts",
     "head_chain",
     "jobs",
+    "leases",
+    "membership",
     "metadata",
     "schema_version",
 ]

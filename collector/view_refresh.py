@@ -17,6 +17,7 @@ from collector.fleet import fleet, view_cells
 from collector.fleet.schema_columns import columns_of
 from collector.fleet.sheets import SheetBlock
 from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
+from collector.ledger.membership import ClusterExtent
 from collector.metering.units import Units
 from collector.state.collector_state import CollectorState
 from collector.views import NO_TENANT, ListedReadings, Rollups, TenantsOf, find_fresh_rows
@@ -56,6 +57,8 @@ class CollectorViews:
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
     gpus: ListedReadings = field(default_factory=ListedReadings)
+    extent: ClusterExtent | None = None
+    """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class ViewRefresher:
     max_jobs: int = MAX_JOBS
     positions: FleetPositions = field(init=False)
     averages: MeasureAverages = field(default_factory=MeasureAverages)
+    extent: Callable[[], ClusterExtent | None] = lambda: None
 
     def __post_init__(self) -> None:
         """Create the positions of the GPUs of jobs."""
@@ -151,6 +155,7 @@ class ViewRefresher:
             jobs,
             failed,
             gpus,
+            self.extent(),
         )
         return self.views
 

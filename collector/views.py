@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -147,11 +148,14 @@ class RollupTotal:
             return self.sum
         if rollup is Rollup.MEAN:
             return self.sum / self.count
+        if rollup is Rollup.COUNT:
+            return self.count
         return self.highest if rollup is Rollup.MAX else self.lowest
 
     def scaled(self, metric: Metric, rollup: Rollup) -> float:
         """Return the value of a roll-up in base units."""
-        return self.value(rollup) * metric.scale.numerator / metric.scale.denominator
+        scale = Fraction(1) if rollup is Rollup.COUNT else metric.scale
+        return self.value(rollup) * scale.numerator / scale.denominator
 
 
 @dataclass(slots=True)

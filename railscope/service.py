@@ -114,11 +114,14 @@ Serve: TypeAlias = Callable[[], Awaitable[None]]
 """Builds a service from validated settings, and runs it until cancelled."""
 
 
-async def supervise(load: Callable[[], Serve]) -> None:
+async def supervise(
+    load: Callable[[], Serve], before_stop: Callable[[], float] = lambda: 0.0
+) -> None:
     """Run a service until SIGTERM or SIGINT.
 
     `load` reads the settings, builds a service from them to validate them, and raises SettingsError if
-    that fails. Raises the error of a service that ends by itself.
+    that fails. `before_stop` returns the seconds until the service is stopped; another signal stops it at once.
+    Raises the error of a service that ends by itself.
     """
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -128,6 +131,11 @@ async def supervise(load: Callable[[], Serve]) -> None:
     while True:
         serving = asyncio.ensure_future(serve())
         following = await _until_change(serving, signals, load)
+        if following is None and not serving.done() and (seconds := before_stop()):
+            waiting = asyncio.ensure_future(signals.get())
+            both: set[asyncio.Future[Any]] = {serving, waiting}
+            await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
         try:
             await _end(serving)
         except SettingsError as error:

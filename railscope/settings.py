@@ -203,6 +203,9 @@ def expectation(hint: Any) -> str:
     if typing.get_origin(plain) is dict:
         value = expectation(typing.get_args(plain)[1])
         return f"a table such as {{ name = value }}, each value {value}"
+    if typing.get_origin(plain) is list:
+        length = "".join(f", at most {note.max_length} values" for note in notes)
+        return f'a list such as ["a", "b"]{length}'
     if typing.get_origin(plain) is Literal:
         return f"one of {', '.join(typing.get_args(plain))}"
     parts = [_TYPES.get(plain, str(plain))]
@@ -216,13 +219,16 @@ def expectation(hint: Any) -> str:
 
 
 def _table(hint: Any, key: str, value: Any, origin: str) -> Any:
-    """Parse a table given as text, as in the environment: `{ a = 1 }`. Other values are unchanged."""
-    if typing.get_origin(_plain(hint)) is not dict or not isinstance(value, str):
+    """Parse a table or list given as text, as in the environment: `{ a = 1 }`. Other values are unchanged."""
+    example = {dict: "a table such as { a = 1 }", list: 'a list such as ["a", "b"]'}.get(
+        typing.get_origin(_plain(hint))
+    )
+    if example is None or not isinstance(value, str):
         return value
     try:
         return parse_toml(f"{key} = {value}")[key]
     except TomlError as error:
-        message = f"invalid {key} in {origin}: expected a table such as {{ a = 1 }}: {error}"
+        message = f"invalid {key} in {origin}: expected {example}: {error}"
         raise SettingsError(message) from error
 
 
@@ -323,4 +329,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items())
         return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return repr(value)

@@ -35,6 +35,8 @@ VERSION = 1
 MAGIC = b"RSF1"
 CONTENT_TYPE = "application/vnd.railscope.frames"
 SENT_HEADER = "Railscope-Sent"
+RECEIPT_HEADER, MAX_RECEIPT_CHARACTERS = "Railscope-Receipt", 512
+"""Header with the receipt of an envelope that is sent again to another collector, as the first one issued it."""
 _SENT = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})(?: ([!-~]{0,64}))?")
 HASH_BYTES = 16
 RAIL_DIGITS = 3

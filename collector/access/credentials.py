@@ -12,6 +12,7 @@ no tokens:
     [finance]
     billing = { common_name = "billing.example.com" }
     [auditors]
+    [collectors]
     [tenants.vision]
     dashboard = "sha256:..."
     [revoked]
@@ -73,6 +74,8 @@ class Role(StrEnum):
     """Reads everything, the audit log included, and changes nothing."""
     TENANT = "tenant"
     """Reads its own use, statements and audit entries."""
+    COLLECTOR = "collector"
+    """Another collector with the same database: it reads the records of all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ _SECTIONS = {
     "operators": Role.OPERATOR,
     "finance": Role.FINANCE,
     "auditors": Role.AUDITOR,
+    "collectors": Role.COLLECTOR,
 }
 _TENANTS, _REVOKED = "tenants", "revoked"
 _MAX_AUTHORITY = "max_authority"

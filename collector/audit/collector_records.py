@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 import structlog
 
 from collector.audit import AuditLogError, housekeeping_files, log_writer
+from collector.clock import ClockState, CollectorClock
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError
 from collector.work_limits import MinuteCounts, write_for_a_minute
@@ -32,6 +33,7 @@ POLL_SECONDS = 1.0
 COUNT_SECONDS = 60.0
 """Maximum period between two full counts: a row may be committed after a later one."""
 RETRY_SECONDS = 10.0
+RELOAD_AGAIN_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -361,3 +363,47 @@ class AuditTrail:
         """Return a record of the collector as of now; without an actor it is the collector itself."""
         record_actor = actor or record.RecordActor("collector", self.log.source.id)
         return audit_outbox.RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)
+
+
+@dataclass(slots=True)
+class ClockRecords:
+    """Records that the collector's clock became suspect or recovered; `run` it while the log runs."""
+
+    trail: AuditTrail
+    clock: CollectorClock
+    reload: Callable[[], None]
+    """Restarts the collector, to assign frames new timestamps by an accepted clock."""
+    _drafts: list[audit_outbox.RecordDraft] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Follow the clock."""
+        self.clock.on_change = self._add
+
+    def _add(self, state: ClockState) -> None:
+        data: record.RecordData = {
+            "problem": state.problem,
+            "reference_ns": str(state.reference_ns),
+        }
+        if self.clock.is_replaced:
+            decided = state.corrections[-1]
+            data["since_ns"], data["delta_ns"] = str(decided.since_ns), str(decided.delta_ns)
+        outcome = "failed" if state.problem else "done"
+        self._drafts.append(self.trail.draft("evidence.clock_step", data, outcome=outcome))
+
+    async def run(self) -> None:
+        """Check the clock every second, store its reference, and record changes, until cancelled."""
+        reload_at = 0.0
+        while True:
+            await asyncio.sleep(1)
+            self.clock.now_ns()
+            if self.clock.is_store_due:
+                await run_in_thread(self.clock.store)
+            while self._drafts:
+                await self.trail.log.append(self._drafts[0])
+                self._drafts.pop(0)
+            loop_time = asyncio.get_running_loop().time()
+            if self.clock.is_replaced and loop_time >= reload_at:
+                # Repeated if it was rejected: nothing is stored before the restart.
+                reload_at = loop_time + RELOAD_AGAIN_SECONDS
+                log.info("restart_requested", reason="accepted clock")
+                self.reload()

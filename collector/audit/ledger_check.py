@@ -22,10 +22,11 @@ from collector.ledger import audit_outbox, head_chain, schema
 from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
 from railscope.audit.record import RecordData
 
-RECORDED = frozenset(
-    {"price book", "closing", "invoice", "adjustment", "void", "opening", "job list"}
-)
-"""Kinds of rows that people cause: each has a record of its own."""
+RECORDED = frozenset({
+    "price book", "closing", "invoice", "adjustment", "void", "opening", "job list",
+    "evidence archive", "evidence removal",
+})  # fmt: skip
+"""Kinds of rows that have a record of their own: actions of people, and of the archive."""
 
 
 @dataclass(slots=True)

@@ -203,6 +203,8 @@ class MonthCharges:
     """Reason why there are no charges; it names no tenant."""
     details: str = ""
     """The same with the usage concerned, which may be that of any tenant."""
+    is_outdated: bool = False
+    """True while a newer ledger or newer prices are being rated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import click
 
 from collector import clock
 from collector.access import credentials
+from collector.commands.archive import archive_group
 from collector.commands.collector_check import check_collector
 from collector.config import PREFIX, CollectorSettings
 from collector.framelog.segment_files import accept_loss
@@ -132,4 +133,6 @@ def sample_config() -> None:
     click.echo(text, nl=False)
 
 
-COMMANDS = (check_command, token, accept_loss_command, accept_clock_command, sample_config)
+COMMANDS = (
+    archive_group, check_command, token, accept_loss_command, accept_clock_command, sample_config,
+)  # fmt: skip

@@ -23,7 +23,7 @@ from collector import administrator_files, tables
 from collector.access import credentials
 from collector.audit import log_secrets
 from collector.config import CollectorSettings
-from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence import archive_files, evidence_store
 from collector.files import seller_file
 from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
@@ -79,6 +79,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("pod_job_pattern", lambda: _check_pattern(settings.pod_job_pattern))
     yield _run_check("ledger", lambda: _check_ledger(settings, directory))
     yield _run_check("audit.key_file", lambda: _check_audit_key(settings, directory))
+    yield _run_check("archive", lambda: _check_archive(settings))
     server = settings.influx
     yield _run_check("influx", lambda: influx.probe(server) if server.url else "off: no influx.url")
     yield _run_check(
@@ -90,7 +91,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (SettingsError, UnusableLedgerError, OSError) as error:
+    except (SettingsError, UnusableLedgerError, archive_files.ArchiveError, OSError) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 
@@ -181,7 +182,7 @@ def _check_database(url: URL) -> Iterator[Database | None]:
 def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
     """The nodes that have reported a GPU, from the ledger's database."""
     with _check_database(make_url(ledger_url(settings.ledger, directory))) as database:
-        return set(EvidenceStore(database).contacts()) if database else set()
+        return set(evidence_store.EvidenceStore(database).contacts()) if database else set()
 
 
 def _check_seller(path: str) -> str:
@@ -204,6 +205,15 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
             return f"{url.render_as_string()} will be created at the first start"
         probe.commit_probe(database)
         return f"{database.name} is writable"
+
+
+def _check_archive(settings: CollectorSettings) -> str:
+    archive_files.compile_pod_pattern(settings.archive.pod_pattern)
+    store = archive_files.open_archive_store(settings.archive)
+    if store is None:
+        return "off: evidence stays in the database"
+    archive_files.import_pyarrow()
+    return store.probe()
 
 
 def _check_audit_key(settings: CollectorSettings, directory: Path) -> str:

@@ -17,14 +17,9 @@ import click
 
 from collector import clock, tables
 from collector.audit import ledger_watch
-from collector.billing import (
-    BillingError,
-    invoices,
-    period_closing,
-    period_completeness,
-)
+from collector.billing import BillingError, invoices, period_closing, period_completeness
 from collector.config import PREFIX, CollectorSettings
-from collector.evidence import evidence_store
+from collector.evidence import archive_files, evidence_archive, evidence_store
 from collector.files import seller_file, tenancy_files, watched_file
 from collector.jobs import JobsError, job_reconciliation, scheduler_records
 from collector.ledger import audit_outbox, ledger_store
@@ -35,7 +30,9 @@ from railscope.audit.record import RecordActor
 
 ContentT = TypeVar("ContentT")
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
-_FAILURES = (BillingError, UnusableLedgerError, PeriodError, settings.SettingsError)
+_FAILURES = (
+    BillingError, UnusableLedgerError, PeriodError, settings.SettingsError, archive_files.ArchiveError,
+)  # fmt: skip
 
 
 def operator_now(name: str) -> audit_outbox.TimedActor:
@@ -63,7 +60,7 @@ class CommandContext:
 
         Writing transactions fail on an older copy of the database, unless `any_copy`.
         """
-        url = self.ledger or ledger_url(self._settings.ledger, self._state_directory())
+        url = self.ledger or ledger_url(self.settings.ledger, self._state_directory())
         ledger = ledger_store.Ledger.open(url, tables.metadata, make=False)
         try:
             if not any_copy:
@@ -73,17 +70,30 @@ class CommandContext:
         finally:
             ledger.close()
 
+    @contextmanager
+    def archive(self) -> Iterator[evidence_archive.EvidenceArchive]:
+        """The archive of the evidence in the selected ledger. Raises UnusableLedgerError, SettingsError."""
+        chosen = self.settings.archive
+        pattern = archive_files.compile_pod_pattern(chosen.pod_pattern)
+        with self.books() as books:
+            yield evidence_archive.EvidenceArchive(
+                books.ledger.database,
+                archive_files.open_archive_store(chosen),
+                pattern,
+                self.timed_actor.actor,
+            )
+
     def seller(self, tenants: Iterable[str]) -> seller_file.Seller:
         """The seller; without a seller file, each of the tenants pays for itself.
 
         Raises SettingsError.
         """
-        return seller_file.find_seller(self._settings.billing.seller_file, tenants)
+        return seller_file.find_seller(self.settings.billing.seller_file, tenants)
 
     @property
     def seller_name(self) -> str:
         """Name of the invoice issuer for statements; empty without a seller file."""
-        return self.seller(()).provider if self._settings.billing.seller_file else ""
+        return self.seller(()).provider if self.settings.billing.seller_file else ""
 
     @property
     def audit_directory(self) -> Path | None:
@@ -95,7 +105,8 @@ class CommandContext:
         return directory if self.ledger is None and (directory / "checkpoint").exists() else None
 
     @property
-    def _settings(self) -> CollectorSettings:
+    def settings(self) -> CollectorSettings:
+        """The settings of the collector. Raises SettingsError."""
         installed = None if self.ledger else settings.default_file("collector")
         return settings.load(CollectorSettings, file=self.config or installed, prefix=PREFIX)
 
@@ -115,7 +126,7 @@ class CommandContext:
             raise invoices.ClosingError(message)
 
     def _state_directory(self) -> Path:
-        return service.state_directory(self._settings)
+        return service.state_directory(self.settings)
 
 
 def read_evidence(database: Database) -> period_completeness.UsageEvidence | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from http import HTTPStatus
 from typing import TypeVar
@@ -185,7 +185,7 @@ class BillingPages:
     ) -> tenant_statements.MonthCharges:
         """Return the charges so far of all tenants, rated once for each change of the ledger or the prices.
 
-        While they are rated again, these are the previous ones. Raises PageProblemError.
+        While they are rated again, these are the previous ones, marked as outdated. Raises PageProblemError.
         """
         head = await self._read(request, lambda reader: reader.ledger_head())
         if self._charges is None or self._charges_head != head:
@@ -195,7 +195,9 @@ class BillingPages:
             await asyncio.wait([self._rating], timeout=MAX_RATING_WAIT_SECONDS)
             if self._rating.done():
                 self._rating.result()
-        return self._charges or tenant_statements.MonthCharges(problem="being computed")
+        if self._charges is None:
+            return tenant_statements.MonthCharges(problem="being computed")
+        return replace(self._charges, is_outdated=self._charges_head != head)
 
     async def _rate(
         self, request: page_table.PageRequest, head: head_chain.ChainHead | None

@@ -27,6 +27,7 @@ from collector.console import (
 )
 from collector.console.page_cache import PageCache, RenderedContent
 from collector.http import access_control, audit_api, billing_api, read_api, web_server
+from collector.ledger.membership import ClusterExtent
 from railscope import __version__
 from railscope.service import run_in_thread
 
@@ -42,6 +43,12 @@ SECURITY_HEADERS: Mapping[str, str] = {
 _STATIC_HEADERS = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 _PRIVATE = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
 _MACHINE_PATHS = ("/api/v1/", "/v1/", "/metrics", "/-/", "/static/")
+_LOCAL_PAGES = frozenset({
+    "statements", "statement", "billing", "billing_period", "reconciliation", "audit", "audit_record", "railscope",
+    "runbook", "api",
+})  # fmt: skip
+CLUSTER_PAGES = frozenset(page.name for page in page_table.PAGES) - _LOCAL_PAGES
+"""Pages that follow from the frames of nodes: of several collectors, the head shows those of all."""
 PLAIN_HTTP = (
     "signing in needs TLS: over plain HTTP it is possible on the collector's own machine only; fix: set"
     " tls.certificate_file and tls.key_file, or forward a port: ssh -L 9470:localhost:9470 COLLECTOR,"
@@ -64,6 +71,8 @@ class Console:
     wall_ns: Callable[[], int]
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
+    extent: Callable[[], ClusterExtent | None] = lambda: None
+    """Returns the collectors whose nodes the pages contain; None for those of one collector."""
     _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
     _sign_ins: access_control.FailureThrottle = field(
         default_factory=access_control.FailureThrottle
@@ -101,6 +110,7 @@ class Console:
             },
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
             api.wall_ns,
+            extent=lambda: api.views().extent,
         )
 
     @property
@@ -173,15 +183,21 @@ class Console:
 
     async def _make(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         model = await self.models[asked.page.name](asked)
+        extent = self.extent() if asked.page.name in CLUSTER_PAGES else None
+        if extent and asked.credential.role is access.Role.TENANT:
+            extent = extent.for_tenant()
 
         def render() -> RenderedContent:
             if form == "json":
-                return RenderedContent.from_body(msgspec.json.encode(model).decode())
+                encoded = msgspec.json.encode(model)
+                encoded = extent.add_to(encoded) if extent else encoded
+                return RenderedContent.from_body(encoded.decode())
             is_moment = isinstance(model, incident_pages.MomentModel)
             template = "moment.html" if is_moment else f"{asked.page.name}.html"
-            return RenderedContent.from_body(
-                page_rendering.render(template, model=model, request=asked)
-            )
+            content = page_rendering.render(template, model=model, request=asked)
+            if extent:
+                content = page_rendering.render("extent.html", extent=extent) + content
+            return RenderedContent.from_body(content)
 
         return await run_in_thread(render)
 
@@ -291,7 +307,10 @@ class Console:
         result = authentication.authenticate_token(
             authorizer.credentials(), form.get("token", "").strip(), authorizer.wall_ns()
         )
-        if result.credential and result.credential.role is access.Role.NODE:
+        if result.credential and result.credential.role in {
+            access.Role.NODE,
+            access.Role.COLLECTOR,
+        }:
             reason = access_control.WRONG_ROLE
             result = authentication.AuthenticationResult(
                 None, reason, result.key, result.credential

@@ -14,13 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from collector.console import (
-    PageProblemError,
-    curves,
-    incident_pages,
-    page_table,
-    recent_events,
-)
+from collector.console import PageProblemError, curves, incident_pages, page_table, recent_events
 from collector.diagnosis import entity_states
 from collector.fleet import schema_columns
 from collector.http import read_api

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from collector.console import (
-    incident_pages,
-    page_rendering,
-    page_table,
-    rail_grid,
-    recent_events,
-)
+from collector.console import incident_pages, page_rendering, page_table, rail_grid, recent_events
 from collector.diagnosis import entity_states
 from collector.fleet.view_cells import ViewCell, label_names
 from collector.http.access_control import ROUTES

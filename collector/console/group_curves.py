@@ -11,7 +11,7 @@ from collector.console.history_server import CurveQuery, quoted
 from collector.diagnosis import group_history
 from collector.http.read_api import ViewApi
 from collector.workloads.job_roster import JobKey
-from railscope.catalog import rollups
+from railscope.catalog import Rollup, derived_metric, rollups
 from railscope.catalog.incidents import JOB_STEP
 
 RAIL_FIGURES = {
@@ -51,7 +51,7 @@ ROLLUPS: Mapping[str, Sequence[str]] = {
 
 
 def queries(key: group_history.GroupKey, figures: GroupFigures) -> list[CurveQuery]:
-    """Return the queries of the curves of a rail or a job: the largest value of several priorities counts."""
+    """Return the queries of the curves of a rail or a job: the largest pause of several priorities counts."""
     scope, labels = ("job", key._asdict()) if isinstance(key, JobKey) else ("rail", {"rail": key})
     matchers = ",".join(f"{label}={quoted(value)}" for label, value in labels.items())
     found = []
@@ -61,9 +61,20 @@ def queries(key: group_history.GroupKey, figures: GroupFigures) -> list[CurveQue
         if name == group_history.STEP_CURVE:
             metrics = [JOB_STEP.name]
         if metrics:
-            text = " or ".join(f"max({metric}{{{matchers}}})" for metric in metrics)
+            text = " or ".join(_combined(metric, f"{{{matchers}}}") for metric in metrics)
             found.append(CurveQuery(name, *LABELS[name], text))
     return found
+
+
+def _combined(name: str, selector: str) -> str:
+    """Return the query of a roll-up: several collectors may each have a part of a rail or a job."""
+    rollup = rollups().get(name)
+    if rollup is not None and rollup.rollup is Rollup.SUM:
+        return f"sum({name}{selector})"
+    if rollup is not None and rollup.rollup is Rollup.MEAN:
+        count = derived_metric(rollup.source, rollup.scope, Rollup.COUNT).name + selector
+        return f"sum({name}{selector} * {count}) / sum({count})"
+    return f"max({name}{selector})"
 
 
 def read_history(

@@ -11,12 +11,7 @@ import msgspec
 
 from collector.account import account_cells, account_sums
 from collector.billing import charges, tenant_statements
-from collector.console import (
-    PageProblemError,
-    billing_pages,
-    incident_pages,
-    page_table,
-)
+from collector.console import PageProblemError, billing_pages, incident_pages, page_table
 from collector.files.tenancy_files import Quota
 from collector.http import incidents_api, read_api
 from collector.metering import tiling, units
@@ -97,6 +92,8 @@ class TenantCharges(msgspec.Struct, frozen=True):
     used_percent: str = ""
     remaining: str = ""
     """Budget less the amount; negative if it is exceeded."""
+    is_outdated: bool = False
+    """True while a newer ledger or newer prices are being rated."""
 
     @property
     def is_charged(self) -> bool:
@@ -282,6 +279,7 @@ def charges_row(
         currency=month.currency,
         problem=problem,
         budget="" if budget is None else charges.format_decimal(budget, places),
+        is_outdated=month.is_outdated,
     )
     if problem:
         return row

@@ -25,13 +25,7 @@ from collector.diagnosis.findings import (
 from collector.diagnosis.job_detectors import has_common_steps, is_steady
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import (
-    Floats,
-    mean_known,
-    means_known,
-    median,
-    median_known,
-)
+from collector.diagnosis.slot_sums import Floats, mean_known, means_known, median, median_known
 from railscope.catalog.xids import xid
 from railscope.reading import Absent
 

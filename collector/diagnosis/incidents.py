@@ -200,7 +200,7 @@ class IncidentTracker:
         key = finding.incident_class, finding.subject or finding.cause
         found = self._candidates.get(key)
         if found is None:
-            reach = reach_of(view, finding.cause, finding.parts)
+            reach = reach_of(view, finding)
             if self._is_full(reach):
                 self.ignored_findings += 1
                 return

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from collector.diagnosis.findings import Cause, DiagnosisView
+from collector.diagnosis.findings import DiagnosisView, Finding
 from collector.workloads.job_roster import JobKey
 
 
@@ -27,13 +27,33 @@ class Relation(StrEnum):
     DEVICE = "device"
     NODE = "node"
     RAIL = "rail"
+    PEERS = "rail of a job"
     JOB = "job"
 
 
 _RECEIVERS = ("pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver")
 _GPU_FAILURES = ("gpu_lost", "gpu_unresponsive", "ecc_uncorrectable", "xid_event", "row_remap")
 _LINK_FAILURES = ("link_down", "nic_lost", "node_down")
-_FABRIC = (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_not_sent", "cnp_ignored", "lossless_broken", "leaf_loss", "uplink_congested", "unprotected_traffic", "link_speed_low", "link_flap", "link_transmit_errors", "transceiver_degraded", *_LINK_FAILURES)  # fmt: skip
+_OWN_LINK = (
+    "unprotected_traffic",
+    "link_flap",
+    "link_transmit_errors",
+    "transceiver_degraded",
+    *_LINK_FAILURES,
+)
+"""Classes that lose only what one link carries: the peers of its node suffer, not all that share the rail."""
+_SHARED_FABRIC = (
+    *_RECEIVERS,
+    "incast_receiver",
+    "ecn_inactive",
+    "cnp_not_sent",
+    "cnp_ignored",
+    "lossless_broken",
+    "leaf_loss",
+    "uplink_congested",
+    "link_speed_low",
+)
+_FABRIC = (*_SHARED_FABRIC, *_OWN_LINK)
 _SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
 
 EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
@@ -41,12 +61,12 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
-    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "link_flap", "leaf_loss", *_LINK_FAILURES)},
-    "transport_retry": {Relation.RAIL: _FABRIC},
+    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss"), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
+    "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _OWN_LINK},
     "paused_unlocalised": {Relation.RAIL: (*_FABRIC, "ecn_late")},
-    "leaf_loss": {Relation.RAIL: ("unprotected_traffic", "lossless_broken", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "leaf_loss": {Relation.RAIL: ("lossless_broken",), Relation.PEERS: ("unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
-    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken"), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "ecn_late": {Relation.RAIL: _FABRIC},
     "rail_imbalance": {Relation.JOB: _FABRIC},
     "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},
@@ -86,11 +106,15 @@ class Reach:
             return {self.device}
         if relation is Relation.NODE:
             return self.nodes
+        if relation is Relation.PEERS:
+            # Nodes without a job exchange with others without one.
+            return {(rail, job) for rail in self.rails for job in self.jobs or {None}}
         return self.rails if relation is Relation.RAIL else self.jobs
 
 
-def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
-    """Return the reach of a cause. A leaf affects the rail in all pods: its traffic crosses the spines."""
+def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
+    """Return the reach of a finding. A leaf affects the rail in all pods: its traffic crosses the spines."""
+    cause, parts = finding.cause, finding.parts
     devices, nodes, rails = view.devices, set[str](), set[str]()
     jobs: set[JobKey] = {cause.job} if cause.job else set()
     if cause.kind == "nic":
@@ -112,7 +136,7 @@ def reach_of(view: DiagnosisView, cause: Cause, parts: Iterable[int]) -> Reach:
         nodes = {mount.node for mount in devices.mounts if mount.server == cause.name}
     elif cause.job:
         nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
-    if cause.kind == "nic":
+    if cause.kind == "nic" and finding.incident_class not in {*_OWN_LINK, "transport_retry"}:
         jobs |= _jobs_on_rail(view, cause.position)
     else:
         jobs |= {job.key for job in view.jobs if nodes.intersection(job.nodes)}

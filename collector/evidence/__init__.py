@@ -11,3 +11,11 @@
 
 Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.
 """
+
+from __future__ import annotations
+
+from railscope import RailscopeError
+
+
+class EvidenceError(RailscopeError):
+    """Base of the errors of evidence: an invalid claim event, an archive that cannot be used."""

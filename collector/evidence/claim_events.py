@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from collector.evidence import EvidenceError
 from collector.evidence.gpu_node_history import GpuPresence
 from railscope import claim_terms, timestamps, wire
 from railscope.catalog import tenancy
@@ -57,7 +58,7 @@ def is_gpu(key: str) -> bool:
     return not key.startswith(_UNPLACED)
 
 
-class ClaimEventError(ValueError):
+class ClaimEventError(EvidenceError, ValueError):
     """Event that is not a valid claim; the message states the reason."""
 
 
@@ -231,7 +232,11 @@ def _edge_timestamp(
     """
     boot_ns = _timestamp(facts, f"{edge}_boot_ns", -1)
     if boot_ns < 0:
-        return _timestamp(facts, f"{edge}_ns", otherwise)
+        wall_ns = _timestamp(facts, f"{edge}_ns", otherwise)
+        if not 0 <= wall_ns < timestamps.FOREVER_NS:
+            message = f"invalid time of the event {wall_ns}: expected nanoseconds since 1970"
+            raise ClaimEventError(message)
+        return wall_ns
     placed_ns = reporter.since_boot_ns + boot_ns
     if not 0 <= placed_ns < timestamps.FOREVER_NS:
         message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"

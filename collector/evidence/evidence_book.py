@@ -6,7 +6,7 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 
@@ -24,7 +24,7 @@ from collector.evidence import (
 from collector.fleet import schema_columns, schemas
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import QUARANTINE_NS
-from railscope import claim_terms, timestamps
+from railscope import claim_terms
 from railscope.catalog.tenancy import SOURCES
 from railscope.wire import Batch, Envelope
 
@@ -52,6 +52,8 @@ class EvidenceBook:
     problems: evidence_memory.ProblemReports = field(default_factory=evidence_memory.ProblemReports)
     receipts: dict[str, node_intervals.NodeReceipts] = field(default_factory=dict)
     """Receipts of frames, by node."""
+    first_age_ns: int = node_intervals.MAX_AGE_NS
+    """Trusted age of reports in the first envelope of a node: less until the reports of other collectors are merged."""
     rejected_claims: int = 0
     version: int = 0
     """Incremented by each claim and each new presence of a GPU."""
@@ -77,7 +79,7 @@ class EvidenceBook:
         """Record the facts of batches of an envelope, one interval of a batch per step."""
         skew_ns = self._skew(record, envelope.node)
         receipts = self.node(envelope.node)
-        horizon_ns = receipts.horizon_ns(record.received_wall_ns)
+        horizon_ns = receipts.horizon_ns(record.received_wall_ns, self.first_age_ns)
         times = evidence_memory.BootTimes.of_batches(batches)
         is_joined = bool(batches) and times.are_joined(record, envelope)
         if is_joined:
@@ -165,19 +167,16 @@ class EvidenceBook:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
 
+    def merge_reports(self, ends_ns: Mapping[str, int]) -> None:
+        """Merge the ends of the newest reports of nodes in the database, perhaps of another collector."""
+        for node, end_ns in ends_ns.items():
+            receipts = self.node(node)
+            receipts.current_ns = max(receipts.current_ns, end_ns)
+        self.first_age_ns = node_intervals.MAX_AGE_NS
+
     def contacts_of(self, node: str) -> node_intervals.Contacts:
         """Return the first receipts of the GPUs of a node."""
         return {node: self.node(node).gpus}
-
-    def find_new_contacts(self, stored: node_intervals.Contacts) -> node_intervals.Contacts:
-        """Return the first receipts that are not in `known`, or are earlier."""
-        new_contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
-        for node, receipts in self.receipts.items():
-            known_gpus = stored.get(node, {})
-            new = {g: c for g, c in receipts.gpus.items() if c < known_gpus.get(g, _NEVER)}
-            if new:
-                new_contacts[node] = new
-        return new_contacts
 
     def record_presence(
         self, uuid: str, presence: gpu_node_history.GpuPresence, pci: str
@@ -195,8 +194,11 @@ class EvidenceBook:
                 facts = {"max": str(node_intervals.MAX_GPUS)}
                 self._report("too_many_gpus", presence.node, presence.received_ns, facts)
                 return None
-            contact = node_intervals.FirstContact(presence.received_ns, pci)
+            contact = node_intervals.FirstContact(
+                presence.received_ns, pci[: node_intervals.MAX_PCI_CHARACTERS]
+            )
             if receipts.record_contact(uuid, contact):
+                self.intervals.unstored.add(presence.node, evidence_memory.CONTACTS)
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
         presences = self.gpu(uuid).presences
@@ -283,7 +285,7 @@ class EvidenceBook:
         if not events:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
-        horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
+        horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns, self.first_age_ns)
         reporter = claim_events.ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
             if number % _CLAIMS_PER_STEP == 0:
@@ -303,6 +305,7 @@ class EvidenceBook:
             fact = claim_events.with_receipt(fact, horizon_ns, record.received_wall_ns)
             if self._add_fact(fact):
                 self.unwritten[fact] = None
+                self.intervals.unstored.add(envelope.node, fact)
                 self._mark_changed(fact)
                 if record.is_marked:
                     frame_ns = batch.boot_ns[event.row]
@@ -444,5 +447,4 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-_NEVER = node_intervals.FirstContact(timestamps.FOREVER_NS)
 _CLAIMS_PER_STEP = 256

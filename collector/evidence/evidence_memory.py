@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -184,12 +185,69 @@ class BootTimes(NamedTuple):
 
 
 @dataclass(slots=True)
+class UnstoredFacts:
+    """Facts that a shared database does not have, with the positions of the acknowledgements that wait for them.
+
+    Each acknowledgement has a position, which only increases. The facts of its envelope were recorded at that
+    position or before, so the database has all of them once every fact that it lacks is of a later one. A fact that
+    is added to keeps its position until it is stored. While a fact is being written, it is not stored, and additions
+    to it are a further fact.
+    """
+
+    log: str = ""
+    """Identity of the state directory; empty if evidence is as safe in the frame log as in the database."""
+    position: int = 0
+    """Position of the next acknowledgement."""
+    _waiting: dict[str, dict[Hashable, int]] = field(default_factory=dict)
+    """Positions by node and fact."""
+    _writing: dict[str, dict[Hashable, int]] = field(default_factory=dict)
+
+    def add(self, node: str, fact: Hashable) -> None:
+        """Record that a fact of a node was recorded or changed."""
+        if self.log:
+            self._waiting.setdefault(node, {}).setdefault(fact, self.position)
+
+    def begin_write(self, node: str, fact: Hashable) -> None:
+        """Record that a fact is as of now about to be written."""
+        position = self._waiting.get(node, {}).pop(fact, None)
+        if position is not None:
+            self._writing.setdefault(node, {})[fact] = position
+
+    def begin_contacts(self) -> None:
+        """Record that all first contacts are about to be written."""
+        for node in self._waiting:
+            self.begin_write(node, CONTACTS)
+
+    def end_write(self, *, is_stored: bool) -> None:
+        """Record the end of a write: the transaction was committed, or may not have been."""
+        if not is_stored:
+            for node, positions in self._writing.items():
+                self._waiting[node].update(positions)  # these are earlier than those of additions
+        self._writing.clear()
+
+    def acknowledge(self, node: str) -> dict[str, str | int]:
+        """Return the position of an acknowledgement, and that up to which all facts of the node are stored."""
+        if not self.log:
+            return {}
+        position, self.position = self.position, self.position + 1
+        facts = (by_node.get(node, {}).values() for by_node in (self._waiting, self._writing))
+        first = min(chain.from_iterable(facts), default=self.position)
+        return {"log": self.log, "position": position, "stored": first - 1}
+
+
+CONTACTS = "contacts"
+"""The first contacts of a node, as one fact."""
+
+
+@dataclass(slots=True)
 class IntervalMemory:
     """All intervals in memory, by node, boot and number."""
 
     by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Number of usual intervals in memory, by node."""
+    unstored: UnstoredFacts = field(default_factory=UnstoredFacts)
+    """These intervals, and the other facts that are to be written to the database."""
 
     def record_rows(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
         """Record the rows of a batch that belong in one interval."""
@@ -262,6 +320,7 @@ class IntervalMemory:
         interval.interval.cover(*span)
         interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
         interval.stored = False
+        self.unstored.add(key[0], key)
         return interval
 
     def release(self, interval: IntervalInMemory) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select
 from collector.evidence import (
     claim_events,
     claim_placement,
+    evidence_archive,
     evidence_records,
     evidence_tables,
     gpu_evidence,
@@ -131,6 +132,15 @@ def compress_interval(
     )
 
 
+def _recording_ns(connection: Connection, wall_ns: Callable[[], int]) -> int:
+    """Return the present time, for rows that become visible soon after it, or never.
+
+    Changes are searched by it: a process that is paused between this and its commit loses the transaction.
+    """
+    schema.limit_idle_time(connection)
+    return wall_ns()
+
+
 class EvidenceStore:
     """Facts of all collectors that write this database."""
 
@@ -146,7 +156,7 @@ class EvidenceStore:
         self,
         intervals: Sequence[EncodedInterval],
         facts: Sequence[claim_events.ClaimFact],
-        recorded_ns: int,
+        wall_ns: Callable[[], int],
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Add facts; existing ones are not added again.
@@ -154,35 +164,36 @@ class EvidenceStore:
         `early` has the start of claims that began before first contact with their GPU, by GPU and
         node.
         """
-        rows = [
-            schema.to_row(
-                evidence_tables.evidence_intervals,
-                interval,
-                part=interval.name,
-                recorded_ns=recorded_ns,
-            )
-            for interval in intervals
-        ]
         trust = [
             {"fact": interval.name, "trusted_from_ns": interval.trusted_start_ns}
             for interval in intervals
             if interval.trusted_start_ns
         ]
-        starts, ends = [], []
-        for fact in facts:
-            row = evidence_tables.claim_row(fact, recorded_ns)
-            if isinstance(fact, claim_events.ReportedClaim):
-                starts.append(row)
-                continue
-            ends.append(row)
-            if fact.trusted_from_ns:
-                trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
         since = dict(early or {})
         for interval in intervals:
             for gpu, first_ns in interval.gpus.items():
                 key = (gpu, interval.node)
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
+            recorded_ns = _recording_ns(connection, wall_ns)
+            rows = [
+                schema.to_row(
+                    evidence_tables.evidence_intervals,
+                    interval,
+                    part=interval.name,
+                    recorded_ns=recorded_ns,
+                )
+                for interval in intervals
+            ]
+            starts, ends = [], []
+            for fact in facts:
+                row = evidence_tables.claim_row(fact, recorded_ns)
+                if isinstance(fact, claim_events.ReportedClaim):
+                    starts.append(row)
+                    continue
+                ends.append(row)
+                if fact.trusted_from_ns:
+                    trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
             for table, new in (
                 (evidence_tables.evidence_intervals, rows),
                 (evidence_tables.reported_claims, starts),
@@ -198,10 +209,11 @@ class EvidenceStore:
             rows = evidence_tables.contact_rows(found)
             evidence_tables.insert_new_rows(connection, evidence_tables.first_contacts, rows)
 
-    def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
+    def write_file(self, kind: str, text: str, wall_ns: Callable[[], int]) -> bool:
         """Add a version of a file, unless it is the newest already."""
         digest = sha256(text.encode()).hexdigest()
         with self._database.transaction(writes=True) as connection:
+            recorded_ns = _recording_ns(connection, wall_ns)
             newest = evidence_tables.newest_file(connection, kind)
             if newest and newest.digest == digest:
                 return False
@@ -280,9 +292,18 @@ class EvidenceStore:
         return loaded.assemble(gpu, self.files())
 
     def load(
-        self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int
+        self,
+        gpus: Sequence[str],
+        homes_of: dict[str, set[str]],
+        start_ns: int,
+        end_ns: int,
+        *,
+        is_partial: bool = False,
     ) -> LoadedFacts:
-        """Return the facts about some GPUs in a window, with the facts around it that affect it."""
+        """Return the facts about some GPUs in a window, with the facts around it that affect it.
+
+        Raises ArchivedEvidenceError if some of them are only in the archive, unless `is_partial`.
+        """
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
         intervals: dict[str, list[node_intervals.EvidenceInterval]] = {}
         shared: dict[str, set[str]] = {}
@@ -290,6 +311,7 @@ class EvidenceStore:
             if len(homes_of.get(gpu, ())) > 1:
                 for node in homes_of[gpu]:
                     shared.setdefault(node, set()).add(gpu)
+        window = (start_ns - evidence_tables.CONTEXT_NS, end_ns + evidence_tables.CONTEXT_NS)
         with self._database.transaction() as connection:
             for node in nodes:
                 rows = evidence_tables.read_intervals(connection, node, start_ns, end_ns)
@@ -301,6 +323,8 @@ class EvidenceStore:
                     intervals[node] += self._earlier(
                         connection, intervals[node], shared[node], since_ns
                     )
+                if not is_partial:
+                    evidence_archive.check_present(connection, node, intervals[node], window)
             span = (start_ns, end_ns)
             requested_homes = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
             known_contacts = evidence_tables.read_contacts(connection, nodes)
@@ -413,11 +437,13 @@ class EvidenceStore:
             if claim_events.unplaced_key(node) in nodes_with_claims
         }
 
-    def newest_end_ns(self, node: str) -> int | None:
-        """Return the end of the newest evidence of a node; None without evidence."""
-        query = select(func.max(evidence_tables.evidence_intervals.c.end_ns)).where(
-            evidence_tables.evidence_intervals.c.node == node
+    def newest_ends(self, nodes: Collection[str] | None, after_ns: int = 0) -> dict[str, int]:
+        """Return the end of the newest evidence of some nodes; of all, what was recorded soon and after a timestamp."""
+        of = evidence_tables.evidence_intervals.c
+        soon = of.end_ns > of.recorded_ns - 2 * node_intervals.LATE_NS
+        query = select(of.node, func.max(of.end_ns).label("end_ns")).group_by(of.node)
+        query = query.where(
+            of.recorded_ns > after_ns, soon if nodes is None else of.node.in_(nodes)
         )
         with self._database.transaction() as connection:
-            found: int | None = connection.execute(query).scalar()
-        return found
+            return {row.node: row.end_ns for row in connection.execute(query)}

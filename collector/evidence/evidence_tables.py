@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from collector.evidence import claim_events, node_intervals, review_rules
 from collector.files import device_files, tenancy_files
+from collector.ledger import schema
 from collector.ledger.schema import insert_new, integers, make_append_only, metadata, texts, to_row
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
 
@@ -103,7 +104,40 @@ file_versions = sa.Table(
 )
 """Versions of administrators' files: the newest of each kind counts."""
 
+archives = sa.Table(
+    "evidence_archive",
+    metadata,
+    *schema.key_numbers("number"),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    *texts("kind", "pod", "location", "sha256", "nodes"),
+    *integers("day", "size_bytes", "facts", "verified_ns"),
+    sa.Index("evidence_archive_day", "day"),
+)
+"""Verified files: `nodes` is a JSON list, `location` the store that the file was written to."""
+
+archived_facts = sa.Table(
+    "evidence_archived_fact",
+    metadata,
+    sa.Column("fact", sa.Text, primary_key=True),
+    sa.Column("archive", sa.BigInteger, sa.ForeignKey(archives.c.number), nullable=False),
+)
+"""Facts of the database that a verified file contains."""
+
+removals = sa.Table(
+    "evidence_removal",
+    metadata,
+    *schema.key_numbers("number"),
+    sa.Column("archive", sa.BigInteger, sa.ForeignKey(archives.c.number), nullable=False),
+    *texts("action", "nodes"),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
+    sa.Index("evidence_removal_archive", "archive"),
+)
+"""Nodes whose facts of a file were deleted, or restored; of each node, the newest row applies."""
+
 for _table in (
+    archives,
+    archived_facts,
+    removals,
     evidence_intervals,
     gpu_nodes,
     first_contacts,
@@ -114,6 +148,18 @@ for _table in (
     file_versions,
 ):
     make_append_only(_table)
+schema.permit_deletion(
+    evidence_intervals,
+    "EXISTS (SELECT 1 FROM evidence_archived_fact WHERE fact = OLD.part)",
+    archived_facts,
+)
+schema.permit_deletion(
+    archived_facts,
+    "NOT EXISTS (SELECT 1 FROM evidence_part WHERE part = OLD.fact)",
+    archived_facts,
+)
+schema.cover_table("evidence archive", archives)
+schema.cover_table("evidence removal", removals)
 
 
 CONTEXT_NS = HOUR_NS

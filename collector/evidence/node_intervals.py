@@ -24,7 +24,7 @@ import msgspec
 
 from collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
 from collector.metering.evidence import GAP_NS
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import Envelope, SentAt
 
 GRID_NS = 30_000_000_000
@@ -317,6 +317,8 @@ LATE_NS = 3_600 * SECOND_NS
 """Maximum time that a claim may reach back before the previous envelope of its node."""
 MAX_AGE_NS = 72 * LATE_NS
 """Maximum time that any fact may reach back before its receipt."""
+MAX_PCI_CHARACTERS = 64
+"""Of a PCI address, which is part of a key in the database; longer ones are cut off."""
 MAX_GPUS = 256
 """GPUs that a node may ever have reported; further ones are not accepted as evidence."""
 
@@ -339,8 +341,13 @@ class NodeReceipts(msgspec.Struct, array_like=True):
     reports: list[SampleSpan] = []
     """Time in which the node reported anything: the newest spans."""
 
-    def horizon_ns(self, received_ns: int) -> int:
-        """Return the timestamp from which an envelope's claims and ends are trusted."""
+    def horizon_ns(self, received_ns: int, first_age_ns: int = MAX_AGE_NS) -> int:
+        """Return the timestamp from which an envelope's claims and ends are trusted.
+
+        `first_age_ns` is their maximum age in the first envelope of a node.
+        """
+        if not self.current_ns:
+            return received_ns - first_age_ns
         previous_ns = min(self.current_ns, received_ns)
         return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
 
@@ -373,6 +380,18 @@ class NodeReceipts(msgspec.Struct, array_like=True):
 Contacts = Mapping[str, Mapping[str, FirstContact]]
 """Contacts by node and GPU."""
 NO_CONTACTS: Contacts = MappingProxyType({})
+_NEVER = FirstContact(FOREVER_NS)
+
+
+def find_new_contacts(receipts: Mapping[str, NodeReceipts], stored: Contacts) -> Contacts:
+    """Return the first contacts of nodes that are not stored, or are earlier than those stored."""
+    found: dict[str, dict[str, FirstContact]] = {}
+    for node, received in receipts.items():
+        existing = stored.get(node, {})
+        new = {gpu: c for gpu, c in received.gpus.items() if c < existing.get(gpu, _NEVER)}
+        if new:
+            found[node] = new
+    return found
 
 
 def floor_ns(contacts: Contacts, gpu: str, node: str, receipts_ns: Iterable[int] = ()) -> int:

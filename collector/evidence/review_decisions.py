@@ -108,10 +108,14 @@ def _intervals_since_second(
     contacts: node_intervals.Contacts,
     nodes: Sequence[str],
 ) -> list[node_intervals.EvidenceInterval]:
-    """Return the intervals since a second node reported a GPU: no dispute is possible before."""
+    """Return the intervals since a second node reported a GPU: no dispute is possible before.
+
+    Days that are only in the archive can no longer be revised, and are left out.
+    """
     _, since_ns, *_ = sorted(contacts[node][gpu].received_ns for node in nodes)
     until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
-    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - node_intervals.TOLERANCE_NS, until_ns)
+    homes, start_ns = {gpu: set(nodes)}, since_ns - node_intervals.TOLERANCE_NS
+    loaded = store.load([gpu], homes, start_ns, until_ns, is_partial=True)
     return [interval for node in nodes for interval in loaded.intervals[node]]
 
 

@@ -13,7 +13,7 @@ All calls that read or write the database block, and raise UnusableLedgerError.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -32,7 +32,14 @@ from collector.evidence import (
     node_intervals,
 )
 from collector.fleet.schema_columns import AGENT_MEASURES
-from collector.ledger import day_metering, day_tiling, ledger_queries, ledger_store, row_conversion
+from collector.ledger import (
+    day_metering,
+    day_tiling,
+    head_chain,
+    ledger_queries,
+    ledger_store,
+    row_conversion,
+)
 from collector.metering import evidence, measures, units
 from collector.metering.tiling import SlotState
 from railscope.service import run_in_thread
@@ -51,6 +58,8 @@ class MeteringStores(NamedTuple):
 
     ledger: ledger_store.Ledger
     store: evidence_store.EvidenceStore
+    check: Callable[[Connection], None] = ledger_store.accept_any
+    """Called in each transaction that writes days: the check of a lease."""
 
 
 class DueDays(NamedTuple):
@@ -109,8 +118,11 @@ def write_days(
     counted: Mapping[row_conversion.GpuDay, int],
     now_ns: int,
 ) -> list[WrittenDay]:
-    """Meter days of GPUs and write them; `counted` has the revisions that were last read."""
-    ledger, store = stores
+    """Meter days of GPUs and write them; `counted` has the revisions that were last read.
+
+    Raises LostLeaseError.
+    """
+    ledger, store, check = stores
     files = store.files()
     start_ns = min(job.days[0] for job in jobs) * DAY_NS
     end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
@@ -121,35 +133,116 @@ def write_days(
     for job in jobs:
         metered = loaded.assemble(job.gpu, files).meter()
         tilings += [metered.day(day, computed) for day in job.days]
-    known_days = {
-        row_conversion.GpuDay(tiling.gpu, tiling.day) for tiling in tilings
-    } & counted.keys()
-    numbers = {day: counted[day] for day in known_days}
-    before = {(r.tiling.gpu, r.tiling.day): r.tiling for r in ledger.revisions(numbers)}
+    written = list(_write_each(ledger, tilings, check))
+    new = {
+        row_conversion.GpuDay(tiling.gpu, tiling.day): account_sums.DaySums.from_tiling(tiling)
+        for tiling, _ in written
+    }
+    old = {
+        day: counted.get(day, revision.revision - revision.added)
+        for day, (_, revision) in zip(new, written, strict=True)
+    }
+    before = _read_sums(ledger, old)
     return [
-        WrittenDay(
-            tiling.gpu,
-            tiling.day,
-            written.revision,
-            account_sums.DaySums.from_tiling(tiling),
-            account_sums.DaySums.from_tiling(before.get((tiling.gpu, tiling.day))),
-        )
-        for tiling, written in _write_each(ledger, tilings)
+        WrittenDay(*day, revision.revision, sums, before.get(day, _NO_SUMS))
+        for (day, sums), (_, revision) in zip(new.items(), written, strict=True)
     ]
 
 
 def _write_each(
-    ledger: ledger_store.Ledger, tilings: Sequence[day_tiling.DayTiling]
+    ledger: ledger_store.Ledger,
+    tilings: Sequence[day_tiling.DayTiling],
+    check: Callable[[Connection], None],
 ) -> Iterator[tuple[day_tiling.DayTiling, ledger_store.WrittenRevision]]:
     """Write all; if one is rejected, write each separately, so that one GPU does not block the others."""
     try:
-        yield from zip(tilings, ledger.write_days(tilings), strict=True)
+        yield from zip(tilings, ledger.write_days(tilings, check), strict=True)
     except day_tiling.TilingError:
         for tiling in tilings:
             try:
-                yield tiling, ledger.write(tiling)
+                yield tiling, ledger.write_days([tiling], check)[0]
             except day_tiling.TilingError as error:
                 log.error("day_write_failed", gpu=tiling.gpu, day=tiling.day, problem=str(error))
+
+
+_NO_SUMS = account_sums.DaySums.from_tiling(None)
+_HEADS_AT_ONCE = 8
+"""All revisions that they added, of the GPUs in the account, are in memory at once, with the previous ones."""
+
+
+class AddedDays(NamedTuple):
+    """Days that heads added to the ledger, and the number of the last head."""
+
+    head: int
+    days: list[WrittenDay]
+
+
+@dataclass(slots=True)
+class AccountedDays:
+    """Ledger days that the account includes."""
+
+    gpus: dict[str, int] = field(default_factory=dict)
+    """GPUs in the account, each with the head of the ledger when its days were read."""
+    revisions: dict[row_conversion.GpuDay, int] = field(default_factory=dict)
+    """Revisions in the account, of the days that may still change."""
+    head: int = 0
+    """Head of the ledger up to which added days are in the account."""
+
+    def add_gpus(self, finalized: FinalizedGpus) -> None:
+        """Record GPUs whose days were read."""
+        if not self.gpus:
+            self.head = min(finalized.heads.values(), default=0)
+        self.revisions |= finalized.numbers
+        self.gpus |= finalized.heads
+
+    def forget_revisions(self, before_day: int) -> None:
+        """Remove the revisions of days that no longer change."""
+        self.revisions = {key: n for key, n in self.revisions.items() if key.day >= before_day}
+
+    def read_added(self, ledger: ledger_store.Ledger) -> AddedDays | None:
+        """Return the days that the next heads added, by any collector; None if there is no head."""
+        with ledger.database.transaction() as connection:
+            heads = head_chain.read_added(connection, "revision", self.head, _HEADS_AT_ONCE)
+        if not heads:
+            return None
+        new: dict[row_conversion.GpuDay, int] = {}
+        old: dict[row_conversion.GpuDay, int] = {}
+        for head, keys in heads:
+            for gpu, day, number in (key.rsplit("/", 2) for key in keys):
+                gpu_day, revision = row_conversion.GpuDay(gpu, int(day)), int(number)
+                accounted = self.revisions.get(gpu_day, 0)
+                if self.gpus.get(gpu, head) < head and revision > accounted:
+                    old.setdefault(gpu_day, accounted or revision - 1)
+                    new[gpu_day] = revision
+        before, sums = _read_sums(ledger, old), _read_sums(ledger, new)
+        days = [
+            WrittenDay(*day, revision, sums[day], before.get(day, _NO_SUMS))
+            for day, revision in new.items()
+        ]
+        return AddedDays(heads[-1][0], days)
+
+
+def _read_sums(
+    ledger: ledger_store.Ledger, numbers: Mapping[row_conversion.GpuDay, int]
+) -> dict[row_conversion.GpuDay, account_sums.DaySums]:
+    """Return the sums of revisions; there is none of number 0."""
+    numbers = {day: number for day, number in numbers.items() if number}
+    return {
+        row_conversion.GpuDay(r.tiling.gpu, r.tiling.day): account_sums.DaySums.from_tiling(
+            r.tiling
+        )
+        for r in ledger.revisions(numbers)
+    }
+
+
+def read_last_days(ledger: ledger_store.Ledger, gpus: Iterable[str]) -> dict[str, int]:
+    """Return the last day in the ledger of each of some GPUs that have one."""
+    days: dict[str, int] = {}
+    for gpu_group in ledger_queries.split_items(sorted(gpus)):
+        with ledger.database.transaction() as connection:
+            for row in connection.execute(ledger_queries.last_days(gpu_group)):
+                days[row.gpu_uuid] = row.day
+    return days
 
 
 def open_amounts(
@@ -162,8 +255,8 @@ def open_amounts(
     gpus = [job.gpu for job in jobs]
     start_ns = min(job.after_ns for job in jobs)
     nodes_of = {gpu: set(homes[gpu]) for gpu in gpus}
-    ends = [store.newest_end_ns(node) for node in {n for gpu in gpus for n in homes[gpu]}]
-    end_ns = max((end for end in ends if end is not None), default=start_ns)
+    ends_ns = store.newest_ends({node for gpu in gpus for node in homes[gpu]})
+    end_ns = max(ends_ns.values(), default=start_ns)
     loaded = store.load(gpus, nodes_of, start_ns, max(start_ns, end_ns))
     counts = []
     for job in jobs:
@@ -302,15 +395,17 @@ class FinalizedGpus(NamedTuple):
     """The newest revision of each day that may still change."""
     clock_suspect: list[evidence.ClockDoubt]
     """Marks of all days; the same mark appears once per day."""
+    heads: dict[str, int]
+    """Number of the newest head of the chain when the GPU was read."""
 
 
 def read_finalized(
     ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
 ) -> FinalizedGpus:
     """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
-    finalized = FinalizedGpus({}, {}, {}, {}, [])
+    finalized = FinalizedGpus({}, {}, {}, {}, [], {})
     for gpu_group in ledger_queries.split_items(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
-        with ledger.database.transaction() as connection:
+        with ledger.database.transaction(is_snapshot=True) as connection:
             _read_finalized_group(finalized, connection, gpu_group, since_day)
     return finalized
 
@@ -318,7 +413,9 @@ def read_finalized(
 def _read_finalized_group(
     finalized: FinalizedGpus, connection: Connection, gpus: Collection[str], since_day: int
 ) -> None:
-    sums, amounts, days, numbers, clock_suspect = finalized
+    sums, amounts, days, numbers, clock_suspect, heads = finalized
+    head = head_chain.newest_head(connection)
+    heads |= dict.fromkeys(gpus, head.n if head else 0)
     times = ledger_queries.finalized_time(connection, gpus)
     for (day, state, tenant), quantity in times.items():
         key = account_sums.TimeKey(account_sums.month_start(day), SlotState(state), tenant)

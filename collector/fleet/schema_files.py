@@ -72,7 +72,7 @@ class SchemaFiles:
             if (decoded := self._decoded.get(digest)) is not None:
                 self._decoded.move_to_end(digest)
                 return decoded
-        decoded = self._read(digest)
+        decoded = decode_schema(self.read_content(digest))
         with self._lock:
             self._decoded[digest] = decoded
             while len(self._decoded) > MAX_DECODED or self._decoded_entities > MAX_DECODED_ENTITIES:
@@ -83,7 +83,8 @@ class SchemaFiles:
     def _decoded_entities(self) -> int:
         return sum(len(each.entities) for each in self._decoded.values())
 
-    def _read(self, digest: bytes) -> WireSchema:
+    def read_content(self, digest: bytes) -> bytes:
+        """Return a stored schema as it was encoded."""
         while True:
             name = self.name_of(digest)
             last_name, contents = self._last_read
@@ -91,7 +92,7 @@ class SchemaFiles:
                 contents = _read_contents(self.directory / name)
             if (content := contents.get(digest)) is not None:
                 self._last_read = name, contents
-                return decode_schema(content)
+                return content
             if self.name_of(digest) == name:  # otherwise it was moved meanwhile
                 message = f"reading schema {digest.hex()} failed: {name} does not contain it"
                 raise OSError(message)

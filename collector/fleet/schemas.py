@@ -239,6 +239,10 @@ class StoredSchemas:
         """Return a schema by its hash; None if it is not stored."""
         return self._by_digest.get(digest)
 
+    def contents(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Return stored schemas as they were encoded. Blocking; raises OSError."""
+        return [self._files.read_content(digest) for digest in digests]
+
     def __len__(self) -> int:
         """Return the number of schemas."""
         return len(self._by_digest)

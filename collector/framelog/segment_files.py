@@ -58,6 +58,20 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
     """Start of the doubt about the collector's clock at its receipt; 0 for none."""
     is_suspect: bool = False
     """True if that clock was suspect, and not only unconfirmed."""
+    first_received_ns: int = 0
+    """Time of the first receipt by another collector, which signed it; `first_sent` has the node's clocks then."""
+    first_sent: wire.SentAt | None = None
+    """None for an envelope that no other collector is known to have received."""
+
+    @property
+    def as_first_received(self) -> FrameRecord:
+        """Return the record with the times of its first receipt: its facts do not depend on the collector."""
+        if self.first_sent is None:
+            return self
+        return msgspec.structs.replace(
+            self, received_wall_ns=self.first_received_ns, sent=self.first_sent
+        )
+
     corrected_ns: int = 0
     """Shift of the receipt to a later time by a decision; only of a record that is read again."""
 

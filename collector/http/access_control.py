@@ -79,7 +79,7 @@ class Route:
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-_NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT})
+_NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT, access.Role.COLLECTOR})
 _RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
 _BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
 _AUDIT = frozenset({access.Role.AUDITOR})
@@ -94,6 +94,7 @@ ROUTES: Collection[Route] = (
     _open("healthy", "/-/healthy"),
     _open("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
+    Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
     Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
     Route("cluster", "/api/v1/cluster", _RUNNING),
     Route("rails", "/api/v1/rails", _RUNNING),

@@ -17,12 +17,7 @@ from collector.diagnosis.evidence_curves import EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES, Severity
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.fleet import NamesOfGpu
-from collector.http.access_control import (
-    RouteHandlers,
-    json_error,
-    json_response,
-    tagged_response,
-)
+from collector.http.access_control import RouteHandlers, json_error, json_response, tagged_response
 from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import service

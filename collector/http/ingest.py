@@ -2,10 +2,14 @@
 
 Responses, each with a JSON body:
 
-    200  acknowledged: every frame of it is durable
+    200  acknowledged: every frame of it is durable in the frame log. With a shared database, its evidence is
+         in that database once a response with the same `log` has `stored` >= its `position`. `receipt` is for
+         another collector, if the envelope must be sent again
     401  from the access control        403  the credential is that of another node
     409  send these schemas first       426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
+
+A response of a draining collector has status 503 and the field `draining`: the agent sends to another one at once.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import chain
 
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -57,7 +62,7 @@ _REASONS = {
     HTTPStatus.UNPROCESSABLE_ENTITY: ("schema", "bounds", "age", "time"),
     HTTPStatus.UPGRADE_REQUIRED: ("version",),
     HTTPStatus.TOO_MANY_REQUESTS: ("rate", "schemas", "starts", "audited_events"),
-    HTTPStatus.SERVICE_UNAVAILABLE: ("read_only", "storage", "evidence"),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "read_only", "storage", "evidence"),
 }
 """Reasons why an envelope is not acknowledged, by the status of the response."""
 _STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
@@ -156,14 +161,18 @@ class Ingest:
             )
         return response
 
-    async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
+    async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int | str]:
+        if self.core.is_draining:
+            text = "the collector is draining; fix: send to another one"
+            raise NotAcknowledgedError(text, "draining", draining=True)
         if self.closed_reason:
             raise NotAcknowledgedError(self.closed_reason, "read_only")
         sender = self._senders.setdefault(credential.name, NodeSender())
         self._check_rate(sender, credential.name)
         async with sender.lock:
             body = await self._read_body(request)
-            return await self._process(request, credential, sender, body)
+            counts = await self._process(request, credential, sender, body)
+            return counts | self.core.evidence.intervals.unstored.acknowledge(credential.name)
 
     async def _read_body(self, request: web.Request) -> bytes:
         max_bytes = self.limits.body_bytes
@@ -198,7 +207,7 @@ class Ingest:
 
     async def _process(
         self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
-    ) -> dict[str, int]:
+    ) -> dict[str, int | str]:
         envelope, schemas, sent = await self._decode(request, credential.name, body)
         if schemas:
             await self._store_schemas(envelope.node, schemas, sender)
@@ -209,14 +218,17 @@ class Ingest:
         total = cost.frames
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
+        now_ns, text = self.wall_ns(), request.headers.get(wire.RECEIPT_HEADER, "")
+        receipt = self.core.receipts.verify(credential.name, body, text, now_ns) if text else None
         record = segment_files.FrameRecord(
             credential.name,
-            self.wall_ns(),
+            now_ns,
             sent,
             body,
             credential.max_authority,
             doubted_ns,
             suspect,
+            *(msgspec.structs.astuple(receipt) if receipt else ()),
         )
         self._check_times(record, envelope)
         if not new_frames:
@@ -230,7 +242,12 @@ class Ingest:
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
         sender.audited_events.count += audited
-        return {"accepted_frames": new_frames, "duplicate_frames": total - new_frames}
+        counts: dict[str, int | str] = {
+            "accepted_frames": new_frames,
+            "duplicate_frames": total - new_frames,
+        }
+        issued = self.core.receipts.issue(record) if new_frames == total else ""
+        return counts | {"receipt": issued} if issued else counts
 
     async def _decode(
         self, request: web.Request, node: str, body: bytes
@@ -414,4 +431,4 @@ async def _make_response_mark(request: web.Request, response: web.Response) -> s
 
 
 _RETRIED_STATUSES = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_UNLOGGED_REASONS = {"unknown_schema"}
+_UNLOGGED_REASONS = {"unknown_schema", "draining"}

@@ -101,6 +101,9 @@ class CollectorMetrics:
             (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),
             (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
             (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
+            (catalog.FINALIZER, int(self.finalizer.lease.term is not None)),
+            (catalog.FINALIZER_EPOCH, self.finalizer.lease.epoch),
+            (catalog.FINALIZER_CHANGES, self.finalizer.lease.changes),
             (catalog.AUDIT_RECORDS, self.trail.log.size),
             (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (catalog.AUDIT_LOST, self.trail.lost_records),
@@ -179,6 +182,16 @@ class ViewApi:
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
+
+    def with_state(
+        self,
+        core: CollectorState,
+        views: Callable[[], view_refresh.CollectorViews],
+        incidents: Callable[[], IncidentTable],
+    ) -> ViewApi:
+        """Return the same for another state."""
+        ranking = entity_states.NodeRanking()
+        return replace(self, core=core, views=views, incidents=incidents, _ranking=ranking)
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -384,6 +397,7 @@ class ViewApi:
         problem = "" if self.views().timestamp_ns else _NOT_COMPUTED
         problem = problem or self.metrics.unknown_reason or await self.ledger_problem()
         problem = f"read-only: {self.read_only}" if self.read_only else problem
+        problem = "draining" if self.core.is_draining else problem
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")

@@ -17,10 +17,11 @@ import errno
 import gzip
 import logging
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +31,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from collector.access.credentials import Credential
+from collector import cluster_head
+from collector.access.credentials import Credential, Role
+from collector.http import access_control as routes
+from collector.ledger import membership
 from railscope import durable_files, server_connections, service
 
 log = structlog.get_logger(__name__)
@@ -273,3 +277,68 @@ class SpaceWatch:
         while await service.run_in_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self.retry_seconds)
         log.info("writes_resumed", directory=str(self.directory))
+
+
+_OWN_ROUTES = frozenset({"healthy", "ready", "metrics"})
+_HISTORY_ROUTES = frozenset(
+    f"page_{page}{twin}" for page in ("node_history", "gpu") for twin in ("", "_json")
+)
+
+
+@dataclass(slots=True)
+class ClusterRouting:
+    """Answers requests about all nodes at the head, and refers to it at other collectors."""
+
+    cluster: cluster_head.ClusterHead
+
+    def route(
+        self, own_handlers: routes.RouteHandlers, api: Iterable[str], pages: Iterable[str]
+    ) -> routes.RouteHandlers:
+        """Return handlers for all routes; `api` and `pages` are the names of those about all nodes."""
+        if not self.cluster.is_enabled:
+            return own_handlers
+        names = set(api) - _OWN_ROUTES
+        names |= {f"page_{page}{twin}" for page in pages for twin in ("", "_json")}
+        return {
+            **own_handlers,
+            **{name: partial(self._answer, name, own_handlers[name]) for name in names},
+        }
+
+    async def _answer(
+        self,
+        name: str,
+        own_handler: routes.RouteHandler,
+        request: web.Request,
+        credential: Credential,
+    ) -> web.StreamResponse:
+        cluster, state = self.cluster, self.cluster.state
+        if name in _HISTORY_ROUTES:
+            # The collector that received the frames of a node has them.
+            node = request.match_info["node"]
+            owner = state.followed.get(state.owners.get(node, "")) if state else None
+            if owner and owner.member.name != cluster.name:
+                return _refer(request, owner.member)
+            if state is None and node in cluster.core.fleet.nodes:
+                return await own_handler(request, credential)
+        if state is None:
+            return _refer(request, cluster.members.head)
+        response = await state.handlers[name](request, credential)
+        extent = state.refresher.views.extent
+        # Pages and their twins state the collectors themselves.
+        if extent is None or name.startswith("page_") or not isinstance(response, web.Response):
+            return response
+        if credential.role is Role.TENANT:
+            extent = extent.for_tenant()
+        if response.content_type == "application/json" and isinstance(response.body, bytes):
+            response.body = extent.add_to(response.body)
+        return response
+
+
+def _refer(request: web.Request, member: membership.ClusterMember | None) -> web.Response:
+    """Return a redirect to another collector; 503 while there is none."""
+    if member is None:
+        text = "no collector shows all nodes at present: another one begins within seconds"
+        return routes.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text, {"Retry-After": "5"})
+    target = member.url + str(request.rel_url)
+    content = {"error": f"collector {member.name} shows all nodes", "url": target}
+    return routes.json_response(content, HTTPStatus.TEMPORARY_REDIRECT, {"Location": target})

@@ -88,7 +88,7 @@ ROW, ROW_HASH = "row", "rows_sha256"
 ROW_RECORD_TYPES = frozenset({
     "billing.price", "billing.close", "billing.issue", "billing.adjust", "billing.void",
     "billing.opening",
-    "billing.import",
+    "billing.import", "evidence.archive", "evidence.delete", "evidence.restore",
 })  # fmt: skip
 MAX_NAMED = 100
 """Limit of listed differences; further ones are only counted."""

@@ -114,11 +114,16 @@ class Database:
         self._inode = now.st_dev, now.st_ino
 
     @contextmanager
-    def transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
-        """Context manager of an atomic transaction."""
+    def transaction(
+        self, *, writes: bool = False, is_snapshot: bool = False
+    ) -> Iterator[sa.Connection]:
+        """Context manager of an atomic transaction; all reads of a snapshot are of one moment."""
         try:
             with self.engine.connect() as plain:
                 connection = plain.execution_options(writes=writes)
+                if is_snapshot and connection.dialect.name == "postgresql":
+                    # Every transaction of SQLite is one.
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
                     if writes and self.before_writing is not None:
                         self.before_writing(connection)
@@ -237,6 +242,11 @@ class SharedDatabase:
     tables: sa.MetaData
     _database: Database | None = None
     _opening: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_embedded(self) -> bool:
+        """True for a file that one collector uses; false for a server, which several may share."""
+        return make_url(self.url).get_backend_name() == "sqlite"
 
     def open(self) -> Database:
         """Return the database, with its tables. Blocking; raises UnusableLedgerError."""

@@ -148,6 +148,20 @@ def newest_head(connection: Connection) -> ChainHead | None:
     return ChainHead(row.database_id, row.n, row.head) if row else None
 
 
+def read_added(
+    connection: Connection, kind: str, after: int, max_heads: int
+) -> list[tuple[int, list[str]]]:
+    """Return the next heads after a number, in order, each with the keys of the rows of a kind that it added.
+
+    Heads are committed in the order of their numbers, so that none appears before an earlier one.
+    """
+    query = select(heads.c.n, heads.c.rows).where(heads.c.n > after).order_by(heads.c.n)
+    return [
+        (row.n, [key for of_kind, key, _ in json.loads(row.rows) if of_kind == kind])
+        for row in connection.execute(query.limit(max_heads))
+    ]
+
+
 def database_id(connection: Connection) -> str:
     """Return the identity of the database."""
     query = select(databases.c.database_id).order_by(databases.c.number.desc()).limit(1)
@@ -247,7 +261,7 @@ def read_rows(connection: Connection, kind: str, days: range | None = None) -> I
     covered: schema.CoveredTable = schema.covered_tables[kind]
     keys = list(covered.table.primary_key.columns)
     query = select(covered.table).order_by(*keys)
-    if days is not None and "day" in covered.table.c:
+    if days is not None and kind == "revision":
         query = query.where(covered.table.c.day >= days.start, covered.table.c.day < days.stop)
     yield from _items(connection, kind, connection.execute(query).all())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -47,6 +47,10 @@ class TimeTotalKey(NamedTuple):
     state: SlotState
 
 
+def accept_any(_: Connection) -> None:
+    """Accept a transaction that needs no lease."""
+
+
 class Ledger:
     """A ledger in a database. All methods block, and raise UnusableLedgerError."""
 
@@ -66,13 +70,17 @@ class Ledger:
         """Write one tiling; see `write_days`."""
         return self.write_days([tiling])[0]
 
-    def write_days(self, tilings: Sequence[DayTiling]) -> list[WrittenRevision]:
+    def write_days(
+        self, tilings: Sequence[DayTiling], check: Callable[[Connection], None] = accept_any
+    ) -> list[WrittenRevision]:
         """Write each tiling as the newest revision of its day, unless that revision has the same content.
 
         All of them or none. Concurrent writers are supported: each revision has a unique number and
-        supersedes the previous one. Raises TilingError for an incomplete tiling.
+        supersedes the previous one. `check` is called first in the transaction, and may end it by an
+        error (`collector.ledger.leases`). Raises TilingError for an incomplete tiling.
         """
         with self.database.transaction(writes=True) as connection:
+            check(connection)
             return self.write_days_in(connection, tilings)
 
     def write_days_in(

@@ -24,6 +24,8 @@ from sqlalchemy.types import TypeEngine
 from collector.metering.units import Period
 
 VERSION = 6
+_MAX_IDLE_SECONDS = 60
+"""Far more than the computation between two statements of a transaction takes."""
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 """An integer of up to 60 digits, in canonical form."""
 
@@ -236,8 +238,17 @@ def lock(connection: sa.Connection, key: int) -> None:
 
     Not needed in SQLite, which has a single writer.
     """
+    limit_idle_time(connection)
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+
+
+def limit_idle_time(connection: sa.Connection) -> None:
+    """Let the server end this transaction if its client pauses in it, so that its locks do not last."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(
+            sa.text(f"SET LOCAL idle_in_transaction_session_timeout = '{_MAX_IDLE_SECONDS}s'")
+        )
 
 
 def make_append_only(table: sa.Table) -> None:
@@ -249,6 +260,33 @@ def make_append_only(table: sa.Table) -> None:
     trigger = f"CREATE TRIGGER {table.name}_append_only BEFORE UPDATE OR DELETE OR TRUNCATE"
     action = "FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
     _run(table, "after_create", f"{trigger} ON {table.name} {action}", "postgresql")
+
+
+def permit_deletion(table: sa.Table, condition: str, created: sa.Table) -> None:
+    """Permit the deletion of rows of an append-only table that satisfy an SQL condition about `OLD`.
+
+    The triggers are replaced when `created` is created, also in the database of an earlier release.
+    """
+    name, function = table.name, f"{table.name}_deletion"
+    rejected = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+    body = f"IF NOT ({condition}) THEN RAISE EXCEPTION 'the ledger is append-only'; END IF; RETURN OLD;"
+    delete, change = f"BEFORE DELETE ON {name}", f"BEFORE UPDATE OR TRUNCATE ON {name}"
+    always = "FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()"
+    sqlite_statements = (
+        f"DROP TRIGGER {name}_no_delete",
+        f"CREATE TRIGGER {name}_no_delete {delete} WHEN NOT ({condition}) {rejected}",
+    )
+    postgresql_statements = (
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$",
+        f"DROP TRIGGER {name}_append_only ON {name}",
+        f"CREATE TRIGGER {name}_append_only {change} {always}",
+        f"CREATE TRIGGER {name}_no_delete {delete} FOR EACH ROW EXECUTE FUNCTION {function}()",
+    )
+    if created is not table:
+        created.add_is_dependent_on(table)
+    for dialect, each in (("sqlite", sqlite_statements), ("postgresql", postgresql_statements)):
+        for statement in each:
+            _run(created, "after_create", statement, dialect)
 
 
 class CoveredTable(NamedTuple):

@@ -128,6 +128,8 @@ class DiagnosisEngine:
     history: GroupHistory = field(default_factory=GroupHistory)
     failures: int = 0
     log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    unknown_nodes: Callable[[], Iterable[str]] = tuple
+    """Returns nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
     _diagnosis: ClusterDiagnosis | None = None
     _next_slot: int = 0
     _evaluated_slot: int = -1
@@ -285,6 +287,8 @@ class DiagnosisEngine:
             self._add(diagnosis, item)
         diagnosis.readings.sample_slots.clear()
         diagnosis.arrange()
+        for node in self.unknown_nodes():
+            diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
             changed = self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))

@@ -11,15 +11,17 @@ linear in them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 
 from collector import config, work_limits
-from collector.evidence import evidence_book, node_intervals
+from collector.evidence import evidence_book, first_receipts, node_intervals
 from collector.fleet.fleet import (
     Fleet,
     NodeUpdate,
@@ -69,6 +71,7 @@ class CollectorState:
     fleet: Fleet = field(default_factory=Fleet)
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
     evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
+    receipts: first_receipts.ReceiptSigner = field(default_factory=first_receipts.ReceiptSigner)
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
     events: RecentEvents = field(default_factory=RecentEvents)
@@ -87,6 +90,8 @@ class CollectorState:
         field(default_factory=list)
     )
     """Called with the batches of an envelope that have new frames."""
+    is_draining: bool = False
+    """True if no frames are accepted, so that agents send to another collector."""
 
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
@@ -169,7 +174,8 @@ class CollectorState:
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
         for take_batches in self.on_new_batches:
             take_batches(record, envelope, [batch for batch, _ in fresh_batches])
-        yield from self.evidence.steps(record, envelope, fresh_batches)
+        first = record.as_first_received
+        yield from self.evidence.steps(first, envelope, fresh_batches)
         counts = self.counts
         for batch, schema in known_batches:
             streams = self.received.run_streams(envelope.node, envelope.run)
@@ -191,7 +197,7 @@ class CollectorState:
                 batch.first_sequence + rows - 1,
                 record.received_wall_ns,
             )
-        self.evidence.receive(record, envelope)
+        self.evidence.receive(first, envelope)
         yield
 
     def _apply_last_frame(
@@ -213,7 +219,7 @@ class CollectorState:
         self, record: segment_files.FrameRecord, envelope: Envelope, batch: Batch
     ) -> Iterator[None]:
         """Record the claims and other events of a batch."""
-        yield from self.evidence.claim_steps(record, envelope, batch)
+        yield from self.evidence.claim_steps(record.as_first_received, envelope, batch)
         for number, event in enumerate(seen_events(record, envelope, batch)):
             if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
                 yield
@@ -324,3 +330,12 @@ def find_exceeded_bounds(
     ):
         if count > factor * limit:
             yield f"{count} {unit}: expected at most {factor * limit}"
+
+
+def open_empty_state(directory: Path) -> CollectorState:
+    """Return a state without nodes; schemas of an earlier term are deleted. Blocking; raises OSError."""
+    shutil.rmtree(directory / "schemas", ignore_errors=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    core = CollectorState(StoredSchemas(directory / "schemas"))
+    core.schemas.open()
+    return core

@@ -1,4 +1,10 @@
-"""Restart from a checkpoint and the segments of the frame log after it, and checkpoints for it."""
+"""Restart from a checkpoint and the segments of the frame log after it, and checkpoints for it.
+
+With a shared database, each acknowledgement names the state directory and a position in it (see
+`collector.evidence.evidence_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
+start. What a restart read is at the first position of all, so the positions of earlier starts count as stored once the
+database has all of it. An incomplete state gets a new identity: then agents send again what was not stored.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 import structlog
+from msgspec import Struct
 from msgspec.structs import replace
 
 from collector.config import IngestLimits
+from collector.evidence import evidence_memory
 from collector.fleet.fleet import SeenEvent, events_of
 from collector.framelog import framelog, segment_files
 from collector.state import StateError, collector_state, state_checkpoint
@@ -25,6 +34,18 @@ CHECKPOINT = "checkpoint"
 WRITE_BYTES = 1 << 20
 MIN_REPLAYED_BYTES = 64 << 20
 """Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
+
+
+IDENTITY = "acknowledgements"
+"""File in the state directory, with a shared database only."""
+_POSITIONS_OF_A_START = 1 << 40
+
+
+class StateIdentity(Struct):
+    """Identity of a state directory, and the number of starts with it."""
+
+    log: str
+    starts: int = 0
 
 
 class _RecordSkippedError(StateError):
@@ -65,6 +86,28 @@ class StateCheckpointer:
                 self._replay(record, self._unpack(record))
             except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
+
+    def begin_positions(self, *, is_incomplete: bool) -> None:
+        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError."""
+        try:
+            identity = durable_files.read_json(self.directory / IDENTITY, StateIdentity)
+        except durable_files.DamagedFileError as error:
+            log.warning("identity_replaced", problem=str(error))
+            identity = None
+        if identity is None or is_incomplete:
+            identity = StateIdentity(token_hex(16))
+        identity.starts += 1
+        durable_files.write_json(self.directory / IDENTITY, identity)
+        book = self.core.evidence
+        unstored = book.intervals.unstored
+        unstored.log, unstored.position = identity.log, 1
+        for interval in book.intervals.by_key.values():
+            unstored.add(interval.interval.node, interval.key)
+        for fact in book.unwritten:
+            unstored.add(fact.node, fact)
+        for node in book.receipts:
+            unstored.add(node, evidence_memory.CONTACTS)
+        unstored.position = identity.starts * _POSITIONS_OF_A_START
 
     def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""

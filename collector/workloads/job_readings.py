@@ -189,13 +189,15 @@ class JobTotals(NamedTuple):
     lowest: Floats
 
     def total(self, rollup: Rollup, job: int) -> float | None:
-        """Return a roll-up over a job in stored steps; None without readings."""
+        """Return a roll-up over a job in stored steps, or the number of readings; None without any."""
         if not self.counts[job]:
             return None
         if rollup is Rollup.SUM:
             return float(self.sums[job])
         if rollup is Rollup.MEAN:
             return float(self.sums[job] / self.counts[job])
+        if rollup is Rollup.COUNT:
+            return float(self.counts[job])
         return float((self.highest if rollup is Rollup.MAX else self.lowest)[job])
 
 

@@ -158,7 +158,8 @@ class RunningJobs:
             for rollup in catalog.BY_JOB.get(metric, ()):
                 value = totals.total(rollup, job.number)
                 if value is not None:
-                    yield derived_metric(metric, "job", rollup), part, to_base_units(metric, value)
+                    derived = derived_metric(metric, "job", rollup)
+                    yield derived, part, to_base_units(derived, value)
 
     def _stragglers(self, job: job_roster.RunningJob) -> Iterator[view_cells.ViewCell]:
         for name, compared in self._comparisons.items():

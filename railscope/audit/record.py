@@ -29,7 +29,7 @@ FAMILIES = {
     "access": "login token role denied cross_tenant break_glass",
     "admin": "config retention backup restore upgrade rule_change silence",
     "billing": "price tenant_map import close opening issue void adjust export head",
-    "evidence": "incident_open incident_update incident_close gap clock_step counter_reset quarantine decide",
+    "evidence": "incident_open incident_update incident_close gap clock_step counter_reset quarantine decide archive delete restore",
     "log": "genesis key_rotate policy witness recovered prune",
 }
 TYPES = frozenset(

@@ -51,9 +51,9 @@ SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that
 _RDMA = {metric.name: metric for metric in rdma.RDMA_COUNTERS}
 RDMA_SENT = _RDMA["railscope_rdma_transmit_bytes_total"]
 RDMA_RECEIVED = _RDMA["railscope_rdma_receive_bytes_total"]
-_SPREAD = (declare.Rollup.MEAN, declare.Rollup.MIN, declare.Rollup.MAX)
+_SPREAD = (declare.Rollup.MEAN, declare.Rollup.COUNT, declare.Rollup.MIN, declare.Rollup.MAX)
 BY_JOB: Mapping[declare.Metric, tuple[declare.Rollup, ...]] = {
-    gpu.GPU_UTILIZATION: (declare.Rollup.MEAN, declare.Rollup.MAX),
+    gpu.GPU_UTILIZATION: (declare.Rollup.MEAN, declare.Rollup.COUNT, declare.Rollup.MAX),
     gpu.GPU_SM_ACTIVITY: _SPREAD,
     gpu.GPU_TENSOR_ACTIVITY: _SPREAD,
     gpu.GPU_POWER: (declare.Rollup.SUM,),

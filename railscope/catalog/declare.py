@@ -75,6 +75,7 @@ class Rollup(StrEnum):
 
     SUM = "sum"
     MEAN = "mean"
+    COUNT = "count"
     MAX = "max"
     MIN = "min"
 

@@ -113,6 +113,8 @@ ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
 BUDGET = EntityKind("budget", ("resource",), part_of=NODE)
 HUNG_DEVICE = EntityKind("hung_device", ("device",), part_of=NODE)
 DROP = EntityKind("drop", ("reason",), part_of=NODE)
+COLLECTOR = EntityKind("collector", ("url",), part_of=NODE)
+COLLECTOR_CHANGE = EntityKind("collector_change", ("reason",), part_of=NODE)
 
 CLUSTER = EntityKind("cluster", ())
 RAIL = EntityKind("rail", ("rail",))

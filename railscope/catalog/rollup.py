@@ -5,13 +5,15 @@
 
 A roll-up answers a question about the scope as a whole: how much there is and how much is used (sum), the
 usual value (mean of shares), the worst one (max, min), whether there are faults and how many (sum). There is
-none that repeats another one: frames and seconds of pause, state of a port by two sources.
+none that repeats another one: frames and seconds of pause, state of a port by two sources. A mean has the number
+of its readings (count), by which means of several collectors are combined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from railscope.catalog.declare import BASIC, EntityKind, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, TENANT
@@ -19,7 +21,10 @@ from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, 
 SCOPES: Mapping[str, EntityKind] = {"cluster": CLUSTER, "rail": RAIL, "tenant": TENANT, "job": JOB}
 ON_A_RAIL = (GPU, NIC, RDMA_PORT)
 _UNITS_BY_PLACE = (MetricUnit.RATIO, MetricUnit.WATTS, MetricUnit.CELSIUS)
-_WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
+_WORDS = {
+    Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.COUNT: "Number of readings",
+    Rollup.MAX: "Highest", Rollup.MIN: "Lowest",
+}  # fmt: skip
 _RATE_UNITS = {
     MetricUnit.SECONDS: MetricUnit.RATIO,
     MetricUnit.JOULES: MetricUnit.WATTS,
@@ -58,6 +63,8 @@ def scopes_of(metric: Metric) -> tuple[str, ...]:
 
 def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
     """Return the name of a roll-up."""
+    if rollup is Rollup.COUNT:
+        return f"railscope_{scope}_count_{source.stem}"
     if source.kind is not MetricKind.COUNTER:
         return f"railscope_{scope}_{rollup}_{source.name.removeprefix('railscope_')}"
     suffix = _RATE_UNITS.get(source.unit)
@@ -94,6 +101,7 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
     labels = about.labels + part_labels(source.about)
     rate = source.kind is MetricKind.COUNTER
     unit = _RATE_UNITS.get(source.unit, MetricUnit.NONE) if rate else source.unit
+    is_count = rollup is Rollup.COUNT
     of = "the rate per second of " if rate else ""
     return Metric(
         derived_name(source, scope, rollup),
@@ -101,8 +109,8 @@ def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
         about
         if labels == about.labels
         else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),
-        unit=unit,
-        scale=source.scale,
+        unit=MetricUnit.NONE if is_count else unit,
+        scale=Fraction(1) if is_count else source.scale,
         help=f"{_WORDS[rollup]} over the {scope} of {of}{source.name}."
         + (" Absent at zero." if source.sparse else ""),
         origin=f"collector, {source.name}",

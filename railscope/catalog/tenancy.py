@@ -39,7 +39,7 @@ SOURCES = (
 )
 """Claim providers of agents."""
 GPU_CLAIMS = _GPU.gauge("railscope_gpu_claims", "Claims on the GPU or parts of it that are in force.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", rollups=(Rollup.SUM,), detail=BASIC)
-GPU_CLAIMED = _GPU.gauge("railscope_gpu_claimed_ratio", "Share of the GPU's compute that claims in force hold.", "railscope_gpu_claims, in 840ths", scale=per(840), rollups=(Rollup.MEAN,))
+GPU_CLAIMED = _GPU.gauge("railscope_gpu_claimed_ratio", "Share of the GPU's compute that claims in force hold.", "railscope_gpu_claims, in 840ths", scale=per(840), rollups=(Rollup.MEAN, Rollup.COUNT))
 GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Processes on the GPU that no claim covers.", "processes by NVML, /proc/PID/cgroup", rollups=(Rollup.SUM,), detail=BASIC)
 _CLAIM_FACTS = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",

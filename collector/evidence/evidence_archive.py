@@ -1,0 +1,432 @@
+"""Archive of the evidence's intervals: Parquet files by day and pod, their verification, and restoring.
+
+A file is written once and read back. Only if each of its rows equals that of the database, the
+database records the file (`evidence_archive`, with a head and an audit record) and its facts
+(`evidence_archived_fact`): only those can be deleted, as triggers enforce. Names of files contain the
+hash of their facts, so an interrupted or concurrent round writes the same file again. A fact that is
+recorded later is in a further file of its day.
+
+`evidence_removal` has the nodes whose facts of a file were deleted, and those that were restored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+import sqlalchemy as sa
+
+from collector.evidence import EvidenceError, archive_files, evidence_tables, node_intervals
+from collector.ledger import audit_outbox, head_chain, schema
+from collector.ledger.database import Database, UnusableLedgerError
+from railscope.audit.record import RecordActor, RecordData
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
+
+MAX_FILE_BYTES = 8 << 20
+"""Content of one file; a day of a larger pod is divided. Memory is about ten times as much meanwhile."""
+KEPT_REPORTS = 1346
+"""Newest intervals of a node that stay in the database: the reports of two weeks, which metering may read
+before a window (`EvidenceStore.load`), and those at its edges.
+"""
+RESTORED_NS = 30 * DAY_NS
+"""Restored evidence is not deleted again for this long."""
+DELETED, RESTORED = "deleted", "restored"
+_KIND = "intervals"
+_LOCK = 0x7261_696C_6172_6368
+_intervals = evidence_tables.evidence_intervals
+archives, removals = evidence_tables.archives, evidence_tables.removals
+archived_facts = evidence_tables.archived_facts
+
+_IS_ARCHIVED = archived_facts.c.fact == _intervals.c.part
+_IS_LATE = sa.exists().where(evidence_tables.claim_end_trust.c.fact == _intervals.c.part)
+
+
+class ArchivedEvidenceError(EvidenceError, UnusableLedgerError):
+    """Evidence that is only in the archive; the message names its node, days and the remedy."""
+
+
+class EvidenceFile(NamedTuple):
+    """A verified file of the archive."""
+
+    number: int
+    name: str
+    day: int
+    pod: str
+    nodes: tuple[str, ...]
+    location: str
+    sha256: str
+    size_bytes: int
+    facts: int
+    verified_ns: int
+
+
+class NodeRemoval(NamedTuple):
+    """Newest removal of the facts of a node in a file."""
+
+    action: str
+    recorded_ns: int
+
+
+def format_day(day: int) -> str:
+    """Return the date of a day."""
+    return format_timestamp(day * DAY_NS)[:10]
+
+
+def check_present(
+    connection: sa.Connection,
+    node: str,
+    intervals: Iterable[node_intervals.EvidenceInterval],
+    span: tuple[int, int],
+) -> None:
+    """Check that the intervals in and nearest to a window are all that were ever recorded.
+
+    Raises ArchivedEvidenceError if others were deleted from the database.
+    """
+    present = list(intervals)
+    first_ns = max((i.end_ns for i in present if i.end_ns < span[0]), default=0)
+    last_ns = min((i.start_ns for i in present if i.start_ns > span[1]), default=FOREVER_NS)
+    days = ((first_ns - HOUR_NS) // DAY_NS, last_ns // DAY_NS)
+    query = sa.select(removals, archives.c.day).join(archives)
+    query = query.where(archives.c.day.between(*days)).order_by(removals.c.number)
+    missing: dict[int, int] = {}
+    for row in connection.execute(query):
+        if node in _decode_nodes(row.nodes):
+            missing.pop(row.archive, None)
+            if row.action == DELETED:
+                missing[row.archive] = row.day
+    if missing:
+        period = f"{format_day(min(missing.values()))}..{format_day(max(missing.values()))}"
+        message = (
+            f"usage evidence of {node} from {period} is only in the archive; fix: "
+            f"railscope collector archive restore {period} --node {node}"
+        )
+        raise ArchivedEvidenceError(message)
+
+
+def find_nodes(connection: sa.Connection) -> dict[str, int]:
+    """Return all nodes with intervals, and the start of the oldest of each."""
+    found: dict[str, int] = {}
+    node = connection.execute(sa.select(sa.func.min(_intervals.c.node))).scalar()
+    while node is not None:  # one step in the index per node
+        oldest = sa.select(sa.func.min(_intervals.c.start_ns)).where(_intervals.c.node == node)
+        found[node] = connection.execute(oldest).scalar_one()
+        following = sa.select(sa.func.min(_intervals.c.node)).where(_intervals.c.node > node)
+        node = connection.execute(following).scalar()
+    return found
+
+
+def _decode_nodes(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str])
+
+
+def _encode_nodes(nodes: Iterable[str]) -> str:
+    return msgspec.json.encode(sorted(nodes)).decode()
+
+
+def _of_day(node: str, day: int) -> sa.ColumnElement[bool]:
+    start_ns = _intervals.c.start_ns
+    within = (start_ns >= day * DAY_NS, start_ns < (day + 1) * DAY_NS)
+    return sa.and_(_intervals.c.node == node, *within)
+
+
+class EvidenceArchive:
+    """Archive of one database. Calls block, and raise ArchiveError and UnusableLedgerError."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - its bounds
+        self,
+        database: Database,
+        store: archive_files.ArchiveStore | None,
+        pod_pattern: re.Pattern[str] | None = None,
+        actor: RecordActor | None = None,
+        kept_reports: int = KEPT_REPORTS,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        self.database = database
+        self._store = store
+        self._pod_pattern = pod_pattern
+        self._kept_reports, self._max_file_bytes = kept_reports, max_file_bytes
+        self._actor = actor or RecordActor("collector", "archive")
+
+    @property
+    def store(self) -> archive_files.ArchiveStore:
+        """The store. Raises ArchiveError without one."""
+        if self._store is None:
+            message = "no archive: expected archive.url in the collector's settings"
+            raise archive_files.ArchiveError(message)
+        return self._store
+
+    def pod_of(self, node: str) -> str:
+        """Return the pod of a node as a part of a path; `none` where the pattern does not match."""
+        if self._pod_pattern is None:
+            return "all"
+        match = self._pod_pattern.fullmatch(node)
+        return quote((match and match["pod"]) or "none", safe="")
+
+    # Writing -----------------------------------------------------------------------------------
+
+    def write_day(self, day: int, nodes: Iterable[str], now_ns: int) -> Iterator[int]:
+        """Archive a day's facts of these nodes that are in no file yet; yield the facts of each file."""
+        by_pod: dict[str, list[str]] = {}
+        for node in sorted(nodes):
+            by_pod.setdefault(self.pod_of(node), []).append(node)
+        for pod, members in sorted(by_pod.items()):
+            rows: list[archive_files.EvidenceRow] = []
+            size = 0
+            for node in members:
+                new = self._read_unarchived(node, day)
+                rows += new
+                size += sum(len(row.content) for row in new)
+                if size >= self._max_file_bytes:
+                    yield self._write_file(day, pod, rows, now_ns)
+                    rows, size = [], 0
+            if rows:
+                yield self._write_file(day, pod, rows, now_ns)
+
+    def find_due_days(self, end_day: int, seen_ns: int | None) -> list[int]:
+        """Return the days before `end_day` that may have facts in no file, in order.
+
+        Facts that were recorded up to `seen_ns` are in files, as far as their day was due then; None if
+        that is unremoved.
+        """
+        starts = sa.select(sa.func.min(_intervals.c.start_ns))
+        newest = sa.select(sa.func.max(archives.c.day))
+        with self.database.transaction() as connection:
+            last = connection.execute(newest).scalar() if seen_ns is not None else None
+            if last is None:
+                oldest = connection.execute(starts).scalar()
+                return [] if oldest is None else list(range(oldest // DAY_NS, end_day))
+            day = (_intervals.c.start_ns // DAY_NS).label("day")
+            is_late = (_intervals.c.recorded_ns > seen_ns, _intervals.c.start_ns < last * DAY_NS)
+            late = connection.execute(sa.select(day).where(*is_late).distinct()).scalars()
+            return sorted({*late, *range(last, end_day)})
+
+    def _read_unarchived(self, node: str, day: int) -> list[archive_files.EvidenceRow]:
+        """Return a day's facts of a node that are in no file; damaged ones stay in the database only."""
+        query = sa.select(*(_intervals.c[name] for name in archive_files.EvidenceRow._fields))
+        query = query.where(_of_day(node, day), ~sa.exists().where(_IS_ARCHIVED))
+        with self.database.transaction() as connection:
+            rows = [
+                archive_files.EvidenceRow(*row)
+                for row in connection.execute(
+                    query.order_by(_intervals.c.start_ns, _intervals.c.part)
+                )
+            ]
+        return [row for row in rows if row.is_intact]
+
+    def _write_file(
+        self, day: int, pod: str, rows: Sequence[archive_files.EvidenceRow], now_ns: int
+    ) -> int:
+        """Publish a file, verify it, and record it and its facts; return the number of facts."""
+        facts = sha256("\n".join(sorted(row.part for row in rows)).encode()).hexdigest()
+        name = f"day={format_day(day)}/pod={pod}/{_KIND}-{facts[:32]}.parquet"
+        self.store.create(name, archive_files.encode_file(rows))
+        content = self.store.read(name)
+        if archive_files.decode_file(content) != list(rows):
+            message = (
+                f"{self.store.location}/{name} does not contain what was written; fix: check the "
+                "store, and move the file away"
+            )
+            raise archive_files.ArchiveError(message)
+        file = {
+            "name": name,
+            "kind": _KIND,
+            "day": day,
+            "pod": pod,
+            "nodes": _encode_nodes({row.node for row in rows}),
+            "location": self.store.location,
+            "sha256": sha256(content).hexdigest(),
+            "size_bytes": len(content),
+            "facts": len(rows),
+            "verified_ns": now_ns,
+        }
+        with self.database.transaction(writes=True) as connection:
+            schema.lock(connection, _LOCK)
+            if connection.execute(sa.select(archives).where(archives.c.name == name)).first():
+                return 0  # by another collector
+            number = _next_number(connection, archives)
+            connection.execute(archives.insert().values(number=number, **file))
+            members = [{"fact": row.part, "archive": number} for row in rows]
+            evidence_tables.insert_new_rows(connection, archived_facts, members)
+            data: RecordData = {
+                "file": name,
+                "location": self.store.location,
+                "sha256": str(file["sha256"]),
+                "facts": len(rows),
+                "bytes": len(content),
+            }
+            self._record(connection, "evidence archive", number, "evidence.archive", data, now_ns)
+        return len(rows)
+
+    def _record(  # noqa: PLR0913, PLR0917 - the parts of one record
+        self,
+        connection: sa.Connection,
+        kind: str,
+        number: int,
+        record_type: str,
+        data: RecordData,
+        now_ns: int,
+    ) -> None:
+        """Record a row in the audit log, and commit to it by a head."""
+        draft = audit_outbox.RecordDraft(record_type, self._actor, now_ns, "done", data=data)
+        row = head_chain.record_row(connection, kind, number, draft)
+        head_chain.append_head(connection, [row], now_ns)
+
+    # Deleting ----------------------------------------------------------------------------------
+
+    def find_last_kept_day(self, node: str, before_ns: int) -> int | None:
+        """Return the oldest day of a node that stays in the database; None if all of them do.
+
+        The newest reports before `before_ns` stay, as metering of later days may read them.
+        """
+        ends = (
+            sa.select(_intervals.c.end_ns)
+            .distinct()
+            .where(_intervals.c.node == node, _intervals.c.end_ns < before_ns)
+        )
+        query = ends.order_by(_intervals.c.end_ns.desc()).offset(self._kept_reports).limit(1)
+        with self.database.transaction() as connection:
+            end_ns: int | None = connection.execute(query).scalar()
+        return None if end_ns is None else (end_ns - HOUR_NS) // DAY_NS
+
+    def find_deletable_days(self, node: str, end_day: int) -> list[int]:
+        """Return the days of a node before `end_day` with archived facts that can be deleted."""
+        day = _intervals.c.start_ns // DAY_NS
+        is_before = (_intervals.c.node == node, _intervals.c.start_ns < end_day * DAY_NS)
+        query = (
+            sa.select(day.label("day"))
+            .distinct()
+            .join_from(_intervals, archived_facts, _IS_ARCHIVED)
+        )
+        with self.database.transaction() as connection:
+            return sorted(connection.execute(query.where(*is_before, ~_IS_LATE)).scalars())
+
+    def delete_day(self, day: int, nodes: Iterable[str], now_ns: int) -> Iterator[int]:
+        """Delete a day's archived facts of these nodes; yield the facts of each step.
+
+        Intervals with starts of boots that were reported late stay: they may wait for a decision.
+        """
+        for number, facts in sorted(self._find_deletable(day, nodes).items()):
+            recent_ns = now_ns - RESTORED_NS
+            with self.database.transaction(writes=True) as connection:
+                schema.lock(connection, _LOCK)
+                removed = read_removals(connection, number)
+                for node, removal in removed.items():
+                    if removal.action == RESTORED and removal.recorded_ns > recent_ns:
+                        facts.pop(node, None)
+                new = [n for n in facts if n not in removed or removed[n].action != DELETED]
+                if new:
+                    self._record_removal(connection, number, DELETED, new, now_ns)
+            for node, parts in facts.items():
+                for group in evidence_tables.group_items(parts):
+                    yield self._delete_facts(number, node, group)
+
+    def _find_deletable(self, day: int, nodes: Iterable[str]) -> dict[int, dict[str, list[str]]]:
+        """Return a day's archived facts by file and node."""
+        found: dict[int, dict[str, list[str]]] = {}
+        query = sa.select(archived_facts.c.archive, _intervals.c.part)
+        query = query.join_from(_intervals, archived_facts, _IS_ARCHIVED)
+        for node in sorted(nodes):
+            with self.database.transaction() as connection:
+                for row in connection.execute(query.where(_of_day(node, day), ~_IS_LATE)):
+                    found.setdefault(row.archive, {}).setdefault(node, []).append(row.part)
+        return found
+
+    def _delete_facts(self, archive: int, node: str, parts: Sequence[str]) -> int:
+        with self.database.transaction(writes=True) as connection:
+            schema.lock(connection, _LOCK)
+            if read_removals(connection, archive)[node].action != DELETED:
+                return 0  # restored meanwhile
+            for column in (_intervals.c.part, archived_facts.c.fact):
+                connection.execute(column.table.delete().where(column.in_(parts)))
+        return len(parts)
+
+    def _record_removal(
+        self,
+        connection: sa.Connection,
+        archive: int,
+        action: str,
+        nodes: Sequence[str],
+        now_ns: int,
+    ) -> None:
+        number = _next_number(connection, removals)
+        row = {"archive": archive, "action": action, "nodes": _encode_nodes(nodes)}
+        connection.execute(removals.insert().values(number=number, recorded_ns=now_ns, **row))
+        name = connection.execute(
+            sa.select(archives.c.name).where(archives.c.number == archive)
+        ).scalar_one()
+        record_type = "evidence.delete" if action == DELETED else "evidence.restore"
+        data: RecordData = {"file": name, "nodes": len(nodes)}
+        self._record(connection, "evidence removal", number, record_type, data, now_ns)
+
+    # Reading back ------------------------------------------------------------------------------
+
+    def files(self, start_day: int, end_day: int, node: str = "") -> list[EvidenceFile]:
+        """Return the files of days, of all nodes or one, by day."""
+        query = sa.select(archives).where(archives.c.day >= start_day, archives.c.day < end_day)
+        with self.database.transaction() as connection:
+            found = [
+                schema.from_row(EvidenceFile, row, nodes=tuple(_decode_nodes(row.nodes)))
+                for row in connection.execute(query.order_by(archives.c.day, archives.c.number))
+            ]
+        return [file for file in found if not node or node in file.nodes]
+
+    def deleted_nodes(self, file: EvidenceFile) -> list[str]:
+        """Return the nodes whose facts of a file are not in the database."""
+        with self.database.transaction() as connection:
+            return _find_deleted(connection, file)
+
+    def read(self, file: EvidenceFile) -> list[archive_files.EvidenceRow]:
+        """Return the facts of a file. Raises ArchiveError if it is missing or was changed."""
+        content = self.store.read(file.name)
+        found = sha256(content).hexdigest()
+        if found != file.sha256:
+            message = (
+                f"{self.store.location}/{file.name} was changed: SHA-256 {found}: expected "
+                f"{file.sha256}, as recorded; fix: restore the file from a copy"
+            )
+            raise archive_files.ArchiveError(message)
+        rows = archive_files.decode_file(content)
+        if len(rows) != file.facts or not all(row.is_intact for row in rows):
+            message = (
+                f"{self.store.location}/{file.name} contains facts that do not match their names"
+            )
+            raise archive_files.ArchiveError(message)
+        return rows
+
+    def restore(self, file: EvidenceFile, now_ns: int) -> int:
+        """Insert the facts of a file that are not in the database; return the number of facts."""
+        rows = self.read(file)
+        intervals = [row._asdict() for row in rows]
+        members = [{"fact": row.part, "archive": file.number} for row in rows]
+        with self.database.transaction(writes=True) as connection:
+            schema.lock(connection, _LOCK)
+            evidence_tables.insert_new_rows(connection, _intervals, intervals)
+            evidence_tables.insert_new_rows(connection, archived_facts, members)
+            deleted = _find_deleted(connection, file)
+            if deleted:
+                self._record_removal(connection, file.number, RESTORED, deleted, now_ns)
+        return len(rows) if deleted else 0
+
+
+def read_removals(connection: sa.Connection, archive: int) -> dict[str, NodeRemoval]:
+    """Return the newest removal of each node in a file."""
+    query = sa.select(removals).where(removals.c.archive == archive).order_by(removals.c.number)
+    return {
+        node: NodeRemoval(row.action, row.recorded_ns)
+        for row in connection.execute(query)
+        for node in _decode_nodes(row.nodes)
+    }
+
+
+def _find_deleted(connection: sa.Connection, file: EvidenceFile) -> list[str]:
+    removed = read_removals(connection, file.number)
+    return [node for node in file.nodes if node in removed and removed[node].action == DELETED]
+
+
+def _next_number(connection: sa.Connection, table: sa.Table) -> int:
+    query = sa.select(sa.func.max(table.c.number))
+    return int(connection.execute(query).scalar() or 0) + 1

@@ -1,0 +1,206 @@
+"""Periodic archiving of usage evidence, and deletion of archived evidence, off the event loop.
+
+Of the collectors of a database, the holder of a lease does both. Nothing depends on that: an interrupted or
+concurrent round repeats what another one did, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+from sqlalchemy import func, select
+
+from collector import clock as collector_clock, config, work_limits
+from collector.billing.billing_store import BillingStore
+from collector.evidence import archive_files, evidence_archive, evidence_tables
+from collector.fleet.view_cells import ViewCell
+from collector.ledger import leases, ledger_queries
+from collector.ledger.database import Database, UnusableLedgerError
+from railscope.catalog import collector as c
+from railscope.service import run_in_thread
+from railscope.timestamps import DAY_NS, SECOND_NS
+
+log = structlog.get_logger(__name__)
+
+LEASE = "archive"
+_MARGIN_NS = 300 * SECOND_NS
+"""Maximum delay until facts recorded by another collector become visible."""
+
+
+def find_first_needed_day(
+    database: Database, metering: config.MeteringSettings, now_ns: int
+) -> int:
+    """Return the first day whose evidence may still be needed.
+
+    A day is not needed once it can no longer be revised, is in the ledger for every GPU that had been
+    reported, and is in a closed period or before the opening date (any day, where nothing is billed).
+    """
+    delay_ns = round(metering.finalize_delay_seconds * SECOND_NS)
+    day = (now_ns - delay_ns) // DAY_NS - metering.max_revision_age_days
+    billing = BillingStore(database)
+    closings, opening = billing.closings(), billing.opening()
+    if closings:
+        day = min(day, max(closing.period.end_ns for closing in closings) // DAY_NS)
+    elif opening:
+        day = min(day, opening.opening_ns // DAY_NS)
+    elif billing.book():
+        return 0
+    homes = evidence_tables.gpu_nodes.c
+    since = select(homes.gpu_uuid, func.min(homes.since_ns)).group_by(homes.gpu_uuid)
+    with database.transaction() as connection:
+        since_ns: dict[str, int] = {row[0]: row[1] for row in connection.execute(since)}
+        days: dict[str, int] = {}
+        for gpus in evidence_tables.group_items(sorted(since_ns)):
+            for gpu, last in connection.execute(ledger_queries.last_days(gpus)):
+                days[gpu] = last + 1
+    unwritten = (days.get(gpu, first_ns // DAY_NS) for gpu, first_ns in since_ns.items())
+    # The day before is read as well, so that the edges of a window do not affect its result.
+    return min([day, *unwritten]) - 1
+
+
+@dataclass(slots=True)
+class EvidenceRetention:
+    """Archives and deletes evidence. `open` blocks; it raises UnusableLedgerError."""
+
+    settings: config.CollectorSettings
+    open: Callable[[], Database]
+    clock: collector_clock.CollectorClock | None = None
+    """Clock of a running collector: while it is suspect, nothing is archived or deleted."""
+    check: Callable[[], object] = lambda: None
+    """Raises UnusableLedgerError if the database is not the one used before."""
+    wall_ns: Callable[[], int] = time.time_ns
+    kept_reports: int = evidence_archive.KEPT_REPORTS
+    max_file_bytes: int = evidence_archive.MAX_FILE_BYTES
+    archived: int = 0
+    deleted: int = 0
+    failures: int = 0
+    archived_until: int | None = None
+    """First day that is not archived completely; None before the first round."""
+    is_failing: bool = False
+    _store: archive_files.ArchiveStore | None = field(init=False)
+    _lease: leases.Lease = field(default_factory=lambda: leases.Lease(LEASE))
+
+    def __post_init__(self) -> None:
+        """Check the settings. Raises SettingsError."""
+        if self.clock is not None:
+            self.wall_ns = self.clock.now_ns
+        chosen = self.settings.archive
+        self._store = archive_files.open_archive_store(chosen)
+        archive_files.compile_pod_pattern(chosen.pod_pattern)
+
+    async def run(self) -> None:
+        """Run until cancelled; return at once if no archive is configured."""
+        while self._store is not None:
+            await self.attempt()
+            await run_in_thread(work_limits.return_free_memory)
+            await asyncio.sleep(self.settings.archive.period_seconds)
+
+    async def attempt(self) -> bool:
+        """Archive and delete what is due; false if it failed, which is logged once.
+
+        Any exception is caught: the collector must continue to receive frames.
+        """
+        steps = self.steps()
+        try:
+            while await run_in_thread(next, steps, None) is not None:
+                pass
+        except Exception as fault:  # noqa: BLE001 - see above
+            self.failures += 1
+            expected = (UnusableLedgerError, archive_files.ArchiveError)
+            problem = str(fault)
+            if not isinstance(fault, expected):
+                problem = f"{type(fault).__name__}: {fault}"
+            if not self.is_failing:
+                advice = "evidence stays in the database, and is archived later"
+                log.error("evidence_archive_failed", problem=problem, advice=advice)
+            self.is_failing = True
+            return False
+        if self.is_failing:
+            log.info("evidence_archive_resumed")
+        self.is_failing = False
+        return True
+
+    def close(self) -> None:
+        """Let another collector take over. Blocking."""
+        self._lease.release()
+
+    def steps(self) -> Iterator[str]:
+        """Archive what is due, then delete what is due; yield the result of each file or transaction."""
+        if self._store is None or self._is_held():
+            return
+        self.check()
+        now_ns, database, chosen = self.wall_ns(), self.open(), self.settings.archive
+        term = self._lease.take(database)
+        if term is None:
+            return
+        pattern = archive_files.compile_pod_pattern(chosen.pod_pattern)
+        archive = evidence_archive.EvidenceArchive(
+            database,
+            self._store,
+            pattern,
+            kept_reports=self.kept_reports,
+            max_file_bytes=self.max_file_bytes,
+        )
+        with database.transaction() as connection:
+            nodes = evidence_archive.find_nodes(connection)
+        end_day = now_ns // DAY_NS - chosen.archive_after_days
+        days = archive.find_due_days(end_day, term.processed_ns)
+        self.archived_until = min(days, default=end_day)
+        for day in days:
+            for count in archive.write_day(day, nodes, now_ns):
+                self.archived += count
+                yield f"{evidence_archive.format_day(day)}: {count:,} facts archived"
+                if self._lease.take(database) != term or self._is_held():
+                    return
+            self.archived_until = max(self.archived_until, day + 1)
+        self.archived_until = end_day
+        yield from self._delete(archive, nodes, now_ns)
+        self._lease.take(database)
+        try:
+            term.store_progress(database, now_ns - _MARGIN_NS)
+        except leases.LostLeaseError:
+            log.info("archive_progress_not_stored", advice="the holder does the same again")
+
+    def _is_held(self) -> bool:
+        return bool(self.clock and self.clock.hold_reason)
+
+    def _delete(
+        self, archive: evidence_archive.EvidenceArchive, nodes: dict[str, int], now_ns: int
+    ) -> Iterator[str]:
+        """Delete archived evidence that is no longer needed, the oldest day first."""
+        keep_days = self.settings.archive.delete_after_days
+        if not keep_days:
+            return
+        needed = find_first_needed_day(archive.database, self.settings.metering, now_ns)
+        end_day = min(needed, now_ns // DAY_NS - keep_days)
+        before_ns = end_day * DAY_NS - evidence_tables.CONTEXT_NS
+        by_day: dict[int, list[str]] = {}
+        for node, oldest_ns in nodes.items():
+            if oldest_ns >= before_ns:
+                continue
+            last_day = archive.find_last_kept_day(node, before_ns)
+            if last_day is not None:
+                for day in archive.find_deletable_days(node, min(last_day, end_day)):
+                    by_day.setdefault(day, []).append(node)
+        for day, members in sorted(by_day.items()):
+            for count in archive.delete_day(day, members, now_ns):
+                self.deleted += count
+                yield f"{evidence_archive.format_day(day)}: {count:,} facts deleted"
+
+    def cells(self) -> list[ViewCell]:
+        """Return the metrics of the archive; none if no archive is configured."""
+        if self._store is None:
+            return []
+        numbers = [
+            (c.EVIDENCE_ARCHIVED, self.archived),
+            (c.EVIDENCE_DELETED, self.deleted),
+            (c.EVIDENCE_ARCHIVE_FAILURES, self.failures),
+        ]
+        if self.archived_until is not None:
+            due = self.wall_ns() // DAY_NS - self.settings.archive.archive_after_days
+            numbers.append((c.EVIDENCE_UNARCHIVED_DAYS, max(0, due - self.archived_until)))
+        return [ViewCell(metric, (), value) for metric, value in numbers]

@@ -1,0 +1,142 @@
+"""Writing of facts from memory to the database, and exchange of receipts with other collectors of it.
+
+An interval of the evidence is removed from memory once the database has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from collector.evidence import (
+    claim_events,
+    evidence_book,
+    evidence_memory,
+    evidence_records,
+    evidence_store,
+    evidence_tables,
+    node_claims,
+    node_intervals,
+)
+from railscope.service import run_in_thread
+from railscope.timestamps import SECOND_NS
+
+MARGIN_NS = 300 * SECOND_NS
+"""Maximum delay until facts recorded by another collector become visible."""
+_YIELD_EVERY = 16
+
+
+@dataclass(slots=True)
+class EvidenceWriter:
+    """Writes the facts of a book. Its methods raise UnusableLedgerError."""
+
+    book: evidence_book.EvidenceBook
+    wall_ns: Callable[[], int]
+    on_stored: Callable[[node_intervals.EvidenceInterval], None]
+    """Called with each interval that was written."""
+    _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
+    _merged_ns: int = 0
+    """Time up to which reports of other collectors were merged."""
+
+    def __post_init__(self) -> None:
+        """Subscribe to problems of the evidence."""
+        self.book.problems.listeners.append(self._problems.append)
+
+    async def write_problems(self, store: evidence_store.EvidenceStore) -> None:
+        """Record new problems in the audit log, each once."""
+        problems, self._problems[:] = list(self._problems), []
+        try:
+            await run_in_thread(store.record_problems, problems)
+        except BaseException:
+            self._problems.extend(problems)
+            raise
+
+    async def exchange_receipts(self, store: evidence_store.EvidenceStore) -> None:
+        """Exchange receipts with the database, before any evidence that depends on them."""
+        if self.book.intervals.unstored.log:  # other collectors may write to the database
+            await self._merge_reports(store)
+        contacts = await run_in_thread(store.contacts)
+        self.book.merge_contacts(contacts)
+        new = node_intervals.find_new_contacts(self.book.receipts, contacts)
+        with self._writing() as unstored:
+            unstored.begin_contacts()
+            if new:
+                await run_in_thread(store.write_contacts, new)
+
+    async def _merge_reports(self, store: evidence_store.EvidenceStore) -> None:
+        now_ns = self.wall_ns()
+        merged_ns = max(self._merged_ns, now_ns - node_intervals.MAX_AGE_NS)
+        ends_ns = await run_in_thread(store.newest_ends, None, merged_ns - MARGIN_NS)
+        self.book.merge_reports(ends_ns)
+        self._merged_ns = now_ns
+
+    async def write_evidence(
+        self, store: evidence_store.EvidenceStore, quiet_ns: int | None
+    ) -> None:
+        """Write claims, and the intervals to which nothing was added since a time; all of them if it is None."""
+        intervals = [
+            interval
+            for interval in self.book.intervals.by_key.values()
+            if not interval.stored and (quiet_ns is None or interval.touched_ns <= quiet_ns)
+        ]
+        claims = list(self.book.unwritten)
+        for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
+            await self._write(store, fact_group, claims)
+            claims = []
+
+    async def _write(
+        self,
+        store: evidence_store.EvidenceStore,
+        intervals: Sequence[evidence_memory.IntervalInMemory],
+        claims: Sequence[claim_events.ClaimFact],
+    ) -> None:
+        """Write evidence with the time of the write: changes are later searched by that timestamp."""
+        if not (intervals or claims):
+            return
+        try:
+            with self._writing() as unstored:
+                for fact in claims:
+                    unstored.begin_write(fact.node, fact)
+                written = [
+                    evidence_store.compress_interval(
+                        interval.interval, content, self.book.contacts_of(interval.interval.node)
+                    )
+                    async for interval, content in _encode_intervals(intervals, unstored)
+                ]
+                early = node_claims.find_early_claims(claims, self.book.receipts)
+                await run_in_thread(store.write, written, claims, self.wall_ns, early)
+        except BaseException:
+            for interval in intervals:
+                interval.stored = False
+            raise
+        for fact in claims:
+            self.book.unwritten.pop(fact, None)
+        for interval in intervals:
+            self.on_stored(interval.interval)
+            if interval.stored:
+                self.book.intervals.release(interval)
+
+    @contextmanager
+    def _writing(self) -> Iterator[evidence_memory.UnstoredFacts]:
+        """Record the end of a write of facts, and its success."""
+        unstored = self.book.intervals.unstored
+        try:
+            yield unstored
+        except BaseException:
+            unstored.end_write(is_stored=False)
+            raise
+        unstored.end_write(is_stored=True)
+
+
+async def _encode_intervals(
+    intervals: Sequence[evidence_memory.IntervalInMemory], unstored: evidence_memory.UnstoredFacts
+) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
+    """Yield intervals with their encoding, yielding to the event loop periodically."""
+    for number, interval in enumerate(intervals):
+        interval.stored = True
+        unstored.begin_write(interval.interval.node, interval.key)
+        yield interval, node_intervals.encode_interval(interval.interval)
+        if number % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)

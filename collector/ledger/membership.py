@@ -1,0 +1,197 @@
+"""Collectors that share a database, and the part of the cluster that views of all of them contain.
+
+Each collector writes its row every few seconds: its URL, the process that holds leases for it, and its nodes. Times
+are those of the database. A row that was not renewed for a day is that of a collector which was removed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from collector.ledger import leases, schema
+from collector.ledger.database import Database
+from railscope import durable_files, untrusted_text
+
+HEAD = "head"
+"""Lease of the collector that shows the nodes of all."""
+REMOVED_SECONDS = 86_400
+MAX_NODES_BYTES = 16 << 20
+
+rows = sa.Table(
+    "collector_member",
+    schema.metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    *schema.texts("url", "holder"),
+    sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("nodes", sa.LargeBinary, nullable=False),
+)
+"""Collectors by name. Like the table of leases it has rows that change, and nothing is billed from it."""
+
+head_files = sa.Table(
+    "collector_head_file",
+    schema.metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""Files of the diagnosis of the head, which the next head continues with."""
+FILES = ("incidents", "baselines")
+MAX_FILE_BYTES = 256 << 20
+
+
+class ClusterMember(NamedTuple):
+    """A collector as the database has it."""
+
+    name: str
+    url: str
+    holder: str
+    """Process, as the holder of leases."""
+    age_seconds: float
+    """Time since it wrote its row."""
+    nodes: Mapping[str, int] = {}
+    """Time of the last report of each of its nodes, in nanoseconds."""
+
+
+class ClusterMembers(NamedTuple):
+    """All collectors, and the one that holds the lease of the head."""
+
+    members: Sequence[ClusterMember]
+    head: ClusterMember | None
+
+
+def encode_nodes(nodes: Mapping[str, int]) -> bytes:
+    """Encode the nodes of a collector."""
+    return zlib.compress(msgspec.msgpack.encode(nodes), 1)
+
+
+def decode_nodes(content: bytes) -> dict[str, int]:
+    """Decode the nodes of a collector; none if they are invalid or too many."""
+    unpacker = zlib.decompressobj()
+    try:
+        unpacked = unpacker.decompress(content, MAX_NODES_BYTES)
+        return msgspec.msgpack.decode(unpacked, type=dict[str, int]) if unpacker.eof else {}
+    except (zlib.error, *untrusted_text.DECODING_ERRORS):
+        return {}
+
+
+def exchange(database: Database, member: ClusterMember, nodes: bytes | None) -> ClusterMembers:
+    """Write the row of a collector, and return all rows. Blocking; raises UnusableLedgerError.
+
+    `nodes` are written unless they are None.
+    """
+    clock: Any = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
+    values = {"url": member.url, "holder": member.holder, "seen_at": clock}
+    if nodes is not None:
+        values["nodes"] = nodes
+    with database.transaction(writes=True) as connection:
+        changed = sa.update(rows).where(rows.c.name == member.name).values(**values)
+        if not connection.execute(changed).rowcount:
+            new = {"name": member.name, "nodes": b""} | values
+            connection.execute(schema.insert_new(connection, rows).values(**new))
+        age = sa.extract("epoch", clock - rows.c.seen_at)
+        query = sa.select(rows, age.label("age")).where(age < REMOVED_SECONDS).order_by(rows.c.name)
+        found = connection.execute(query).all()
+        lease = sa.select(leases.rows.c.holder).where(
+            leases.rows.c.name == HEAD, leases.rows.c.expires_at > clock
+        )
+        holder = connection.execute(lease).scalar()
+    members = [
+        ClusterMember(row.name, row.url, row.holder, float(row.age), decode_nodes(row.nodes))
+        for row in found
+    ]
+    head = next((each for each in members if each.holder == holder), None)
+    return ClusterMembers(members, head)
+
+
+def read_files(database: Database, directory: Path) -> None:
+    """Replace the files of a directory by those that the previous head stored.
+
+    Blocking; raises UnusableLedgerError, OSError.
+    """
+    with database.transaction() as connection:
+        found = connection.execute(sa.select(head_files)).all()
+    durable_files.make_directory(directory)
+    for row in found:
+        if row.name in FILES:
+            durable_files.write_durably(directory / row.name, row.content)
+
+
+def store_files(
+    database: Database, term: leases.LeaseTerm, directory: Path, stored: dict[str, int]
+) -> None:
+    """Store the files of a directory that have changed; `stored` are the times of those that were stored.
+
+    Blocking; raises LostLeaseError, UnusableLedgerError, OSError.
+    """
+    for name in FILES:
+        path = directory / name
+        if not path.exists():
+            continue
+        details = path.stat()
+        if details.st_mtime_ns == stored.get(name) or details.st_size > MAX_FILE_BYTES:
+            continue
+        content = path.read_bytes()
+        with database.transaction(writes=True) as connection:
+            term.check(connection)
+            connection.execute(sa.delete(head_files).where(head_files.c.name == name))
+            connection.execute(sa.insert(head_files).values(name=name, content=content))
+        stored[name] = details.st_mtime_ns
+
+
+class CollectorPart(msgspec.Struct, frozen=True):
+    """A collector, and whether views contain its nodes."""
+
+    name: str
+    url: str
+    nodes: int
+    is_included: bool
+    problem: str = ""
+    """Reason why its nodes are unknown."""
+    clock_offset_seconds: float = 0.0
+    """Lead of the head's clock over its own, as far as it is corrected."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterExtent:
+    """Collectors with their nodes in views."""
+
+    parts: tuple[CollectorPart, ...]
+    is_summary: bool = False
+    """True if neither nodes nor collectors are stated individually, as for tenants."""
+
+    def for_tenant(self) -> ClusterExtent:
+        """Return what a tenant may read."""
+        return ClusterExtent(self.parts, is_summary=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all collectors are included."""
+        return all(part.is_included for part in self.parts)
+
+    @property
+    def text(self) -> str:
+        """Return the numbers of collectors and nodes in words."""
+        included = [part for part in self.parts if part.is_included]
+        collectors = f"{len(included)} of {len(self.parts)} collectors"
+        if self.is_summary:
+            return collectors
+        nodes = sum(part.nodes for part in included)
+        total = sum(part.nodes for part in self.parts)
+        return f"{collectors}, {nodes:,} of {total:,} nodes"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        parts = () if self.is_summary else self.parts
+        return {"text": self.text, "complete": self.is_complete, "parts": parts}
+
+    def add_to(self, document: bytes) -> bytes:
+        """Return a JSON object with the collectors in it as its last member."""
+        if not document.endswith(b"}") or document == b"{}":
+            return document
+        return document[:-1] + b',"collectors":' + msgspec.json.encode(self.to_json()) + b"}"
