@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -58,14 +58,23 @@ def settings_flags(command: _Command) -> _Command:
         click.option("--state-directory", help="Directory of the spool and other state."),
         click.option(
             "--collector",
-            "collector_url",
-            help="Base URL of the collector that frames are shipped to.",
+            "collector_urls",
+            multiple=True,
+            help="Base URL of the collector that frames are shipped to; repeatable, for one of several.",
         ),
         click.option("--listen", help="Address and port of the metrics endpoint."),
         click.option("--node", help="Name of this node."),
     ):
         command = option(command)
     return command
+
+
+def collector_flags(urls: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of the option --collector, in place of those of a file."""
+    if not urls:
+        return {}
+    is_one = len(urls) == 1
+    return {"collector.url": urls[0] if is_one else "", "collector.urls": [] if is_one else [*urls]}
 
 
 @click.group()
@@ -78,16 +87,16 @@ def agent() -> None:
 @_root
 @_replay
 @settings_flags
-def run(config: Path | None, root: Path, replay: Path | None, **flags: str | None) -> None:
+def run(config: Path | None, root: Path, replay: Path | None, **flags: Any) -> None:
     """Sample, serve /metrics and ship frames until stopped."""
     run_agent(lambda: _host(root, replay), config, flags)
 
 
 def run_agent(
-    make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, str | None]
+    make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, Any]
 ) -> None:
     """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
-    flags["collector.url"] = flags.pop("collector_url")
+    flags |= collector_flags(flags.pop("collector_urls"))
     read = _loader(config, flags)
     service.configure_logs(read().log_level)
     host, node = make_host()

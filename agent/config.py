@@ -14,6 +14,7 @@ CLAIMS_SOCKET = "claims.sock"
 """Socket of `railscope claim` in the state directory."""
 CLAIMS_PATH = "/v1/claims"
 """HTTP path of claims."""
+MAX_COLLECTORS = 16
 MAX_SECONDS = 86_400.0
 """Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
 
@@ -129,10 +130,28 @@ class BudgetSettings(Struct, frozen=True, kw_only=True):
 
 
 class CollectorLink(Struct, frozen=True, kw_only=True):
-    """Connection to the collector that frames are shipped to."""
+    """Connection to the collector that frames are shipped to, one of several if `urls` lists them."""
 
     url: str = ""
-    """Base URL, http:// or https://. Empty: no frames are shipped."""
+    """Base URL, http:// or https://. Empty: no frames are shipped, unless urls lists collectors."""
+    urls: Annotated[list[str], Meta(max_length=MAX_COLLECTORS)] = []
+    """Base URLs of several collectors, in place of url. Frames are shipped to one of them at a time: the
+    first of this node's order that responds.
+    """
+    order: Literal["rendezvous", "pod", "listed"] = "rendezvous"
+    """Order of urls for this node: rendezvous (by a hash of node and URL: equal shares of the nodes), pod (by a hash
+    of pod and URL: the nodes of a pod have one collector) or listed (as listed, the same for all nodes).
+    """
+    pod: str = ""
+    """Name of the pod of this node, if order is pod: the same for all nodes below the same leaf switches."""
+    max_failures: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """Consecutive failed attempts after which the next collector is used."""
+    failover_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
+    """Seconds without an acknowledgement after which the next collector is used."""
+    return_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 300.0
+    """Seconds for which the first collector of the order must be ready before it is used again; up to half as much
+    is added at random, so that agents do not return at the same time.
+    """
     token: str = ""
     """Token of this node. Prefer token_file."""
     token_file: str = ""
@@ -152,17 +171,22 @@ class CollectorLink(Struct, frozen=True, kw_only=True):
     spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
     """Maximum size of the spool on disk while the collector is unreachable."""
 
+    @property
+    def all_urls(self) -> list[str]:
+        """URLs of all collectors, as listed."""
+        return self.urls or [self.url] * bool(self.url)
+
 
 class WitnessSettings(Struct, frozen=True, kw_only=True):
     """Witness of the collector's audit log, which detects a rewritten log by checkpoints stored here."""
 
     enabled: bool = True
-    """Store and cosign checkpoints of the collector's audit log, if a collector is configured."""
+    """Store and cosign checkpoints of the audit log of each collector that is configured."""
     period_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 60.0
     """Seconds between two polls of the audit log."""
     log_key: str = ""
-    """Public key of the audit log, or the absolute path of its file. Empty: the first key received
-    is trusted.
+    """Public key of the audit log, or the absolute path of its file; for several collectors, those of all logs,
+    space-separated. Empty: the first key received is trusted.
     """
 
 

@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from agent.machine_sources import assign_periods, machine_sources
 from agent.sampling import counter_unwrap, governor, hang_guard, sampler, source_reader, status
 from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.source import Source
-from agent.shipping.collector_client import CollectorLinkError
-from agent.shipping.shipper import EventNumbering, Shipper
+from agent.shipping import EventNumbering, collector_choice, collector_client
+from agent.shipping.shipper import Shipper
 from agent.sources import nic_counters, rdma, tenancy
 from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
 from agent.sources.nvidia.processes import GpuProcessSource
@@ -168,7 +168,7 @@ class Agent:
                 node=self.node,
                 version=__version__,
                 address=f"{host}:{port}",
-                collector=self.settings.collector.url or "none",
+                collector=" ".join(self.settings.collector.all_urls) or "none",
             )
             if not self.endpoint.token and not server_connections.is_loopback(host):
                 log.warning(
@@ -183,33 +183,34 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
-                if witness := self._witness():
+                for witness in self._witnesses():
                     group.create_task(witness)
         finally:
             await self._claims.close()
             await server.close()
 
-    def _witness(self) -> Coroutine[None, None, None] | None:
-        """Return the witness of the collector's audit log; None without a collector."""
+    def _witnesses(self) -> Iterator[Coroutine[None, None, None]]:
+        """Yield the witness of each collector's audit log."""
         if not self._shipper or not self.settings.witness.enabled:
-            return None
+            return
         # Signature libraries take 8 MiB: load them only in an agent with a collector.
-        from agent.witness.audit_witness import (  # noqa: PLC0415 - only with a collector
-            AuditLogClient,
-            AuditWitness,
-            WitnessStore,
-        )
+        from agent.witness import audit_witness, witness_store  # noqa: PLC0415 - only with a collector
 
-        self.stats.audit_log = status.AuditLogState()
-        return AuditWitness(
-            self.settings.witness,
-            self.node,
-            AuditLogClient(self.settings.collector),
-            WitnessStore(self._state / "witness"),
-            self.host.clock,
-            self.own_events,
-            self.stats.audit_log,
-        ).run()
+        links = collector_choice.collector_links(self.settings.collector, self.node)
+        self.stats.audit_logs = tuple(status.AuditLogState() for _ in links)
+        for link, state in zip(links, self.stats.audit_logs, strict=True):
+            directory, is_only = self._state / "witness", len(links) == 1
+            client = audit_witness.AuditLogClient(link)
+            yield audit_witness.AuditWitness(
+                self.settings.witness,
+                self.node,
+                client,
+                witness_store.WitnessStore.for_collector(directory, link.url, is_only=is_only),
+                self.host.clock,
+                self.own_events,
+                state,
+                client.url,
+            ).run()
 
     @property
     def _state(self) -> Path:
@@ -217,7 +218,7 @@ class Agent:
         return service.state_directory(self.settings)
 
     def _make_shipper(self) -> Shipper | None:
-        if not self.settings.collector.url:
+        if not self.settings.collector.all_urls:
             return None
         try:
             return Shipper(
@@ -231,7 +232,7 @@ class Agent:
         except OSError as error:
             message = f"cannot use state_directory {self._state}: {error.strerror}"
             raise SettingsError(message) from error
-        except CollectorLinkError as error:
+        except collector_client.CollectorLinkError as error:
             raise SettingsError(str(error)) from error
 
     async def once(self) -> None:

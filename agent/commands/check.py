@@ -23,7 +23,7 @@ from agent.sampling.meter import ThreadCost
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
-from agent.shipping import collector_client
+from agent.shipping import collector_choice, collector_client
 from agent.sources.agent_state import latest_frame
 from agent.topology.network import NetworkScanner
 from agent.topology.rails import parse_rail_rules
@@ -203,7 +203,7 @@ async def check(
     findings += _costs(agent)
     if live:
         findings += await check_running_agent(agent.settings)
-    findings.append(await _collector(agent))
+    findings += await _collectors(agent)
     entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
     names = DeviceNames([*node_facts.devices.values(), *entities])
     for finding in sorted(
@@ -344,23 +344,28 @@ def _memory(agent: Agent) -> ProbeFinding:
     return ProbeFinding.absent(subject, detail, "increase budget.memory_bytes")
 
 
-async def _collector(agent: Agent) -> ProbeFinding:
-    link = agent.settings.collector
-    if not link.url:
-        detail = "collector.url is not set: no frames are shipped"
-        return ProbeFinding.absent("collector", detail)
+async def _collectors(agent: Agent) -> list[ProbeFinding]:
+    """Return a finding about each collector, in the order for this node."""
     try:
-        client = collector_client.CollectorClient(link)
+        links = collector_choice.collector_links(agent.settings.collector, agent.node)
+        clients = [collector_client.CollectorClient(link) for link in links]
     except collector_client.CollectorLinkError as error:
-        return ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))
-    now = agent.host.clock.now()
-    greeting = envelope(agent.origin, (), (), agent_version=__version__)
-    async with client:
-        answer = await client.post(pack(greeting), SentAt.from_timestamp(now, agent.origin.boot_id))
-    if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
-        detail = f"{client.url} accepts frames of this node"
-        return ProbeFinding.supported("collector", detail)
-    return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
+        return [ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))]
+    if not clients:
+        detail = "collector.url is not set: no frames are shipped"
+        return [ProbeFinding.absent("collector", detail)]
+    greeting = pack(envelope(agent.origin, (), (), agent_version=__version__))
+    findings = []
+    for client in clients:
+        now = agent.host.clock.now()
+        async with client:
+            answer = await client.post(greeting, SentAt.from_timestamp(now, agent.origin.boot_id))
+        if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
+            detail = f"{client.url} accepts frames of this node"
+            findings.append(ProbeFinding.supported("collector", detail))
+        else:
+            findings.append(ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem))
+    return findings
 
 
 async def read_twice(agent: Agent, seconds: float) -> None:

@@ -26,7 +26,7 @@ from agent.sampling.source import Source
 from agent.sampling.source_reader import REPROBE_NS, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from agent.service import UNSHIPPED_SOURCES
-from agent.shipping.shipper import EventNumbering
+from agent.shipping import EventNumbering
 from agent.shipping.spool import split_into_envelopes
 from agent.sources.agent_state import GpuVerdictSource
 from agent.sources.nvidia.processes import GpuSharingSource

@@ -248,8 +248,27 @@ class ShippingStats:
     failures: int = 0
     spool_bytes: int = 0
     spool_envelopes: int = 0
-    audit_log: AuditLogState | None = None
-    """None if the agent does not witness."""
+    unstored_bytes: int = 0
+    """Size of the envelopes that a collector has received, and whose evidence is not stored."""
+    unstored_envelopes: int = 0
+    unstored_since_ns: int | None = None
+    """Receipt of the oldest of these envelopes on the boot clock; None if there is none."""
+    audit_logs: tuple[AuditLogState, ...] = ()
+    """Audit logs that the agent witnesses, one for each collector."""
     dropped_frames: dict[str, int] = field(
-        default_factory=lambda: {"spool_full": 0, "disk": 0, "rejected": 0, "damaged": 0}
+        default_factory=lambda: dict.fromkeys(
+            ("spool_full", "disk", "rejected", "damaged", "unstored"), 0
+        )
     )
+    collector_urls: tuple[str, ...] = ()
+    """URLs of the collectors, sorted; empty if there are not several."""
+    collector_url: str = ""
+    """URL of the collector that responded last."""
+    collector_position: int = 0
+    """Its position in the order for this node."""
+    collector_changes: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("failures", "unacknowledged", "denied", "draining", "return"), 0
+        )
+    )
+    """Changes of the collector in use, by reason."""

@@ -14,7 +14,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from http import HTTPStatus
 from typing import Self
 from urllib.parse import urlsplit
@@ -24,11 +24,12 @@ import msgspec
 
 from agent.config import CollectorLink
 from agent.shipping import ShippingError
+from agent.shipping.spool import EvidenceReceipt
 from railscope import convert_errors
 from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
 from railscope.settings import SettingsError, read_named_file
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import CONTENT_TYPE, VERSION, SentAt
+from railscope.wire import CONTENT_TYPE, RECEIPT_HEADER, VERSION, SentAt
 
 MAX_ANSWER_BYTES = 1 << 20
 READ_BYTES = 64 << 10
@@ -168,6 +169,7 @@ class HttpClient:
 
 
 INGEST_PATH = "/v1/frames"
+READY_PATH = "/-/ready"
 
 
 class EnvelopeDecision(Enum):
@@ -179,20 +181,38 @@ class EnvelopeDecision(Enum):
     LATER = "later"
 
 
+class ChangeReason(StrEnum):
+    """Reason to use another collector, if there are several."""
+
+    FAILURES = "failures"
+    UNACKNOWLEDGED = "unacknowledged"
+    """No response in time."""
+    DENIED = "denied"
+    """Failures of which the last one is a status of 401 or 403."""
+    DRAINING = "draining"
+    RETURN = "return"
+    """The first collector of the order has been ready again for long enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
     """Result of one attempt."""
 
     verdict: EnvelopeDecision
     problem: str = ""
+    change_reason: ChangeReason = ChangeReason.FAILURES
+    """Reason to use another collector after a failure."""
     schemas: tuple[bytes, ...] = ()
     retry_after_seconds: float | None = None
+    receipt: EvidenceReceipt | None = None
+    """Receipt of a collector with a shared database, which stores evidence later."""
 
 
 class _CollectorReply(msgspec.Struct):
     error: str = ""
     unknown_schemas: tuple[str, ...] = ()
     accepted_frames: int | None = None
+    draining: bool = False
 
 
 class CollectorLinkError(ShippingError, ValueError):
@@ -203,7 +223,11 @@ class CollectorClient:
     """Posts bodies to one collector. Raises CollectorLinkError if the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
-        self.url = link.url.rstrip("/") + INGEST_PATH
+        with convert_errors(
+            ValueError, CollectorLinkError, f"invalid collector.url {link.url!r}: "
+        ):
+            self._base_url = url_without_credentials(link.url)
+        self.url = self._base_url + INGEST_PATH
         self._headers = {"Content-Type": CONTENT_TYPE}
         self._token = read_token(link)
         if self._token:
@@ -211,9 +235,9 @@ class CollectorClient:
         if not link.url.startswith(("http://", "https://")):
             message = f"invalid collector.url {link.url!r}: expected http:// or https://"
             raise CollectorLinkError(message)
-        tls = create_tls_context(link)
+        self._tls, self._timeout_seconds = create_tls_context(link), link.timeout_seconds
         try:
-            self._http = HttpClient(self.url, tls, link.timeout_seconds)
+            self._http = HttpClient(self.url, self._tls, self._timeout_seconds)
         except ValueError as error:
             message = f"invalid collector.url {link.url!r}: expected http://HOST:PORT or https://HOST:PORT: {error}"
             raise CollectorLinkError(message) from error
@@ -224,12 +248,32 @@ class CollectorClient:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; the next request opens another one."""
         await self._http.close()
 
-    async def post(self, body: bytes, sent: SentAt) -> DeliveryResult:
-        """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks."""
+    async def is_ready(self) -> bool:
+        """True if the collector reports that it is ready; queried on a connection of its own."""
+        http = HttpClient(self._base_url + READY_PATH, self._tls, self._timeout_seconds)
         try:
-            answer = await self._http.post(body, self._headers | sent.to_headers())
+            return (await http.get({})).status == HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            await http.close()
+
+    async def post(self, body: bytes, sent: SentAt, receipt: str = "") -> DeliveryResult:
+        """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks.
+
+        `receipt` is that of the collector that received the body first, if it is sent again.
+        """
+        headers = self._headers | sent.to_headers()
+        if receipt:
+            headers[RECEIPT_HEADER] = receipt
+        try:
+            answer = await self._http.post(body, headers)
         except ssl.SSLCertVerificationError as error:
             problem = (
                 f"untrusted certificate of the collector at {self.url}: "
@@ -237,6 +281,7 @@ class CollectorClient:
             )
         except TimeoutError:
             problem = f"no response from {self.url}: expected one within collector.timeout_seconds"
+            return DeliveryResult(EnvelopeDecision.LATER, problem, ChangeReason.UNACKNOWLEDGED)
         except ConnectionRefusedError:
             problem = (
                 f"cannot connect to {self.url}: connection refused; fix: start the collector, or "
@@ -266,14 +311,22 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
         )
         return DeliveryResult(EnvelopeDecision.LATER, problem)
     if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
-        return DeliveryResult(EnvelopeDecision.ACKNOWLEDGED)
+        try:
+            receipt = _read_receipt(answer.body)
+        except ValueError as error:
+            problem = (
+                f"invalid acknowledgement from {url}: {error}: expected log, position and stored; "
+                "fix: update the older of agent and collector"
+            )
+            return DeliveryResult(EnvelopeDecision.LATER, problem)
+        return DeliveryResult(EnvelopeDecision.ACKNOWLEDGED, receipt=receipt)
     if (
         status == HTTPStatus.CONFLICT
         and reply is not None
         and (requested := _requested_schemas(reply))
     ):
         problem = f"repeated request from {url} for schemas that were sent"
-        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, requested)
+        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, schemas=requested)
     if reply is not None and status in _REJECTING_STATUSES:
         return DeliveryResult(
             EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
@@ -282,9 +335,23 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
     problem = (
         f"request to {url} failed: status {status}{f' ({detail})' if detail else ''}: {advice}"
     )
+    reason = ChangeReason.DENIED if status in _DENIALS else ChangeReason.FAILURES
+    if reply is not None and reply.draining:
+        reason = ChangeReason.DRAINING
     return DeliveryResult(
-        EnvelopeDecision.LATER, problem, retry_after_seconds=_retry_after(answer.headers)
+        EnvelopeDecision.LATER, problem, reason, retry_after_seconds=_retry_after(answer.headers)
     )
+
+
+def _read_receipt(body: bytes) -> EvidenceReceipt | None:
+    """Return the receipt in a response; None if it has none. Raises ValueError for an invalid one."""
+    if not msgspec.json.decode(body, type=dict[str, object]).keys() & _RECEIPT_FIELDS:
+        return None
+    receipt = msgspec.json.decode(body, type=EvidenceReceipt)
+    if receipt.stored > receipt.position:
+        message = f"stored {receipt.stored} is after position {receipt.position}"
+        raise ValueError(message)
+    return receipt
 
 
 def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
@@ -296,6 +363,8 @@ def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
 
 
 _REJECTING_STATUSES = {400, 413, 422}
+_DENIALS = {401, 403}
+_RECEIPT_FIELDS = {field.name for field in msgspec.structs.fields(EvidenceReceipt)}
 _ADVICE = {
     401: (
         "missing or wrong token; fix: compare collector.token_file with the collector's tokens file"
@@ -312,6 +381,12 @@ _ADVICE = {
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after", "")
     return float(value) if value.isdecimal() else None
+
+
+def url_without_credentials(url: str) -> str:
+    """Return a URL without user, password and final slash. Raises ValueError."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
 
 def read_token(link: CollectorLink) -> str:

@@ -1,14 +1,12 @@
 """Shipping: packs frames into envelopes, spools them, and sends them until the collector acknowledges.
 
 An envelope is removed only when the collector has acknowledged it as durable or rejected it
-permanently. Sending again is harmless: the collector identifies every frame. While the collector
-acknowledges, an envelope is sent from memory, and spooled if that fails or takes longer than
-`UNSPOOLED_SECONDS`: a disk write and its wait for each envelope would only protect frames that are
-durable elsewhere a moment later. Otherwise it is spooled before it is sent. If the disk is full,
-envelopes wait in memory, with a smaller bound. Only the spool's thread accesses waiting envelopes,
-on disk or in memory.
-
-Audited events have sequence numbers: a missing number is an event that was lost in transit.
+permanently; where a shared database gets its evidence later, it stays in the spool until then. Sending
+again is harmless: the collector identifies every frame. While the collector acknowledges, an envelope is
+sent from memory, and spooled if that fails or takes longer than `UNSPOOLED_SECONDS`: a disk write and its
+wait for each envelope would only protect frames that are durable elsewhere a moment later. Otherwise it is
+spooled before it is sent. If the disk is full, envelopes wait in memory, with a smaller bound. Only the
+spool's thread accesses waiting envelopes, on disk or in memory.
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,38 +23,29 @@ import structlog
 
 from agent import config, host
 from agent.sampling import hang_guard, status
+from agent.shipping import spool
+from agent.shipping.collector_choice import CollectorFailover
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
-from agent.shipping.spool import (
-    FrameLoss,
-    Spool,
-    SpooledEnvelope,
-    SpooledSchemas,
-    split_into_envelopes,
-)
-from railscope import __version__, durable_files, envelopes, timestamps, wire
+from railscope import __version__, envelopes, timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
+from railscope.frame import Entity, Event, Frame, FrameOrigin
 
 log = structlog.get_logger(__name__)
 
 MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
-FIRST_RETRY_SECONDS = 0.5
 SHUTDOWN_SECONDS = 3.0
 MAX_FLUSH_DELAY_SECONDS = 0.2
 ROUND_SECONDS = 0.01
 """Maximum duration from the first frame of a round of reads to the last one, usually."""
 UNSPOOLED_SECONDS = 1.0
 """Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
-RUN_END_FILE = "run_end.json"
-"""File in the state directory with the last packed sequence of each stream, written at each push; durable at
-once only with a spooled envelope."""
 
 
 @dataclass
 class Shipper:
-    """Ships frames to a collector until cancelled."""
+    """Ships frames to a collector, or to one of several, until cancelled."""
 
     link: config.CollectorLink
     origin: FrameOrigin
@@ -75,30 +63,32 @@ class Shipper:
     """Time of the next flush."""
     _sent_body: bytes = b""
     """The envelope in memory that is being sent, or was sent last."""
-    _spooled_body: SpooledEnvelope | None = None
+    _spooled_body: spool.SpooledEnvelope | None = None
     """The same envelope in the spool, if it was spooled meanwhile."""
     _has_disk_failed: bool = False
     _is_stopping: bool = False
     _problem: str | None = None
     """Problem of the last attempt: empty if it was acknowledged, None before the first."""
-    _unstored_schemas: set[bytes] = field(default_factory=set)
+    _is_log_known: bool = True
+    """False if another collector, or one that lost its disk, may respond next."""
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
     _last: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
-        self._ended = self._read_run_end()
-        self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
-        self._schemas = SpooledSchemas(self.directory / "schemas")
-        self._client = CollectorClient(self.link)
+        self._ended = spool.read_run_end(self.directory)
+        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes)
+        self._schemas = spool.SpooledSchemas(self.directory / "schemas")
+        self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
+        self._client = self._failover.client
         self._disk = hang_guard.DeviceThread("spool")
         self._update_stats()
 
     def publish(self, frame: Frame) -> None:
         """Queue a frame for the next envelope."""
         if len(self._pending) >= MAX_FRAMES_PENDING:
-            self._record_loss(FrameLoss("disk", 0, 1))
+            self._record_loss(spool.FrameLoss("disk", 0, 1))
             return
         self._pending.append(frame)
         if frame.timestamp.boot_ns >= self._flush_ns:
@@ -107,9 +97,10 @@ class Shipper:
     async def run(self) -> None:
         """Ship until cancelled; then spool the pending frames and try to send them once more."""
         try:
-            async with self._client, asyncio.TaskGroup() as group:
+            async with self._failover, asyncio.TaskGroup() as group:
                 group.create_task(self._flush_regularly())
                 group.create_task(self._send_all())
+                group.create_task(self._failover.watch_first())
         finally:
             await self._send_at_shutdown()
             self._disk.stop()
@@ -121,17 +112,17 @@ class Shipper:
             )
 
     async def _send_at_shutdown(self) -> None:
-        client = CollectorClient(self.link)
+        client = self._failover.new_client()
         self._is_stopping = True  # from now on, envelopes are spooled before they are sent
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
                 await self._disk.submit(self._spool_memory)
                 await self.flush()
                 while (oldest := await self._wait_for_oldest()) is not None:
-                    answer = await self._offer(client, oldest[1])
+                    answer = await self._offer(client, *oldest)
                     if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
-                    await self._remove_shipped(*oldest)
+                    await self._remove_shipped(*oldest, answer.receipt)
         except TimeoutError:
             log.warning(
                 "final_delivery_interrupted",
@@ -182,8 +173,10 @@ class Shipper:
         """Pack frames into envelopes; runs on the spool's thread."""
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
-            self._store_schema(schema)
-        for group in split_into_envelopes(frames):
+            self._schemas.try_put(
+                wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
+            )
+        for group in spool.split_into_envelopes(frames):
             self._add_envelope(group)
         self._update_stats()
 
@@ -196,41 +189,31 @@ class Shipper:
         if self._is_stopping or self._problem != "" or not is_first:
             self._spool_memory()
         else:
-            self._write_run_end(durable_files.replace_json)
+            spool.write_run_end(
+                self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
+            )
 
     def _spool_memory(self) -> None:
         """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
         while self._memory:
             body, frames = self._memory[0]
             try:
-                loss = self._spool.put(body, frames)
+                self._spool_envelope(body, frames)
             except OSError as error:
                 self._bound_memory(error)
                 break
-            if loss:
-                self._record_loss(loss)
             self._memory.popleft()
-            self._has_disk_failed = False
             if body is self._sent_body:
                 self._spooled_body = self._spool.newest
         if self._last:
-            self._write_run_end(durable_files.write_json)
+            spool.write_run_end(self.directory, wire.RunEnd(self.origin.run, self._last))
         self._update_stats()
 
-    def _write_run_end(self, write: Callable[[Path, object], None]) -> None:
-        try:
-            write(self.directory / RUN_END_FILE, wire.RunEnd(self.origin.run, self._last))
-        except OSError as error:
-            # Only the end of the run is missing; the file is written again at the next push.
-            log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
-
-    def _read_run_end(self) -> wire.RunEnd | None:
-        """Return the last sequences of the previous run. Raises OSError for the state directory."""
-        try:
-            return durable_files.read_json(self.directory / RUN_END_FILE, wire.RunEnd)
-        except durable_files.DamagedFileError as error:
-            log.warning("run_end_lost", problem=str(error))
-            return None
+    def _spool_envelope(self, body: bytes, frames: int, *, is_synced: bool = True) -> None:
+        """Spool an envelope, and report those dropped for it. Raises OSError."""
+        if loss := self._spool.put(body, frames, is_synced=is_synced):
+            self._record_loss(loss)
+        self._has_disk_failed = False
 
     def _pack(
         self,
@@ -248,20 +231,14 @@ class Shipper:
             )
         )
 
-    def _store_schema(self, schema: Schema) -> None:
-        digest = wire.schema_identity(schema)
-        try:
-            self._schemas.put(digest, partial(wire.to_wire_schema, schema))
-            self._unstored_schemas.discard(digest)
-        except OSError as error:
-            if digest not in self._unstored_schemas:
-                log.warning(
-                    "schema_write_failed", directory=str(self.directory), problem=str(error)
-                )
-            self._unstored_schemas.add(digest)
-
     def _bound_memory(self, error: OSError) -> None:
         """Keep the newest envelopes that could not be spooled."""
+        self._report_disk(error)
+        while sum(len(buffered) for buffered, _ in self._memory) > MAX_BYTES_IN_MEMORY:
+            _, dropped = self._memory.popleft()
+            self._record_loss(spool.FrameLoss("disk", 1, dropped))
+
+    def _report_disk(self, error: OSError) -> None:
         if not self._has_disk_failed:
             self._has_disk_failed = True
             log.error(
@@ -270,14 +247,10 @@ class Shipper:
                 problem=error.strerror or str(error),
                 advice="free disk space; frames are buffered in memory until then",
             )
-        while sum(len(buffered) for buffered, _ in self._memory) > MAX_BYTES_IN_MEMORY:
-            _, dropped = self._memory.popleft()
-            self._record_loss(FrameLoss("disk", 1, dropped))
 
     # Envelopes to the collector ----------------------------------------------------------------
 
     async def _send_all(self) -> None:
-        pause_seconds = FIRST_RETRY_SECONDS
         while True:
             oldest = await self._wait_for_oldest() if self.stats.spool_envelopes else None
             if oldest is None:
@@ -285,25 +258,43 @@ class Shipper:
                 self._is_all_sent.set()
                 await self._has_envelopes.wait()
                 continue
-            answer = await self._offer_in_time(*oldest)
-            if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-                await self._remove_shipped(*oldest)
-                pause_seconds = FIRST_RETRY_SECONDS
-            elif answer.verdict is EnvelopeDecision.REJECTED:
+            client = await self._failover.begin_attempt()
+            self._is_log_known &= client is self._client
+            self._client = client
+            is_query = not self._is_log_known and self.stats.unstored_envelopes > 0
+            answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
+            if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+                self._is_log_known = True
+            elif answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+                self._failover.record_response()
+                await self._remove_shipped(*oldest, answer.receipt)
+            elif answer.verdict is EnvelopeDecision.REJECTED and not is_query:
+                self._failover.record_response()
                 await self._remove_rejected(*oldest, answer)
             else:
                 self._record_failure(answer)
+                self._is_log_known = False
                 await self._disk.submit(self._spool_memory)
-                wait_seconds = answer.retry_after_seconds or pause_seconds
-                await self._pause(min(wait_seconds, self.link.max_retry_seconds))
-                pause_seconds = min(pause_seconds * 2, self.link.max_retry_seconds)
+                await self._pause(await self._failover.record_failure(answer))
+
+    async def _query_log(self) -> DeliveryResult:
+        """Send an envelope without frames, to find out which log this collector has.
+
+        If it is another one, what it has not received is sent in order, before newer envelopes: a collector
+        trusts claims from an hour before the newest frame that it has received.
+        """
+        await self._disk.submit(self._spool_memory)
+        answer = await self._post(self._client, self._pack([], ()))
+        if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+            await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
+        return answer
 
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
         now_ns = self.clock.now().boot_ns
         await self.clock.sleep_until(now_ns + round(seconds * spread * timestamps.SECOND_NS))
 
-    async def _wait_for_oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
+    async def _wait_for_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | None:
         """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
@@ -313,11 +304,11 @@ class Shipper:
                 self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
                 await self._pause(self.link.max_retry_seconds)
                 continue
-            if not isinstance(oldest, FrameLoss):
+            if not isinstance(oldest, spool.FrameLoss):
                 return oldest
             self._record_loss(oldest)
 
-    def _find_oldest(self) -> tuple[SpooledEnvelope | None, bytes] | FrameLoss | None:
+    def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | spool.FrameLoss | None:
         """Return the next envelope, or a loss; runs on the spool's thread."""
         oldest = self._spool.oldest()
         self._update_stats()
@@ -326,9 +317,11 @@ class Shipper:
             return None, self._sent_body
         return oldest
 
-    async def _offer_in_time(self, spooled: SpooledEnvelope | None, body: bytes) -> DeliveryResult:
+    async def _offer_in_time(
+        self, spooled: spool.SpooledEnvelope | None, body: bytes
+    ) -> DeliveryResult:
         """Send a body; if that takes long, spool it meanwhile."""
-        sending = asyncio.ensure_future(self._offer(self._client, body))
+        sending = asyncio.ensure_future(self._offer(self._client, spooled, body))
         try:
             if spooled is None:
                 await asyncio.wait({sending}, timeout=UNSPOOLED_SECONDS)
@@ -338,9 +331,12 @@ class Shipper:
         finally:
             sending.cancel()
 
-    async def _offer(self, client: CollectorClient, body: bytes) -> DeliveryResult:
+    async def _offer(
+        self, client: CollectorClient, spooled: spool.SpooledEnvelope | None, body: bytes
+    ) -> DeliveryResult:
         """Send a body, after the schemas that the collector requests."""
-        answer = await self._post(client, body)
+        receipt = spooled.first_receipt if spooled else ""
+        answer = await self._post(client, body, receipt)
         if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
             return answer
         schemas = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
@@ -350,23 +346,25 @@ class Shipper:
                 "schema of these frames is missing from the agent's state directory",
             )
         answer = await self._post(client, self._pack([], tuple(schemas)))
-        return (
-            await self._post(client, body)
-            if answer.verdict is EnvelopeDecision.ACKNOWLEDGED
-            else answer
-        )
+        if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+            return await self._post(client, body, receipt)
+        return answer
 
-    async def _post(self, client: CollectorClient, body: bytes) -> DeliveryResult:
-        return await client.post(
-            body, wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
-        )
+    async def _post(self, client: CollectorClient, body: bytes, proof: str = "") -> DeliveryResult:
+        sent = wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
+        return await client.post(body, sent, proof)
 
     # An envelope is removed and counted as one step on the spool's thread: it counts even if the waiting
     # task is cancelled meanwhile.
 
-    async def _remove_shipped(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
+    async def _remove_shipped(
+        self,
+        spooled: spool.SpooledEnvelope | None,
+        body: bytes,
+        receipt: spool.EvidenceReceipt | None,
+    ) -> None:
         def remove() -> None:
-            frames = self._release(spooled, body)
+            frames = self._accept_receipt(spooled, body, receipt)
             if self._problem != "":
                 log.info(
                     "collector_connected", url=self._client.url, waiting_envelopes=len(self._spool)
@@ -376,17 +374,42 @@ class Shipper:
 
         await self._disk.submit(remove)
 
+    def _accept_receipt(
+        self,
+        spooled: spool.SpooledEnvelope | None,
+        body: bytes,
+        receipt: spool.EvidenceReceipt | None,
+    ) -> int:
+        """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
+        if receipt is None:
+            self._spool.select_log("")
+            return self._release(spooled, body)
+        frames = 0
+        if spooled is None and body is self._sent_body:
+            spooled = self._spooled_body
+        if spooled is None and (frames := self._release(None, body)):
+            try:
+                self._spool_envelope(body, frames, is_synced=False)
+            except OSError as error:
+                self._report_disk(error)
+                self.stats.dropped_frames["unstored"] += frames
+            else:
+                spooled, frames = self._spool.newest, 0
+        frames += self._spool.receive(spooled, receipt, self.clock.now().boot_ns)
+        self._update_stats()
+        return frames
+
     async def _remove_rejected(
-        self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
+        self, spooled: spool.SpooledEnvelope | None, body: bytes, answer: DeliveryResult
     ) -> None:
         def remove() -> None:
             frames = self._release(spooled, body)
             log.error("frames_rejected", frames=frames, problem=answer.problem)
-            self._record_loss(FrameLoss("rejected", 1, frames))
+            self._record_loss(spool.FrameLoss("rejected", 1, frames))
 
         await self._disk.submit(remove)
 
-    def _release(self, spooled: SpooledEnvelope | None, body: bytes) -> int:
+    def _release(self, spooled: spool.SpooledEnvelope | None, body: bytes) -> int:
         """Remove an envelope from the spool or from memory; runs on the spool's thread.
 
         An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
@@ -403,11 +426,11 @@ class Shipper:
 
     def _record_failure(self, answer: DeliveryResult) -> None:
         self.stats.failures += 1
-        if self._problem != answer.problem:
+        if self._failover.is_new_problem(answer.problem):
             log.warning("collector_unreachable", problem=answer.problem)
-            self._problem = answer.problem
+        self._problem = answer.problem
 
-    def _record_loss(self, loss: FrameLoss) -> None:
+    def _record_loss(self, loss: spool.FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
@@ -418,24 +441,9 @@ class Shipper:
         log.error("frames_lost", reason=loss.reason, frames=loss.frames)
 
     def _update_stats(self) -> None:
-        self.stats.spool_bytes = self._spool.size + sum(len(body) for body, _ in self._memory)
-        self.stats.spool_envelopes = len(self._spool) + len(self._memory)
-
-
-@dataclass(slots=True)
-class EventNumbering:
-    """Numbers the audited events of one run of the agent, from 1 and without gaps."""
-
-    last: int = 0
-
-    def number_events(self, frame: Frame) -> Frame:
-        """Return the frame for the collector, with numbers in its events."""
-        if not any(event.event_class.audited for event in frame.events):
-            return frame
-        return replace(frame, events=tuple(self._number_event(event) for event in frame.events))
-
-    def _number_event(self, event: Event) -> Event:
-        if not event.event_class.audited:
-            return event
-        self.last += 1
-        return replace(event, number=self.last)
+        stats, queue = self.stats, self._spool
+        stats.spool_bytes = queue.waiting_bytes + sum(len(body) for body, _ in self._memory)
+        stats.spool_envelopes = len(queue) + len(self._memory)
+        stats.unstored_bytes = queue.size - queue.waiting_bytes
+        stats.unstored_envelopes = queue.unstored_count
+        stats.unstored_since_ns = queue.unstored_since_ns

@@ -1,7 +1,8 @@
-"""Spool: envelopes on disk until the collector has acknowledged them as durable, and their schemas.
+"""Spool: envelopes on disk until a collector has received them and their evidence is stored, and their schemas.
 
-One file per envelope, which is complete or absent: neither a crash of the agent nor a power failure loses a spooled envelope. At
-the size bound, the oldest envelopes are dropped.
+One file per envelope, which is complete or absent: neither a crash of the agent nor a power failure loses an envelope that waits
+to be received. One that is spooled after its receipt is not synchronized: a power failure loses it within about 30 s, and only
+together with the disk of the collector. At the size bound, the oldest envelopes are dropped, first those that were received.
 
 Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a
 restart of the agent with another configuration, so schemas are stored beside the spool for as
@@ -12,21 +13,29 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 import structlog
 
-from railscope.durable_files import delete_partial_files, write_durably
+from railscope import durable_files
 from railscope.frame import Frame
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import BYTES_PER_VALUE, WireSchema
+from railscope.wire import BYTES_PER_VALUE, MAX_RECEIPT_CHARACTERS, RunEnd, WireSchema
 
 log = structlog.get_logger(__name__)
 
-_SUFFIX = ".envelope"
+_SUFFIX, _UNSYNCED_SUFFIX = ".envelope", ".received"
+_MAX_POSITION = (1 << 63) - 1
+_RECEIPT = rf"^[0-9A-Za-z_=-]{{0,{MAX_RECEIPT_CHARACTERS}}}\Z"
+_MAX_LOGS = 4
+"""Logs whose receipts are remembered: a load balancer may alternate between collectors."""
+_RESERVE = 64
+"""Reciprocal of the share of the spool that is freed at once by dropping received envelopes."""
 _HEAD_BYTES = 8
 _NAME_DIGITS = 12
 MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
@@ -60,6 +69,10 @@ class SpooledEnvelope:
     number: int
     size: int
     frames: int
+    is_synced: bool = True
+    """False if a power failure may damage it: it was spooled after a collector had received it."""
+    first_receipt: str = ""
+    """Signed receipt of the first collector that received it; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +84,33 @@ class FrameLoss:
     frames: int
 
 
+class EvidenceReceipt(msgspec.Struct, frozen=True):
+    """Acknowledgement of a collector with a shared database.
+
+    `log` identifies its frame log, `position` this acknowledgement. The database has the evidence of all
+    acknowledgements up to `stored`.
+    """
+
+    log: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    position: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
+    stored: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
+    receipt: Annotated[str, msgspec.Meta(pattern=_RECEIPT)] = ""
+    """Signed receipt for another collector, if the envelope must be sent again; empty for a repetition."""
+
+
+class ReceivedEnvelope(NamedTuple):
+    """A receipt of an envelope: its position, the envelope's number, and the time."""
+
+    position: int
+    number: int
+    boot_ns: int
+
+
 class Spool:
     """Bounded FIFO queue of envelopes in a directory. Blocking: do not call it on the event loop.
 
+    An envelope waits until a collector has received it. Where evidence is stored later than that, it stays in
+    the directory until it is stored, and waits again if another collector, or one that lost its disk, responds.
     Raises OSError if the directory cannot be created.
     """
 
@@ -81,47 +118,69 @@ class Spool:
         self._directory = directory
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        delete_partial_files(self._directory)
-        self._waiting = sorted(self._scan_directory(), key=lambda spooled: spooled.number)
-        self.size = sum(spooled.size for spooled in self._waiting)
-        self._next = self._waiting[-1].number + 1 if self._waiting else 1
+        durable_files.delete_partial_files(self._directory)
+        found = sorted(self._scan_directory(), key=lambda spooled: spooled.number)
+        self._envelopes = {spooled.number: spooled for spooled in found}
+        self._waiting = dict(self._envelopes)
+        self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
+        self._next = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
+        self._log = ""
+        """The log of the last acknowledgement; empty for a collector whose acknowledgements name none."""
+        self._receipts: dict[str, deque[ReceivedEnvelope]] = {}
+        """Receipts by log, in the order of their positions."""
+        self._received: dict[int, int] = {}
+        """Times of receipt of the envelopes that do not wait, in that order."""
+        self._counted: set[int] = set()
+        """Envelopes that were received at least once."""
 
     def __len__(self) -> int:
-        """Number of spooled envelopes."""
+        """Number of envelopes that wait to be received."""
         return len(self._waiting)
 
     @property
     def newest(self) -> SpooledEnvelope:
-        """Envelope that was stored last. Raises IndexError if there is none."""
-        return self._waiting[-1]
+        """Envelope that was spooled last. Raises StopIteration if there is none."""
+        return next(reversed(self._envelopes.values()))
 
-    def put(self, body: bytes, frames: int) -> FrameLoss | None:
-        """Store an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
+    @property
+    def unstored_count(self) -> int:
+        """Number of envelopes that a collector has received and not stored."""
+        return len(self._received)
+
+    @property
+    def unstored_since_ns(self) -> int | None:
+        """Receipt of the oldest of these envelopes on the boot clock; None if there is none."""
+        return next(iter(self._received.values()), None)
+
+    def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> FrameLoss | None:
+        """Spool an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         loss = self._free_space(len(head) + len(body))
-        spooled = SpooledEnvelope(self._next, len(head) + len(body), frames)
+        spooled = SpooledEnvelope(self._next, len(head) + len(body), frames, is_synced)
         try:
-            write_durably(self._path(spooled), head + body)
+            write = durable_files.write_durably if is_synced else durable_files.write_atomically
+            write(self._path(spooled), head + body)
         except OSError:
             self._unreported += [loss] if loss else []
             raise
         self._next += 1
-        self._waiting.append(spooled)
+        self._envelopes[spooled.number] = self._waiting[spooled.number] = spooled
         self.size += spooled.size
+        self.waiting_bytes += spooled.size
         return loss
 
     def oldest(self) -> tuple[SpooledEnvelope, bytes] | FrameLoss | None:
         """Return the envelope to send next; a damaged one is dropped and returned as a loss.
 
-        Envelopes dropped for one that then could not be stored are returned here, too. Raises OSError if
-        the disk cannot be read now; the envelope stays.
+        Envelopes dropped for one that then could not be spooled are returned here, too, and those that a
+        collector had received. Raises OSError if the disk cannot be read now; the envelope stays.
         """
         if self._unreported:
             return self._unreported.pop(0)
         if not self._waiting:
             return None
-        spooled = self._waiting[0]
+        spooled = next(iter(self._waiting.values()))
         try:
             content = self._path(spooled).read_bytes()
         except FileNotFoundError:
@@ -129,17 +188,20 @@ class Spool:
         body = content[_HEAD_BYTES:]
         if zlib.crc32(body).to_bytes(4, "little") != content[4:_HEAD_BYTES]:
             self.remove(spooled)
-            return FrameLoss("damaged", 1, spooled.frames)
+            return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
         return spooled, body
 
     def remove(self, spooled: SpooledEnvelope) -> bool:
-        """Remove an envelope that was acknowledged or rejected.
+        """Remove an envelope that was stored or rejected.
 
         Return False if it has been dropped for lack of space: it is counted as lost already.
         """
-        if spooled not in self._waiting:
+        if self._envelopes.pop(spooled.number, None) is None:
             return False
-        self._waiting.remove(spooled)
+        if self._waiting.pop(spooled.number, None):
+            self.waiting_bytes -= spooled.size
+        self._received.pop(spooled.number, None)
+        self._counted.discard(spooled.number)
         self.size -= spooled.size
         try:
             self._path(spooled).unlink(missing_ok=True)
@@ -150,25 +212,98 @@ class Spool:
             )
         return True
 
+    def receive(
+        self, spooled: SpooledEnvelope | None, receipt: EvidenceReceipt, boot_ns: int
+    ) -> int:
+        """Record that a collector received an envelope, and remove those whose evidence is stored.
+
+        Return its frames; 0 if they were received before, or the envelope was dropped.
+        """
+        self.select_log(receipt.log)
+        receipts = self._receipts.setdefault(receipt.log, deque())
+        if receipts and receipt.position < receipts[-1].position:
+            log.error("collector_state_replaced", problem="its positions have decreased")
+            receipts.clear()
+            self._sort_by_receipts()
+        frames = 0
+        if spooled and spooled.number in self._envelopes:
+            receipts.append(ReceivedEnvelope(receipt.position, spooled.number, boot_ns))
+            if not spooled.first_receipt:
+                self._envelopes[spooled.number] = replace(spooled, first_receipt=receipt.receipt)
+            if self._waiting.pop(spooled.number, None):
+                self.waiting_bytes -= spooled.size
+            self._received.pop(spooled.number, None)
+            self._received[spooled.number] = boot_ns
+            frames = 0 if spooled.number in self._counted else spooled.frames
+            self._counted.add(spooled.number)
+        while receipts:
+            first = receipts[0]
+            envelope = self._envelopes.get(first.number)
+            if envelope and first.position > receipt.stored:
+                break
+            receipts.popleft()
+            if envelope:
+                self.remove(envelope)
+        return frames
+
+    def select_log(self, name: str) -> None:
+        """Continue with another log: envelopes that only others have received wait again."""
+        if name == self._log:
+            return
+        self._log = name
+        self._receipts[name] = self._receipts.pop(name, deque())
+        if len(self._receipts) > _MAX_LOGS:
+            del self._receipts[next(iter(self._receipts))]
+        self._sort_by_receipts()
+
+    def _sort_by_receipts(self) -> None:
+        """Divide the envelopes into those that this log has received, and those that wait."""
+        receipts = self._receipts.get(self._log, ())
+        self._received = {
+            receipt.number: receipt.boot_ns
+            for receipt in receipts
+            if receipt.number in self._envelopes
+        }
+        self._waiting = {n: e for n, e in self._envelopes.items() if n not in self._received}
+        self.waiting_bytes = sum(spooled.size for spooled in self._waiting.values())
+
     def _free_space(self, needed_bytes: int) -> FrameLoss | None:
-        envelopes = frames = 0
-        while self._waiting and self.size + needed_bytes > self._max_bytes:
-            oldest = self._waiting[0]
-            envelopes, frames = envelopes + 1, frames + oldest.frames
-            self.remove(oldest)
-        return FrameLoss("spool_full", envelopes, frames) if envelopes else None
+        """Drop envelopes, first those that a collector has received: only the loss of its disk loses them.
+
+        Of those, some more are dropped at once, so that losses are not reported with each envelope.
+        """
+        max_bytes = self._max_bytes - needed_bytes
+        if self.size <= max_bytes:
+            return None
+        dropped: dict[str, list[int]] = {"unstored": [], "spool_full": []}
+        reserve = self._max_bytes // _RESERVE
+        for numbers, bound in ((self._received, max_bytes - reserve), (self._waiting, max_bytes)):
+            while numbers and self.size > bound:
+                oldest = self._envelopes[next(iter(numbers))]
+                reason = "unstored" if oldest.number in self._counted else "spool_full"
+                dropped[reason].append(oldest.frames)
+                self.remove(oldest)
+        losses = {
+            r: FrameLoss(r, len(frames), sum(frames)) for r, frames in dropped.items() if frames
+        }
+        if "unstored" in losses:
+            self._unreported.append(losses["unstored"])
+        return losses.get("spool_full")
 
     def _path(self, spooled: SpooledEnvelope) -> Path:
-        return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
+        suffix = _SUFFIX if spooled.is_synced else _UNSYNCED_SUFFIX
+        return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{suffix}"
 
     def _scan_directory(self) -> list[SpooledEnvelope]:
         envelopes = []
         for entry in os.scandir(self._directory):
-            name = entry.name.removesuffix(_SUFFIX)
-            if name != entry.name and name.isdecimal():
+            name, _, suffix = entry.name.partition(".")
+            if f".{suffix}" in {_SUFFIX, _UNSYNCED_SUFFIX} and name.isdecimal():
                 with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
                     frames = int.from_bytes(file.read(4), "little")
-                envelopes.append(SpooledEnvelope(int(name), entry.stat().st_size, frames))
+                is_synced = f".{suffix}" == _SUFFIX
+                size = entry.stat().st_size
+                envelopes.append(SpooledEnvelope(int(name), size, frames, is_synced))
         return envelopes
 
 
@@ -182,10 +317,23 @@ class SpooledSchemas:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        delete_partial_files(self._directory)
+        durable_files.delete_partial_files(self._directory)
         self._contents: dict[bytes, bytes] = {}
         """Content of the files: a third of the memory of the schemas."""
         self._stored: set[bytes] = set()
+        self._failed: set[bytes] = set()
+
+    def try_put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
+        """Store a schema; a failure is logged once for each, and it is stored with a later envelope."""
+        try:
+            self.put(digest, make)
+            self._failed.discard(digest)
+        except OSError as error:
+            if digest not in self._failed:
+                log.warning(
+                    "schema_write_failed", directory=str(self._directory.parent), problem=str(error)
+                )
+            self._failed.add(digest)
 
     def put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
         """Store a schema unless it is stored already. Raises OSError (a full disk)."""
@@ -193,7 +341,7 @@ class SpooledSchemas:
             return
         content = self._contents.get(digest) or msgspec.msgpack.encode(make())
         self._contents[digest] = content
-        write_durably(self._path(digest), content)
+        durable_files.write_durably(self._path(digest), content)
         self._forget_oldest()
         self._stored.add(digest)
 
@@ -216,3 +364,27 @@ class SpooledSchemas:
             self._contents.pop(bytes.fromhex(file.stem), None)
             self._stored.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)
+
+
+RUN_END_FILE = "run_end.json"
+"""File in the state directory with the last packed sequence of each stream, written at each push; durable at
+once only with a spooled envelope."""
+
+
+def write_run_end(directory: Path, ended: RunEnd, *, is_synced: bool = True) -> None:
+    """Write the last packed sequences of a run. Blocking."""
+    write = durable_files.write_json if is_synced else durable_files.replace_json
+    try:
+        write(directory / RUN_END_FILE, ended)
+    except OSError as error:
+        # Only the end of the run is missing; the file is written again at the next push.
+        log.warning("run_end_write_failed", directory=str(directory), problem=str(error))
+
+
+def read_run_end(directory: Path) -> RunEnd | None:
+    """Return the last sequences of the previous run. Blocking; raises OSError for the state directory."""
+    try:
+        return durable_files.read_json(directory / RUN_END_FILE, RunEnd)
+    except durable_files.DamagedFileError as error:
+        log.warning("run_end_lost", problem=str(error))
+        return None

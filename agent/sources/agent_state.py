@@ -15,7 +15,14 @@ from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.host import Host
 from agent.sampling import governor, hang_guard, source as base
 from agent.sampling.meter import ProcessMeter, ReplayMeter
-from agent.sampling.status import FAILED, STARTING, UNSUPPORTED, ShippingStats, SourceState
+from agent.sampling.status import (
+    CONFLICT,
+    FAILED,
+    STARTING,
+    UNSUPPORTED,
+    ShippingStats,
+    SourceState,
+)
 from agent.streams.kernel_log import XidMatcher
 from railscope import service
 from railscope.catalog import agent as c, declare, entities, gpu_health as h
@@ -30,8 +37,8 @@ _SOURCE_METRICS = (
 )  # fmt: skip
 _AGENT_METRICS = (
     c.AGENT_READS, c.AGENT_MISSED, c.AGENT_READ_CPU, c.AGENT_STRETCHED,
-    c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED, c.SHIP_FAILURES,
-    c.LOG_LINES_LOST,
+    c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.UNSTORED_SIZE, c.UNSTORED_BATCHES,
+    c.UNSTORED_AGE, c.FRAMES_SHIPPED, c.SHIP_FAILURES, c.LOG_LINES_LOST,
 )  # fmt: skip
 
 
@@ -76,6 +83,8 @@ class SelfMetricsSource(base.SourceWithoutResources):
             columns.add(c.FRAMES_DROPPED, node.child(entities.DROP, why))
         for metric, about, _ in _budget_readings(self._keeper()):
             columns.add(metric, about)
+        for metric, about, _ in _collector_readings(self._shipping):
+            columns.add(metric, about)
         columns.add_each(_witness_readings(self._shipping), node)
         columns.add_each(_replay_readings(self._keeper()), node)
         self._devices = tuple(self._hung())
@@ -116,11 +125,17 @@ class SelfMetricsSource(base.SourceWithoutResources):
             meter.resident_bytes(),
             shipping.spool_bytes,
             shipping.spool_envelopes,
+            shipping.unstored_bytes,
+            shipping.unstored_envelopes,
+            Absent.NOT_DUE
+            if shipping.unstored_since_ns is None
+            else max(now_ns - shipping.unstored_since_ns, 0),
             shipping.shipped_frames,
             shipping.failures,
             service.LOG_STREAM.lost,
             *shipping.dropped_frames.values(),
             *(reading for _, _, reading in _budget_readings(keeper)),
+            *(reading for _, _, reading in _collector_readings(shipping)),
             *_witness_readings(shipping).values(),
             *_replay_readings(keeper).values(),
             *self._hung_times(now_ns, into),
@@ -161,12 +176,34 @@ def _replay_readings(keeper: governor.BudgetKeeper | None) -> dict[declare.Metri
 
 
 def _witness_readings(shipping: ShippingStats) -> dict[declare.Metric, Reading]:
-    """State of the witness for the audit log; empty if it is disabled."""
-    audit_log = shipping.audit_log
-    if audit_log is None:
+    """State of the witness for the audit logs; empty if it is disabled."""
+    if not shipping.audit_logs:
         return {}
-    records: Reading = audit_log.records or Absent.NOT_DUE
-    return {c.WITNESS_STATE: audit_log.state, c.WITNESSED_RECORDS: records}
+    states = [audit_log.state for audit_log in shipping.audit_logs]
+    records = sum(audit_log.records for audit_log in shipping.audit_logs)
+    return {
+        c.WITNESS_STATE: CONFLICT if CONFLICT in states else min(states),
+        c.WITNESSED_RECORDS: records or Absent.NOT_DUE,
+    }
+
+
+def _collector_readings(
+    shipping: ShippingStats,
+) -> list[tuple[declare.Metric, Entity, Reading]]:
+    """Collector in use, and its changes; empty if there is only one."""
+    if not shipping.collector_urls:
+        return []
+    node = Entity(entities.NODE)
+    readings: list[tuple[declare.Metric, Entity, Reading]] = [
+        (c.COLLECTOR_POSITION, node, shipping.collector_position)
+    ]
+    for url in shipping.collector_urls:
+        is_in_use = int(url == shipping.collector_url)
+        readings.append((c.COLLECTOR_IN_USE, node.child(entities.COLLECTOR, url), is_in_use))
+    for reason, count in shipping.collector_changes.items():
+        change = node.child(entities.COLLECTOR_CHANGE, reason)
+        readings.append((c.COLLECTOR_CHANGES, change, count))
+    return readings
 
 
 def _budget_readings(

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,12 +24,11 @@ import structlog
 from agent import config, host
 from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
-from agent.shipping.collector_client import HttpClient, HttpResponse, create_tls_context, read_token
-from agent.witness import WitnessError
+from agent.shipping import collector_client
+from agent.witness import WitnessError, witness_store
 from railscope.audit import merkle, signed_note
 from railscope.catalog.agent import CONFLICT_EVENT
 from railscope.catalog.entities import NODE
-from railscope.durable_files import delete_partial_files, sync_directory, write_durably
 from railscope.frame import Entity, Event
 from railscope.timestamps import SECOND_NS
 
@@ -57,11 +57,13 @@ class AuditLogClient:
     """Client of one collector. Raises CollectorLinkError if the link cannot work."""
 
     def __init__(self, link: config.CollectorLink) -> None:
-        self.url = link.url.rstrip("/")
-        self._base = HttpClient(
-            self.url + CHECKPOINT_PATH, create_tls_context(link), link.timeout_seconds
+        self.url = collector_client.url_without_credentials(link.url)
+        self._base = collector_client.HttpClient(
+            self.url + CHECKPOINT_PATH,
+            collector_client.create_tls_context(link),
+            link.timeout_seconds,
         )
-        token = read_token(link)
+        token = collector_client.read_token(link)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._path = self._base.target
 
@@ -106,7 +108,7 @@ class AuditLogClient:
             raise ReportedConflictError(answer.body[:500].decode(errors="replace"))
         self._text(answer)
 
-    async def _get(self, suffix: str) -> HttpResponse:
+    async def _get(self, suffix: str) -> collector_client.HttpResponse:
         try:
             return await self._base.get(self._headers, self._path + suffix)
         except OSError as error:
@@ -117,7 +119,7 @@ class AuditLogClient:
             f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
         )
 
-    def _text(self, answer: HttpResponse) -> str:
+    def _text(self, answer: collector_client.HttpResponse) -> str:
         if answer.status != HTTPStatus.OK:
             detail = answer.body[:200].decode(errors="replace").strip()
             message = (
@@ -129,84 +131,6 @@ class AuditLogClient:
         except UnicodeDecodeError as error:
             message = f"invalid response from {self.url}{CHECKPOINT_PATH}: expected UTF-8"
             raise AuditLogUnavailableError(message) from error
-
-
-MAX_EVIDENCE = 100
-"""Maximum number of stored pairs; more would prove nothing further."""
-
-
-@dataclass(frozen=True, slots=True)
-class WitnessStore:
-    """Directory below the agent's state directory. Raises OSError, NoteError.
-
-        held         newest checkpoint of the collector's audit log, with the agent's own cosignature
-        log.pub      public key of the log, as first seen
-        witness.key  the agent's key for cosignatures
-        evidence/    pairs of checkpoints that contradict each other
-
-    It is blocking: do not call it on the event loop. Its changes are durable on return.
-    """
-
-    directory: Path
-
-    def open(self) -> None:
-        """Create the directory and delete partial files."""
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        delete_partial_files(self.directory)
-
-    def read_checkpoint(self) -> str:
-        """Return the stored checkpoint; empty if there is none."""
-        return self._text("held")
-
-    def write_checkpoint(self, note: str) -> None:
-        """Store another checkpoint."""
-        self._write("held", note)
-
-    def log_key(self) -> signed_note.PublicKey | None:
-        """Return the log's key, as first seen."""
-        text = self._text("log.pub")
-        return signed_note.PublicKey.parse(text) if text else None
-
-    def write_log_key(self, key: signed_note.PublicKey) -> None:
-        """Store a key as the log's key."""
-        self._write("log.pub", f"{key}\n")
-
-    def witness(self, node: str) -> signed_note.SecretKey:
-        """Return the agent's own key; generate it if there is none."""
-        text = self._text("witness.key")
-        if text:
-            return signed_note.SecretKey.parse(text)
-        key = signed_note.SecretKey.generate(signed_note.key_name(node))
-        self._write("witness.key", key.secret_text() + "\n")
-        return key
-
-    def write_evidence(self, kind: str, stored: str, offered: str) -> Path | None:
-        """Store two contradicting checkpoints; None if the limit of stored pairs is reached."""
-        digest = hashlib.sha256(f"{stored}\0{offered}".encode()).hexdigest()
-        directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
-        if (directory / "offered").exists():
-            return directory
-        if directory.parent.exists() and len(list(directory.parent.iterdir())) >= MAX_EVIDENCE:
-            return None
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        name = directory.relative_to(self.directory)
-        self._write(f"{name}/held", stored)
-        self._write(f"{name}/offered", offered)
-        sync_directory(directory.parent)
-        sync_directory(self.directory)
-        return directory
-
-    def _text(self, name: str) -> str:
-        try:
-            return (self.directory / name).read_bytes().decode()
-        except FileNotFoundError:
-            return ""
-        except UnicodeDecodeError as error:
-            message = f"invalid file {self.directory / name}: {error}"
-            raise signed_note.NoteError(message) from error
-
-    def _write(self, name: str, text: str) -> None:
-        write_durably(self.directory / name, text.encode(), 0o600)
 
 
 NEW_LOG_SECONDS = 5.0
@@ -223,14 +147,17 @@ class AuditWitness:
     settings: config.WitnessSettings
     node: str
     client: AuditLogClient
-    store: WitnessStore
+    store: witness_store.WitnessStore
     clock: host.Clock
     events: list[Event]
     state: AuditLogState
+    collector: str = ""
+    """URL of the collector, for messages."""
     _note: str = ""
     _checkpoint: signed_note.Checkpoint | None = None
     _key: signed_note.PublicKey | None = None
     _witness: signed_note.SecretKey | None = None
+    _configured: list[signed_note.PublicKey] = field(default_factory=list)
     _reported: set[tuple[str, str, str]] = field(default_factory=set)
     _problem: str = ""
     _disagreed: str = ""
@@ -272,16 +199,27 @@ class AuditWitness:
         """Read the stored checkpoint and keys. Raises NoteError, OSError."""
         self.store.open()
         self._witness = self.store.witness(self.node)
-        self._key = _configured_key(self.settings.log_key) or self.store.log_key()
+        self._configured = _configured_keys(self.settings.log_key)
+        stored = self.store.log_key()
+        if len(self._configured) == 1:
+            (self._key,) = self._configured
+        elif not self._configured or str(stored) in map(str, self._configured):
+            self._key = stored
+        if self._key:
+            self._read_checkpoint(self._key)
+
+    def _read_checkpoint(self, key: signed_note.PublicKey) -> None:
+        """Read the stored checkpoint, if there is one. Raises NoteError, OSError."""
         note = self.store.read_checkpoint()
-        if note and self._key:
-            try:
-                self._checkpoint = signed_note.read_checkpoint(note, self._key)
-            except signed_note.NoteError as error:
-                message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
-                raise signed_note.NoteError(message) from error
-            self._note = note
-            self._set_state(CONSISTENT)
+        if not note:
+            return
+        try:
+            self._checkpoint = signed_note.read_checkpoint(note, key)
+        except signed_note.NoteError as error:
+            message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
+            raise signed_note.NoteError(message) from error
+        self._note = note
+        self._set_state(CONSISTENT)
 
     async def check(self) -> None:
         """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
@@ -313,17 +251,35 @@ class AuditWitness:
                 await self._send_checkpoint()
 
     async def _first_key(self, note: str) -> signed_note.PublicKey:
-        """Fetch and trust the log's key on first use. Raises AuditLogUnavailableError, NoteError, OSError."""
+        """Return the configured key that has signed a note, or else fetch and trust the log's key on first use.
+
+        If no configured key has signed it, the first of them is returned. Raises AuditLogUnavailableError, NoteError,
+        OSError.
+        """
+        for configured in self._configured:
+            with suppress(signed_note.NoteError):
+                signed_note.read_checkpoint(note, configured)
+                await self._disk.submit(partial(self._trust, configured))
+                return configured
+        if self._configured:
+            return self._configured[0]
         key = signed_note.PublicKey.parse(await self.client.key())
         signed_note.read_checkpoint(note, key)
-        await self._disk.submit(lambda: self.store.write_log_key(key))
-        self._key = key
+        await self._disk.submit(lambda: self._trust(key))
         log.warning(
             "audit_log_key_trusted",
+            collector=self.collector,
             key=str(key),
             advice="first key received; compare it with the log's key.pub",
         )
         return key
+
+    def _trust(self, key: signed_note.PublicKey) -> None:
+        """Store the log's key, and what was stored of this log before. Raises NoteError, OSError."""
+        self.store.adopt(key)
+        self.store.write_log_key(key)
+        self._read_checkpoint(key)
+        self._key = key
 
     async def _find_contradiction(self, offered: signed_note.Checkpoint) -> str:
         """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
@@ -359,7 +315,9 @@ class AuditWitness:
     async def _report_conflict(self, kind: str, offered: str) -> None:
         """Report once a state that no honest log can have, and store the evidence."""
         self._set_state(CONFLICT)
-        if (kind, self._note, offered) in self._reported or len(self._reported) >= MAX_EVIDENCE:
+        if (kind, self._note, offered) in self._reported or len(
+            self._reported
+        ) >= witness_store.MAX_EVIDENCE:
             return
         stored = self._note
         directory = await self._disk.submit(
@@ -371,6 +329,8 @@ class AuditWitness:
             **_checkpoint_facts("held", stored),
             **_checkpoint_facts("offered", offered),
         }
+        if self.collector:
+            facts["collector"] = self.collector
         now = self.clock.now()
         self.events.append(Event(CONFLICT_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         log.error(
@@ -386,12 +346,12 @@ class AuditWitness:
         self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
 
 
-def _configured_key(setting: str) -> signed_note.PublicKey | None:
-    """Return the log's key from the settings: a key or the path of a file. Raises NoteError, OSError."""
-    if not setting:
-        return None
-    path = Path(setting)
-    return signed_note.PublicKey.parse(path.read_text() if path.is_absolute() else setting)
+def _configured_keys(setting: str) -> list[signed_note.PublicKey]:
+    """Return the keys of the settings: keys or paths of files, of one log each. Raises NoteError, OSError."""
+    texts = (
+        Path(each).read_text() if Path(each).is_absolute() else each for each in setting.split()
+    )
+    return [signed_note.PublicKey.parse(text) for text in texts]
 
 
 def _checkpoint_facts(name: str, note: str) -> dict[str, str]:
