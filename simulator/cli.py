@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from agent.cli import config_option, run_agent, settings_flags
+from agent.cli import collector_flags, config_option, run_agent, settings_flags
 from agent.commands.replay import GC_ALLOCATIONS
 from agent.config import PREFIX, AgentSettings
 from agent.host import Clock, Host, live_host, recorded_host
@@ -61,8 +61,10 @@ def simulate() -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
     "--collector",
-    "collector_url",
-    help="Send the frames of all nodes to the collector with this base URL in place of writing captures.",
+    "collector_urls",
+    multiple=True,
+    help="Send the frames of all nodes to the collector with this base URL in place of writing captures; repeatable, "
+    "for several collectors.",
 )
 @click.option(
     "--speed",
@@ -78,7 +80,11 @@ def simulate() -> None:
 )
 @config_option
 def cluster(
-    scenario: Path, directory: Path, collector_url: str | None, config: Path | None, **options: str
+    scenario: Path,
+    directory: Path,
+    collector_urls: tuple[str, ...],
+    config: Path | None,
+    **options: str,
 ) -> None:
     """Write captures of a cluster to DIRECTORY, or send its frames to a collector.
 
@@ -96,8 +102,8 @@ def cluster(
     with convert_errors((ScenarioError, CollectorLinkError), click.ClickException):
         try:
             plan = read_scenario(scenario)
-            if collector_url:
-                flags = {"collector.url": collector_url}
+            if collector_urls:
+                flags = collector_flags(collector_urls)
                 agents = settings.load(
                     AgentSettings,
                     file=config or settings.default_file("agent"),
@@ -137,7 +143,9 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
 
     service.configure_logs("warning")
     nodes = format_count(len(shipped.nodes), "node")
-    click.echo(f"sending frames of {nodes} to {shipped.settings.collector.url}", err=True)
+    click.echo(
+        f"sending frames of {nodes} to {' '.join(shipped.settings.collector.all_urls)}", err=True
+    )
     asyncio.run(run())
     return shipped.outcome
 
@@ -257,7 +265,7 @@ class SimulatedHost(recorded_host.RecordedHost):
 @config_option
 @settings_flags
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def simulate_agent(config: Path | None, file: Path, **flags: str | None) -> None:
+def simulate_agent(config: Path | None, file: Path, **flags: Any) -> None:
     """Run an agent on the simulated node that FILE describes, until it is stopped."""
     run_agent(lambda: _host(file), config, flags)
 

@@ -23,6 +23,7 @@ from agent.commands.replay import ReplayedNode
 from agent.config import AgentSettings, CollectorLink
 from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
+from agent.host import Clock
 from agent.host.live_host import LiveClock
 from agent.sampling.status import ShippingStats
 from agent.service import allow_many_files
@@ -59,7 +60,7 @@ class ShippingOutcome(NamedTuple):
 class NodeClock:
     """Clocks of a simulated node: they run with those of this host, from the times of the node."""
 
-    clock: LiveClock
+    clock: Clock
     shift_ns: int
     """Boot clock of the node minus that of this host."""
     deviation_ns: int = 0
@@ -185,6 +186,8 @@ class ShippedCluster:
     is_real_time: bool
     listen: str = ""
     """Address of the first metrics endpoint; the others have the ports that follow."""
+    clock: Clock = field(default_factory=LiveClock)
+    """Clocks of this host, from which those of the nodes are derived."""
     nodes: list[ShippedNode] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -192,14 +195,13 @@ class ShippedCluster:
         make_output_directory(self.directory)
         settings = sampled_settings(self.settings, self.scenario.step_seconds)
         settings = self._with_tokens(settings)
-        self._live = LiveClock()
-        now = self._live.now()
+        now = self.clock.now()
         past_ns = 0 if self.is_real_time else self.scenario.seconds * SECOND_NS
         self._started_ns = now.boot_ns - past_ns
         """Start of the simulation by the boot clock of this host."""
         self._cluster = SampledCluster(self.scenario, now.wall_ns - past_ns)
         for about, path in zip(self._cluster.metadata(), self._cluster.paths, strict=True):
-            clock = NodeClock(self._live, about.started_boot_ns - self._started_ns)
+            clock = NodeClock(self.clock, about.started_boot_ns - self._started_ns)
             directory = self.directory / about.node
             self.nodes.append(ShippedNode(about, path, settings, clock, directory))
 
@@ -261,7 +263,7 @@ class ShippedCluster:
         max_unsent = min(_MAX_SAMPLES_IN_MEMORY // len(self.nodes), _MAX_SAMPLES_PER_FLUSH)
         for offset_ns in self._cluster.offsets():
             if self.is_real_time:
-                await self._live.sleep_until(self._started_ns + offset_ns)
+                await self.clock.sleep_until(self._started_ns + offset_ns)
             # In a thread: the collector compares the clocks, and a response must not wait for all nodes.
             await service.run_in_thread(self._read, offset_ns)
             for node in self.nodes:

@@ -20,8 +20,7 @@ from simulator.spec import SimulatorError
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MAX_LINES = 2000
-_RAILSCOPE = ("-P", "-m", "simulator.demo.child")
-"""-P: a directory in the working directory must not be imported as one of our packages."""
+_RAILSCOPE = "simulator.demo.child"
 
 
 class ProgramError(SimulatorError, RuntimeError):
@@ -35,20 +34,31 @@ async def run_to_end(arguments: list[str], directory: Path) -> int:
 
 
 async def _start_process(
-    arguments: Sequence[str], directory: Path, **options: Any
+    arguments: Sequence[str], directory: Path, module: str = _RAILSCOPE, **options: Any
 ) -> asyncio.subprocess.Process:
-    command = (sys.executable, *_RAILSCOPE, str(os.getpid()), *arguments)
+    # -P: a directory in the working directory must not be imported as one of our packages.
+    command = (sys.executable, "-P", "-m", module, str(os.getpid()), *arguments)
     return await asyncio.create_subprocess_exec(
         *command, cwd=directory, start_new_session=True, **options
     )
 
 
 class Program:
-    """`python -m railscope <arguments>`; the newest lines of its log are kept in memory."""
+    """`python -m railscope <arguments>`, or another module with its parent's id and the arguments.
 
-    def __init__(self, name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    The newest lines of its log are kept in memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        module: str = _RAILSCOPE,
+    ) -> None:
         self.name = name
         self._arguments = arguments
+        self._module = module
         self._environment = dict(environment)
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._news = asyncio.Event()
@@ -58,7 +68,11 @@ class Program:
     async def start(self, directory: Path) -> None:
         """Start the process."""
         self._process = await _start_process(
-            self._arguments, directory, env=self._environment, stderr=asyncio.subprocess.PIPE
+            self._arguments,
+            directory,
+            self._module,
+            env=self._environment,
+            stderr=asyncio.subprocess.PIPE,
         )
         self._reading = asyncio.create_task(self._read(self._process))
 
@@ -92,7 +106,7 @@ class Program:
     def check_alive(self) -> None:
         """Raise ProgramError if the process has ended."""
         if self._process is None or self._process.returncode is not None:
-            message = f"process {self.name} ended before the demo: {self.log_tail()}"
+            message = f"process {self.name} ended by itself: {self.log_tail()}"
             raise ProgramError(message)
 
     def log_tail(self) -> str:
