@@ -94,7 +94,7 @@ def _account() -> Iterator[panels.Panel]:
 
 
 def _money() -> Iterator[panels.Panel]:
-    used = "max by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
+    used = "sum by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
     bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
     now = "sum by (tenant) (railscope_tenant_held_gpus)"
     max_gpus = "max by (tenant) (railscope_tenant_quota_gpus)"

@@ -95,7 +95,7 @@ def _tenants() -> Iterator[panels.Panel]:
 
 def _trust() -> Iterator[panels.Panel]:
     sources = "sum by (state) (railscope:node_source_state:sum)"
-    unsigned = query.now(collector.AUDIT_UNSIGNED, MAX).with_name("records not signed yet")
+    unsigned = query.now(collector.AUDIT_UNSIGNED, SUM).with_name("records not signed yet")
     conflicts = query.in_state(agent.WITNESS_STATE.name, "", 'state="conflict"').with_name(
         "conflicts"
     )

@@ -8,12 +8,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.dashboard_parts import assemble, claim_marks
 from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, number, rows
-from dashboards.query import COUNT, SHARE, Query, build_query, rollup
+from dashboards.query import COUNT, SHARE, active_gpus, build_query, mean, rollup
 from railscope.catalog import Rollup, gpu
 
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
 HELD_GPUS = "sum(railscope_tenant_held_gpus)"
 GPUS = "sum(railscope_cluster_gpus)"
+ACTIVITIES = {"utilization": "busy", "sm_activity": "SMs", "tensor_activity": "tensor cores"}
 USED = "sum(railscope_cluster_sum_gpu_memory_used_bytes)"
 SIZE = "sum(railscope_cluster_sum_gpu_memory_size_bytes)"
 CLAIMED = "max by (node, gpu) (railscope_gpu_claims) > 0"
@@ -43,14 +44,9 @@ def _summary() -> Iterator[Panel]:
     )  # fmt: skip
 
 
-def _active(name: str) -> Query:
-    """Return a mean share of activity as a number of GPUs."""
-    return build_query(f"avg(railscope_cluster_mean_gpu_{name}_ratio) * {GPUS}", COUNT)
-
-
 def _steps() -> Iterator[Panel]:
     rate = "sum by (state) (deriv(railscope_cluster_gpu_time_seconds[$__rate_interval]))"
-    pipes = "avg by (pipe) (railscope_cluster_mean_gpu_pipe_activity_ratio)"
+    pipes = mean("railscope_cluster_mean_gpu_pipe_activity_ratio", "pipe")
     counted = lines(
         202,
         "GPUs by state",
@@ -61,7 +57,7 @@ def _steps() -> Iterator[Panel]:
     yield from (
         lines(201, "From all GPUs to active GPUs", "Each step is a part of the previous one. A wide gap: GPUs are held and unused, or busy and waiting.",
               build_query(GPUS).with_name("all"), build_query(HELD_GPUS).with_name("held"),
-              _active("utilization").with_name("busy"), _active("sm_activity").with_name("SMs"), _active("tensor_activity").with_name("tensor cores"), span=12),
+              *(build_query(active_gpus(name), COUNT).with_name(shown) for name, shown in ACTIVITIES.items()), span=12),
         in_colours(counted, COUNTED_AS),
         lines(203, "Activity by rail", "Tensor cores; GPUs of one job work in step.", rollup("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN)),
         lines(204, "Activity of pipes", "Mean share of cycles, by pipe.", build_query(pipes, legend="{{pipe}}")),
@@ -71,7 +67,7 @@ def _steps() -> Iterator[Panel]:
 
 def _cost() -> Iterator[Panel]:
     limit = build_query("sum(railscope_cluster_sum_gpu_power_limit_watts)")
-    work = f"avg(railscope_cluster_mean_gpu_tensor_activity_ratio) * {GPUS}"
+    work = active_gpus("tensor_activity")
     per_work = build_query(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} > 0)", "watt")
     low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({CLAIMED})"
     lowest = Column("Utilization", build_query(f"bottomk(10, {low})"), worst="lowest")

@@ -51,7 +51,7 @@ def _count_by(label: str, metric: str, unit: str = "") -> query.Query:
 
 def _summary() -> Iterator[panels.Panel]:
     unknown = "GPUs with missing readings; those of stale nodes are not included."
-    reporting = f"railscope_node_reporting{NODES}"
+    reporting = f"max by (node) (railscope_node_reporting{NODES})"
     stale = query.build_query(f"count({reporting}) - sum({reporting})", query.COUNT)
     action = _in_state("none|ignore", "gpu_recommended_action", "!~")
     yield from (

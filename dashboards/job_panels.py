@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 from dashboards import panels
 from dashboards.health import HEALTH_TEXTS, health
-from dashboards.query import COUNT, SHARE, Query, build_query, highest, with_port_rail, with_rail
+from dashboards.query import (
+    COUNT,
+    SHARE,
+    Query,
+    build_query,
+    highest,
+    mean,
+    with_port_rail,
+    with_rail,
+)
 
 SELECTED_JOBS = '{tenant=~"$tenant", workload=~"$workload"}'
 JOB_LABELS = "tenant, source, workload"
@@ -31,6 +40,10 @@ def job_columns(of_jobs: str, selector: str) -> tuple[panels.Column, ...]:
             title, build_query(f"{aggregation} by ({of_jobs}) (railscope_job_{name}{selector})")
         )
 
+    def mean_column(title: str, name: str) -> panels.Column:
+        name = f"railscope_job_mean_gpu_{name}_activity_ratio"
+        return panels.Column(title, build_query(mean(name, of_jobs, selector=selector)))
+
     start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{selector})"
     paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{selector})"
     behind = f"0 - min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{selector})"
@@ -39,8 +52,8 @@ def job_columns(of_jobs: str, selector: str) -> tuple[panels.Column, ...]:
         column("Nodes", "sum", "nodes"),
         panels.Column("Held for", build_query(f"time() - {start}", "s")),
         column("Busiest GPU", "max", "max_gpu_utilization_ratio"),
-        column("SM activity", "avg", "mean_gpu_sm_activity_ratio"),
-        column("Tensor activity", "avg", "mean_gpu_tensor_activity_ratio"),
+        mean_column("SM activity", "sm"),
+        mean_column("Tensor activity", "tensor"),
         column("Power", "sum", "sum_gpu_power_watts"),
         column("Memory", "sum", "sum_gpu_memory_used_bytes"),
         column("RDMA out", "sum", "sum_rdma_transmit_bytes_per_second"),

@@ -80,9 +80,9 @@ def _summary() -> Iterator[panels.Panel]:
     )
     stale = query.build_query(f"sum(railscope_job_stale_gpus{job_panels.SELECTED_JOBS})")
     active = query.build_query(f"avg({_of_gpus('railscope_gpu_sm_activity_ratio')})")
-    jobs, suppressed = (
-        query.build_query(f"sum(railscope_cluster_{name})") for name in ("jobs", "suppressed_jobs")
-    )
+    suppressed = query.build_query("sum(railscope_cluster_suppressed_jobs)")
+    listed = f"count(count by ({job_panels.JOB_LABELS}) (railscope_job_gpus)) or vector(0)"
+    jobs = query.build_query(f"({listed}) + {suppressed.expression}", query.COUNT)
     unclaimed = query.build_query("sum(railscope_gpu_unclaimed_processes)")
     yield from (
         panels.number(109, "Jobs", "Jobs that hold GPUs.", jobs),
@@ -101,9 +101,14 @@ def _jobs() -> Iterator[panels.Panel]:
     about = (
         "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU."
     )
+    active = query.mean(
+        "railscope_job_mean_gpu_sm_activity_ratio",
+        job_panels.JOB_LABELS,
+        selector=job_panels.SELECTED_JOBS,
+    )
     yield from (
         panels.rows(501, "Jobs", about, job_panels.JOB, *columns, span=24),
-        panels.lines(502, "SM activity", "Means over the GPUs of each job; the ten busiest.", _top_jobs("avg", "mean_gpu_sm_activity_ratio")),
+        panels.lines(502, "SM activity", "Means over the GPUs of each job; the ten busiest.", query.build_query(f"topk(10, {active})", legend=BY_JOB)),
         panels.layers(503, "Power", "Total of the GPUs of each job; the ten highest.", _top_jobs("sum", "sum_gpu_power_watts")),
         panels.lines(504, "RDMA traffic out", "Of the ports on the rails of each job's GPUs; the ten with most.", _top_jobs("sum", "sum_rdma_transmit_bytes_per_second")),
     )  # fmt: skip
@@ -135,7 +140,7 @@ def _holders() -> Iterator[panels.Panel]:
     held_gpus = query.build_query(
         "sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}"
     )
-    tensor = "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)"
+    tensor = query.mean("railscope_tenant_mean_gpu_tensor_activity_ratio", "tenant")
     activity, power = (
         query.build_query(_of_held_gpus(f"railscope_gpu_{name}"))
         for name in ("sm_activity_ratio", "power_watts")

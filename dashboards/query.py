@@ -41,7 +41,7 @@ EVENTS_PER_SECOND = "cps"
 SHARE = "percentunit"
 
 _VECTOR = re.compile(r'\brailscope[_:][\w:]+(?:\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})?(?:\[[^\]]*\])?')
-_AGGREGATION = {Rollup.SUM: "sum", Rollup.MEAN: "avg", Rollup.MAX: "max", Rollup.MIN: "min"}
+_AGGREGATION = {Rollup.SUM: "sum", Rollup.MAX: "max", Rollup.MIN: "min"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,25 @@ def rollup(scope: str, metric: Metric, rollup_kind: Rollup, *by: str, selector: 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
     """
     derived = derived_metric(metric, scope, rollup_kind)
-    return now(
-        derived, rollup_kind, *(() if scope == "cluster" else (scope,)), *by, selector=selector
-    )
+    by = (*(() if scope == "cluster" else (scope,)), *by)
+    if rollup_kind is Rollup.MEAN:
+        expression = mean(derived.name, *by, selector=selector)
+        return Query(expression, unit_of(derived), _legend(by), (derived,))
+    return now(derived, rollup_kind, *by, selector=selector)
+
+
+def mean(name: str, *by: str, selector: str = "") -> str:
+    """Return the mean of all readings of a mean roll-up: several collectors may each have a part of them."""
+    source = rollups()[name]
+    count = derived_metric(source.source, source.scope, Rollup.COUNT).name + selector
+    total = _aggregate(Rollup.SUM, by, f"{name}{selector} * {count}")
+    return f"{total} / {_aggregate(Rollup.SUM, by, count)}"
+
+
+def active_gpus(name: str) -> str:
+    """Return a mean share of GPUs of the cluster as their number."""
+    share = f"railscope_cluster_mean_gpu_{name}_ratio"
+    return f"sum({share} * railscope_cluster_count_gpu_{name})"
 
 
 def highest_rates(selector: str, counter: str) -> Query:

@@ -40,6 +40,10 @@ def unhealthy_sources(by: str, selector: str) -> panels.Column:
     return panels.Column("State", state, panels.NONE_IS_GOOD, UNHEALTHY_STATES, "highest")
 
 
+FRAME_AGE = f"min by (node) (railscope_node_last_frame_age_seconds{NODES})"
+"""Of several collectors, one may have received frames of a node in the past."""
+
+
 def _of_nodes(aggregation: str, name: str) -> query.Query:
     return query.build_query(f"{aggregation}(railscope_{name}{NODES})")
 
@@ -56,14 +60,15 @@ def _rate(counter: str, by: str = "") -> query.Query:
 
 
 def _summary() -> Iterator[panels.Panel]:
-    up, reporting = 'up{job="railscope-agent", node=~"$node"}', f"railscope_node_reporting{NODES}"
+    up = 'up{job="railscope-agent", node=~"$node"}'
+    reporting = f"max by (node) (railscope_node_reporting{NODES})"
     limit = query.in_state("railscope_governor_state", NODES, 'state="at_limit"')
     failed = query.in_state("railscope_source_state", NODES, 'state="failed"')
     expensive: panels.Steps = ((None, "green"), (0.02, "orange"))
     yield from (
         panels.number(101, "Agents with failed scrapes", "Failed scrapes.", query.build_query(f"count({up}) - sum({up})", query.COUNT), panels.NONE_IS_GOOD),
         panels.number(102, "Stale nodes", "Nodes without fresh frames at the collector.", query.build_query(f"count({reporting}) - sum({reporting})", query.COUNT), panels.NONE_IS_GOOD),
-        panels.number(103, "Oldest frame", "Of the node with the oldest newest frame.", _of_nodes("max", "node_last_frame_age_seconds"), panels.OLD),
+        panels.number(103, "Oldest frame", "Of the node with the oldest newest frame.", query.build_query(f"max({FRAME_AGE})"), panels.OLD),
         panels.number(104, "Most expensive agent", "Share of one CPU.", _cpu_of_agents("max"), expensive),
         panels.number(105, "Largest agent", "Resident memory.", _of_nodes("max", "agent_resident_memory_bytes")),
         panels.number(106, "Governors at limit", "Agents with the longest permitted periods.", limit, panels.NONE_IS_GOOD),
@@ -92,13 +97,16 @@ def _cost() -> Iterator[panels.Panel]:
 def _age() -> Iterator[panels.Panel]:
     ages = f"topk(20, max by (node, source) (railscope_source_age_seconds{NODES}))"
     column = panels.Column("Age", query.build_query(ages), panels.OLD, worst="highest")
-    frames = f"topk(10, max by (node) (railscope_node_last_frame_age_seconds{NODES}))"
-    offset = "node_clock_offset_seconds"
+    frames = f"topk(10, {FRAME_AGE})"
+    offset = f"railscope_node_clock_offset_seconds{NODES} unless on (instance, node) railscope_node_reporting == 0"
+    clocks = (
+        query.build_query(f"{aggregation}({offset})").with_name(name)
+        for aggregation, name in (("max", "highest"), ("min", "lowest"))
+    )
     yield from (
         panels.rows(301, "Oldest sources", "Time since their last complete read.", NODE_SOURCE, column, span=8),
         panels.lines(302, "Oldest frames", "The ten nodes with the oldest newest frame.", query.build_query(frames, legend="{{node}}"), steps=panels.OLD),
-        panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.",
-                     _of_nodes("max", offset).with_name("highest"), _of_nodes("min", offset).with_name("lowest")).min(-1),
+        panels.lines(303, "Clocks", "Offset of the nodes' clocks from the collector's.", *clocks).min(-1),
     )  # fmt: skip
 
 

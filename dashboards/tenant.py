@@ -37,6 +37,12 @@ def _tenant_rollup(aggregation: str, name: str, unit: str = "") -> query.Query:
     return query.build_query(f"{aggregation}(railscope_tenant_{name}{OF_TENANT})", unit)
 
 
+def _tenant_mean(name: str) -> query.Query:
+    return query.build_query(
+        query.mean(f"railscope_tenant_mean_gpu_{name}_ratio", selector=OF_TENANT)
+    )
+
+
 def _own_by(label: str, aggregation: str, name: str, unit: str = "") -> query.Query:
     return query.build_query(
         f"{aggregation} by ({label}) (railscope_tenant_{name}{OF_TENANT})", unit, f"{{{{{label}}}}}"
@@ -45,13 +51,12 @@ def _own_by(label: str, aggregation: str, name: str, unit: str = "") -> query.Qu
 
 def _summary() -> Iterator[panels.Panel]:
     month = '_seconds{tenant="$tenant", period="month"}'
-    used, bound = (
-        f"max(railscope_tenant_quota_{name}{month})" for name in ("used_gpu_time", "gpu_time")
-    )
+    used = f"sum(railscope_tenant_quota_used_gpu_time{month})"
+    bound = f"max(railscope_tenant_quota_gpu_time{month})"
     yield from (
         panels.number(101, "GPUs held", "GPUs held now; a share of a GPU counts as that share.", _tenant_rollup("sum", "held_gpus")),
-        panels.number(102, "Busy", "Mean share of time in which any kernel ran.", _tenant_rollup("avg", "mean_gpu_utilization_ratio")),
-        panels.number(103, "Tensor core activity", "Mean share of cycles.", _tenant_rollup("avg", "mean_gpu_tensor_activity_ratio")),
+        panels.number(102, "Busy", "Mean share of time in which any kernel ran.", _tenant_mean("utilization")),
+        panels.number(103, "Tensor core activity", "Mean share of cycles.", _tenant_mean("tensor_activity")),
         panels.number(104, "Power", "Total power of the GPUs held.", _tenant_rollup("sum", "sum_gpu_power_watts")),
         panels.number(105, "Hottest GPU", "Highest die temperature of the GPUs held.", _tenant_rollup("max", "max_gpu_temperature_celsius"), panels.HOT),
         panels.number(106, "GPUs with faults", "Active reasons of the health of held GPUs.", _tenant_rollup("sum", "sum_gpu_health_reason_active"), panels.NONE_IS_GOOD),
@@ -69,7 +74,9 @@ def _jobs() -> Iterator[panels.Panel]:
         *job_panels.job_columns("source, workload", OF_TENANT),
         span=24,
     )
-    busy = f"avg by (source, workload) (railscope_job_mean_gpu_sm_activity_ratio{OF_TENANT})"
+    busy = query.mean(
+        "railscope_job_mean_gpu_sm_activity_ratio", "source", "workload", selector=OF_TENANT
+    )
     yield panels.lines(
         502,
         "SM activity of jobs",
@@ -116,9 +123,9 @@ def _work() -> Iterator[panels.Panel]:
     faults = f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OF_TENANT}) > 0"
     yield from (
         panels.lines(201, "Activity", "Means of all GPUs held.",
-                     _tenant_rollup("avg", "mean_gpu_utilization_ratio").with_name("any kernel"),
-                     _tenant_rollup("avg", "mean_gpu_sm_activity_ratio").with_name("SMs"),
-                     _tenant_rollup("avg", "mean_gpu_tensor_activity_ratio").with_name("tensor cores")),
+                     _tenant_mean("utilization").with_name("any kernel"),
+                     _tenant_mean("sm_activity").with_name("SMs"),
+                     _tenant_mean("tensor_activity").with_name("tensor cores")),
         panels.lines(202, "Slowest GPU", "Lowest activity of a held GPU; its job waits for it.",
                      _tenant_rollup("min", "min_gpu_sm_activity_ratio").with_name("SMs"),
                      _tenant_rollup("min", "min_gpu_tensor_activity_ratio").with_name("tensor cores")),
@@ -155,7 +162,7 @@ def _account() -> Iterator[panels.Panel]:
         panels.layers(401, "Held GPUs by state", "GPU time per second equals GPUs.", query.build_query(rate, query.COUNT, "{{state}}")),
         panels.lines(402, "GPU time so far", "By state, since the first evidence.", _own_by("state", "sum", "gpu_time_seconds")),
         panels.lines(403, "Quota", "GPU time of this day or month (UTC), and the quota.",
-                     _own_by("period", "max", "quota_used_gpu_time_seconds").with_name("used"),
+                     _own_by("period", "sum", "quota_used_gpu_time_seconds").with_name("used"),
                      _own_by("period", "max", "quota_gpu_time_seconds").with_name("agreed")),
         panels.lines(404, "Energy so far", description, _tenant_rollup("sum", "energy_joules")),
         panels.lines(405, "Time computing so far", description, _tenant_rollup("sum", "gpu_busy_time_seconds")),
