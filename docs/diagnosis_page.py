@@ -48,7 +48,8 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
 2. Every 10 seconds, detectors compare the signals of the last 30 seconds with those of the peers (NICs below the same leaf,
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
-   it: a finding of a class in the table about the same device, node, rail or job.
+   it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node explains
+   losses on its rail only in its own jobs.
 4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
    that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row.
