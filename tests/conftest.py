@@ -59,11 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.args = modules[first:] + modules[:first]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start tests of real programs first, on the workers in excess of cores: they mostly wait.
 
-    `--dist worksteal` gives each worker an equal part of the list, in its order, and does not move its last tests. Tests of a module
-    share its fixtures, but those with a longer time limit have none to share: they go to different workers, and first.
+    `--dist worksteal` gives each worker an equal part of the list of selected tests (so this runs after the selection by
+    marks), in its order, and does not move its last tests. Tests of a module share its fixtures, but those with a longer
+    time limit have none to share: they go to different workers, and first.
     """
     items.sort(key=lambda item: item.path)
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)

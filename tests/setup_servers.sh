@@ -1,10 +1,14 @@
 #!/bin/sh
 # Installs the Debian packages of the servers, and the browser, that the tests use, if permitted. Packages that cannot be
-# installed are reported; the tests that need them are skipped.
+# installed are reported; the tests that need them are skipped. With an argument: only the package of this name.
 set -eu
 
+only="${1:-}"
 missing=""
 want() { # PROGRAM PACKAGE
+    if [ -n "$only" ] && [ "$only" != "$2" ]; then
+        return
+    fi
     if ! command -v "$1" >/dev/null; then
         missing="$missing $2"
     fi
@@ -19,10 +23,9 @@ want chromium chromium
 want ip iproute2
 want tmux tmux
 # Debian keeps the programs of a PostgreSQL server out of PATH.
-if ! PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v initdb >/dev/null; then
-    missing="$missing postgresql"
-fi
-if [ ! -e /usr/include/stdlib.h ]; then
+PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
+want initdb postgresql
+if [ -z "$only" ] && [ ! -e /usr/include/stdlib.h ]; then
     missing="$missing libc6-dev"
 fi
 

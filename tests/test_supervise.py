@@ -22,6 +22,7 @@ class FakeServices:
         self._made = list(made)
         self.running = ""
         self.started: list[str] = []
+        self.end = asyncio.Event()
         self._change = asyncio.Event()
 
     def load(self) -> Serve:
@@ -39,7 +40,7 @@ class FakeServices:
             self.running = name
             self._change.set()
             try:
-                await asyncio.Event().wait()
+                await self.end.wait()
             finally:
                 self.running = ""
 
@@ -95,6 +96,28 @@ async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
 async def test_a_service_that_cannot_start_at_first_reports_it():
     with pytest.raises(SettingsError, match="unstartable"):
         await supervise(FakeServices("unstartable").load)
+
+
+@pytest.mark.parametrize("end", ["time", "signal", "service"])
+async def test_a_service_runs_on_before_it_is_stopped(end: str):
+    services, asked = FakeServices("one"), asyncio.Event()
+
+    def before_stop() -> float:
+        assert services.running == "one"
+        asked.set()
+        if end == "service":
+            services.end.set()
+        return 0.01 if end == "time" else 3600
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        task = group.create_task(supervise(services.load, before_stop))
+        await services.until(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asked.wait()
+        if end == "signal":
+            os.kill(os.getpid(), signal.SIGINT)
+        await task
+    assert services.running == ""
 
 
 async def test_a_service_that_breaks_is_not_hidden():

@@ -338,6 +338,26 @@ async def test_a_collector_that_is_not_there() -> None:
     assert "connection refused" in line(lines, "BROKEN  collector")
 
 
+async def test_each_of_several_collectors_is_reported() -> None:
+    async with ScriptedCollector().serving() as one, ScriptedCollector().serving() as other:
+        urls = [f"http://127.0.0.1:{collector.port}" for collector in (one, other)]
+        link = link_to(one, url="", urls=urls)
+        well, lines = await run_check(healthy_host(), collector=link)
+        assert well
+        for url in urls:
+            assert f"{url}/v1/frames accepts frames of this node" in "\n".join(lines)
+        other.script.append(web.json_response({"error": "because"}, status=401))
+        well, lines = await run_check(healthy_host(), collector=link)
+    assert not well
+    assert urls[0] in line(lines, "ok      collector")
+    assert urls[1] in line(lines, "BROKEN  collector")
+    well, lines = await run_check(
+        healthy_host(), collector=CollectorLink(url="http://a", urls=urls)
+    )
+    assert not well
+    assert "move the URL to collector.urls" in line(lines, "BROKEN  collector")
+
+
 async def test_a_link_that_cannot_work() -> None:
     link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
     well, lines = await run_check(healthy_host(), collector=link)

@@ -6,7 +6,7 @@ from array import array
 
 from hypothesis import given, strategies as st
 
-from agent.shipping.shipper import EventNumbering
+from agent.shipping import EventNumbering
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.entities import DROP, SOURCE
 from railscope.envelopes import encode_batches

@@ -13,7 +13,7 @@ from support.collector import ScriptedCollector, take
 from support.reading import ORIGIN
 from support.shipping import link_to, run_shipper
 
-from agent.shipping.shipper import RUN_END_FILE
+from agent.shipping.spool import RUN_END_FILE
 from railscope.durable_files import read_json
 from railscope.envelopes import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack

@@ -15,12 +15,11 @@ from support.examples import fewer_examples
 from agent.config import WitnessSettings
 from agent.sampling.status import CONFLICT, CONSISTENT, AuditLogState
 from agent.witness.audit_witness import (
-    MAX_EVIDENCE,
     AuditWitness,
     CheckpointOffer,
     ReportedConflictError,
-    WitnessStore,
 )
+from agent.witness.witness_store import MAX_EVIDENCE, WitnessStore
 from railscope.audit.merkle import (
     CompactRange,
     TreeHead,
@@ -55,16 +54,17 @@ class FakeLog:
     shown: list[str] = field(default_factory=list)
     proof: list[bytes] | None = None
     """Returned instead of the right one."""
+    signer: SecretKey = KEY
 
     async def newest(self) -> CheckpointOffer:
         if not self.records:
             return CheckpointOffer("", must_submit=True)
         return CheckpointOffer(
-            Checkpoint(KEY.name, tree_of(self.records)).sign(KEY), must_submit=False
+            Checkpoint(self.signer.name, tree_of(self.records)).sign(self.signer), must_submit=False
         )
 
     async def key(self) -> str:
-        return str(KEY.public)
+        return str(self.signer.public)
 
     async def consistency(self, old: int, new: int) -> list[bytes]:
         if self.proof is not None:
@@ -81,7 +81,7 @@ class FakeLog:
         if not note:
             return
         assert cosignature_seconds(note, parse_witness_key(key)) > 0
-        held = read_checkpoint(note, KEY.public).tree
+        held = read_checkpoint(note, self.signer.public).tree
         if held.size > len(self.records) or tree_of(self.records[: held.size]) != held:
             message = "never had that"
             raise ReportedConflictError(message)
@@ -90,12 +90,14 @@ class FakeLog:
         return
 
 
-def witness_of(directory: Path, log: FakeLog) -> AuditWitness:
+def witness_of(
+    directory: Path, log: FakeLog, store: WitnessStore | None = None, keys: str = ""
+) -> AuditWitness:
     made = AuditWitness(
-        WitnessSettings(),
+        WitnessSettings(log_key=keys),
         "node-1",
         log,
-        WitnessStore(directory),
+        store or WitnessStore(directory),
         ManualClock(),
         [],
         AuditLogState(),  # type: ignore[arg-type] - only what the service calls
@@ -212,3 +214,91 @@ async def test_the_witness_polls_every_period_and_continues_after_errors(tmp_pat
         log.records.append(b"more")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+# Several collectors -------------------------------------------------------------------------------
+
+URL, OTHER_URL = "https://a:9470", "https://b:9470/"
+OTHER_KEY = SecretKey.generate("log.example")
+
+
+def store_of(directory: Path, url: str, *, is_only: bool = False) -> WitnessStore:
+    return WitnessStore.for_collector(directory, url, is_only=is_only)
+
+
+async def test_each_collector_has_its_own_log(tmp_path: Path) -> None:
+    logs = {URL: FakeLog([b"1", b"2", b"3"]), OTHER_URL: FakeLog([b"x"], signer=OTHER_KEY)}
+    for _ in range(3):
+        witnesses = [
+            witness_of(tmp_path, log, store_of(tmp_path, url)) for url, log in logs.items()
+        ]
+        for witness, log in zip(witnesses, logs.values(), strict=True):
+            await witness.check()
+            log.records.append(b"next")
+            await witness.check()
+            assert witness.state == AuditLogState(CONSISTENT, len(log.records))
+            assert witness.events == []
+    assert len(list(tmp_path.glob("log-*"))) == 2
+    assert len(list(tmp_path.rglob("witness.key"))) == 1, "the same key for all logs"
+
+
+async def test_a_rewritten_log_is_still_detected(tmp_path: Path) -> None:
+    for url, log in {URL: FakeLog([b"1", b"2"]), OTHER_URL: FakeLog([b"x"])}.items():
+        await witness_of(tmp_path, log, store_of(tmp_path, url)).check()
+    for rewritten in (
+        FakeLog([b"1"]),
+        FakeLog([b"1", b"other", b"3"]),
+        FakeLog([b"1", b"2"], signer=OTHER_KEY),
+    ):
+        witness = witness_of(tmp_path, rewritten, store_of(tmp_path, URL))
+        await witness.check()
+        assert witness.state.state == CONFLICT
+
+
+@pytest.mark.parametrize("order", [(URL, OTHER_URL), (OTHER_URL, URL)])
+async def test_the_checkpoint_of_an_only_collector_is_used_for_its_log(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    """State of an earlier version, whose URL is not stored: the log's key identifies it."""
+    log, other = FakeLog([b"1", b"2", b"3"]), FakeLog([b"x"], signer=OTHER_KEY)
+    before = witness_of(tmp_path, log, store_of(tmp_path, URL, is_only=True))
+    await before.check()
+    assert (tmp_path / "held").exists()
+    logs = {URL: log, OTHER_URL: other}
+    for url in order:
+        witness = witness_of(tmp_path, logs[url], store_of(tmp_path, url))
+        await witness.check()
+        assert witness.state == AuditLogState(CONSISTENT, len(logs[url].records))
+    rolled_back = FakeLog([b"1", b"2"])
+    first_use = tmp_path / "elsewhere"
+    witness = witness_of(tmp_path, rolled_back, WitnessStore(first_use, tmp_path))
+    await witness.check()
+    assert witness.state.state == CONFLICT, "the newest checkpoint is compared with another URL too"
+
+
+async def test_one_of_several_collectors_keeps_its_checkpoint_as_the_only_one(
+    tmp_path: Path,
+) -> None:
+    log = FakeLog([b"x"], signer=OTHER_KEY)
+    await witness_of(tmp_path, FakeLog([b"1"]), store_of(tmp_path, URL, is_only=True)).check()
+    await witness_of(tmp_path, log, store_of(tmp_path, OTHER_URL)).check()
+    witness = witness_of(tmp_path, log, store_of(tmp_path, OTHER_URL, is_only=True))
+    await witness.check()
+    assert witness.state.state == CONSISTENT
+    assert store_of(tmp_path, OTHER_URL) == store_of(tmp_path, OTHER_URL.rstrip("/"))
+
+
+async def test_the_keys_of_several_logs_are_configured(tmp_path: Path) -> None:
+    file = tmp_path / "key.pub"
+    file.write_text(f"{OTHER_KEY.public}\n")
+    keys = f"{KEY.public} {file}"
+    for number, signer in enumerate((KEY, OTHER_KEY, OTHER_KEY)):
+        store = store_of(tmp_path, f"http://{min(number, 1)}")
+        witness = witness_of(tmp_path, FakeLog([b"1"], signer=signer), store, keys)
+        await witness.check()
+        assert witness.state.state == CONSISTENT
+    for url in ("http://1", "http://2"):
+        unknown = FakeLog([b"1"], signer=SecretKey.generate("log.example"))
+        witness = witness_of(tmp_path, unknown, store_of(tmp_path, url), keys)
+        await witness.check()
+        assert witness.state.state == CONFLICT

@@ -28,18 +28,21 @@ POLL_SECONDS = 0.05
 
 
 async def wait_until(
-    condition: Callable[[], Awaitable[bool]], what: str, every: float = POLL_SECONDS
+    condition: Callable[[], Awaitable[bool]],
+    what: str,
+    every: float = POLL_SECONDS,
+    patience: float = PATIENCE_SECONDS,
 ) -> None:
     """Wait until a condition holds; fail with its description if it never does.
 
     An expensive condition is evaluated less often: `every` is in seconds.
     """
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(patience):
             while not await condition():  # noqa: ASYNC110 - no event from another process
                 await asyncio.sleep(every)
     except TimeoutError:
-        pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain until {what}")
+        pytest.fail(f"waited {patience:g} s in vain until {what}")
 
 
 def free_port() -> int:
@@ -122,7 +125,7 @@ class ProgramDirectory:
         )
         return await self._start(program, "collector_started")
 
-    async def agent(self, node: str, *more: str, **environment: str) -> Program:
+    async def agent(self, node: str, *more: str, path: str = "", **environment: str) -> Program:
         """Start an agent that replays a capture, and wait until it serves its metrics."""
         program = ForkedProgram(
             f"agent of {node}",
@@ -134,7 +137,7 @@ class ProgramDirectory:
                 "--listen",
                 "127.0.0.1:0",
                 "--collector",
-                self.url,
+                self.url + path,
                 "--state-directory",
                 f"state-{node}",
                 "--replay",

@@ -19,8 +19,8 @@ from agent.witness.audit_witness import (
     AuditLogClient,
     AuditLogUnavailableError,
     AuditWitness,
-    WitnessStore,
 )
+from agent.witness.witness_store import WitnessStore
 from collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from collector.audit.log_writer import LogWriteError
 from collector.audit.verification import verify_log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from railscope.envelopes import unpack
 MAX_BYTES = 64 << 20
 
 
-def identities(site: ProgramDirectory) -> Counter[tuple[str, str, str, int]]:
+def identities(
+    site: ProgramDirectory, state: str = "collector"
+) -> Counter[tuple[str, str, str, int]]:
     """Count every frame in the frame log, by identity."""
-    directory = site.directory / "collector" / "frames"
+    directory = site.directory / state / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
     for number in segment_numbers(directory):
         for _, record in read_segment(segment_path(directory, number), FrameLogStats()):
@@ -35,7 +38,7 @@ def identities(site: ProgramDirectory) -> Counter[tuple[str, str, str, int]]:
 
 
 def frames_of_runs(
-    found: Counter[tuple[str, str, str, int]],
+    found: Iterable[tuple[str, str, str, int]],
 ) -> dict[tuple[str, str, str], set[int]]:
     runs: dict[tuple[str, str, str], set[int]] = {}
     for node, run, stream, sequence in found:

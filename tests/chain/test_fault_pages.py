@@ -1,10 +1,13 @@
-"""From simulated faults to pages: a cluster, a collector with its diagnosis, real Prometheus and Alertmanager."""
+"""From simulated faults to pages: a cluster, a collector with its diagnosis, real Prometheus and Alertmanager.
+
+A fault is one notification: a page or a ticket, as the severity of its incident states; advice has none.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,83 +17,142 @@ from support.forked_program import ForkedProgram
 
 from collector.access.credentials import digest_token
 from simulator import NodeSpec
-from simulator.cluster.scenario import FAULT_KINDS
+from simulator.cluster.cluster_model import ClusterModel
+from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, read_scenario
 from simulator.cluster.topology import ClusterTopology
+from simulator.network_interfaces import leaf_name
+from simulator.nfs_mounts import server_name
 from simulator.node_hardware import build_node_hardware
+from simulator.owners import slurm_job_number
 
-NODES_PER_POD = 3
-BEGIN_SECONDS = 40
-RAIL = 3
+NODES_PER_POD, RAIL = 3, 3
 EVALUATIONS = 50
 """Evaluations, one per second, after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 s here."""
-INTERFACE = next(
-    port.interface for port in build_node_hardware(NodeSpec("n")).ports if port.rail == RAIL
-)
+INTERFACES = {port.rail: port.interface for port in build_node_hardware(NodeSpec("n")).ports}
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")
 """Begin of the names of alerts that are not about nodes: audit log and metering are behind the shortened rules."""
 
 
 class Fault(NamedTuple):
-    """A fault of the simulator, severity and class of its incident, and alerts on symptoms of the same node."""
+    """A fault of the simulator, and the severity of its incident: advice (`info`) has no notification."""
 
     name: str
     severity: str
+    rails: tuple[int, ...] = (RAIL,)
+    """Rails of its NICs or of its leaf, and indices of its GPUs."""
+    entity: str = ""
+    """Kind of the cause, if it is not that of the fault."""
+    earlier: tuple[tuple[str, str], ...] = ()
+    """Severity and class of incidents of the same device that it explains: what is known of it before."""
     symptoms: tuple[str, ...] = ()
+    """Alerts on symptoms of the same node, which its incident inhibits."""
+
+
+class FaultCluster(NamedTuple):
+    """A cluster with a pod and a job for each fault; the job of the last one also spans `more_pods`."""
+
+    faults: Sequence[Fault]
+    more_pods: int = 0
+    step_seconds: int = 5
+    begin_seconds: int = 40
+    """Onset of the faults: what changes a job or its storage is compared with minutes of past."""
 
     @property
-    def page(self) -> dict[str, str]:
-        """Labels of the alert on its incident, without the node."""
-        kind = FAULT_KINDS[self.name]
-        devices = {"nic": INTERFACE, "gpu": str(RAIL), "node": ""}
-        device = {"device": devices[kind.entity]} if devices[kind.entity] else {}
-        return {
-            "alertname": "RailscopeIncident", "class": kind.incident_class, "severity": self.severity,
-            "kind": kind.entity, **device,
-        }  # fmt: skip
+    def topology(self) -> ClusterTopology:
+        """Return the topology."""
+        return ClusterTopology(len(self.faults) + self.more_pods, NODES_PER_POD)
+
+    def nodes_of(self, pod: int) -> list[int]:
+        """Return the nodes of a pod, or of the last fault, with all that follow."""
+        end = self.topology.pods if pod == len(self.faults) - 1 else pod + 1
+        return list(range(pod * NODES_PER_POD, end * NODES_PER_POD))
+
+    def scenario(self) -> str:
+        """Return the scenario file. The faults of storage are those of a server that only one job uses."""
+        lines = [
+            "seconds = 1800", f"step_seconds = {self.step_seconds}", "seed = 3",
+            "[cluster]", f"pods = {self.topology.pods}", f"nodes_per_pod = {NODES_PER_POD}",
+            "uplinks = 0.5", "filers = 2",
+        ]  # fmt: skip
+        for pod, fault in enumerate(self.faults):
+            kind, nodes = FAULT_KINDS[fault.name], self.nodes_of(pod)
+            job: dict[str, Any] = {"name": f"job-{pod}", "checkpoint_period_seconds": 0}
+            devices: dict[str, Any] = {"nodes": [nodes[1]]}
+            if kind.entity in {"nic", "gpu"}:
+                devices["indices"] = fault.rails
+            elif kind.entity == "leaf":
+                devices = {"pods": [pod], "indices": fault.rails}
+            elif kind.entity == "job":
+                devices = {"job": job["name"]}
+            elif kind.entity == "storage":
+                devices, job["filer"] = {"filers": [1]}, 1
+            if "incast" in kind.effects:
+                devices["senders"] = nodes[:1] + nodes[2:]
+            if fault.name == "noisy_neighbour":
+                del nodes[1]
+            if len(nodes) > NODES_PER_POD:
+                job["pattern"] = "all_to_all"
+            job["nodes"] = nodes
+            devices |= {"fault": fault.name, "begin_seconds": self.begin_seconds, "strength": 0.9}
+            for table, keys in (("jobs", job), ("faults", devices)):
+                lines += [
+                    f"[[{table}]]",
+                    *(f"{key} = {json.dumps(value)}" for key, value in keys.items()),
+                ]
+        return "\n".join([*lines, ""])
+
+    def pages(self, scenario: ClusterScenario) -> Iterator[dict[str, str]]:
+        """Yield the labels of the alert on the incident of each fault."""
+        specs = ClusterModel(scenario).specs
+        for pod, fault in enumerate(self.faults):
+            kind, nodes = FAULT_KINDS[fault.name], self.nodes_of(pod)
+            entity, (rail, *_) = fault.entity or kind.entity, fault.rails
+            node = self.topology.node_name(nodes[1])
+            cause = {
+                "nic": {"node": node, "device": INTERFACES[rail], "rail": str(rail)},
+                "gpu": {"node": node, "device": str(rail)},
+                "node": {"node": node},
+                "leaf": {"device": leaf_name(pod, rail), "rail": str(rail)},
+                "job": {"device": str(slurm_job_number(specs[nodes[0]]))},
+                "storage": {"device": server_name(1).partition(":")[0]},
+            }[entity]
+            yield {
+                "alertname": "RailscopeIncident", "class": kind.incident_class, "severity": fault.severity,
+                "kind": entity, **cause,
+            }  # fmt: skip
 
 
-QUICK = (
-    Fault("gpu_lost", "critical", ("RailscopeGpuXid", "RailscopeGpuLost")),
-    Fault("pfc_storm", "critical", ("RailscopePfcStorm", "RailscopePfcPauseShare")),
-    Fault("transceiver", "critical", ("RailscopeFecErrors",)),
-)
-OTHERS = [
+WITH_SYMPTOMS = FaultCluster((
+    Fault("gpu_lost", "critical", symptoms=("RailscopeGpuXid", "RailscopeGpuLost")),
+    Fault("pfc_storm", "critical", symptoms=("RailscopePfcStorm", "RailscopePfcPauseShare")),
+    Fault("transceiver", "critical", symptoms=("RailscopeFecErrors",)),
+))  # fmt: skip
+HARD = [
     {"hot_gpu": "warning", "pcie_bound_receiver": "warning", "unprotected": "warning", "slow_receiver": "warning"},
     {"gpu_hung": "critical", "clock_skew": "critical", "power_brake": "warning", "transmit_errors": "warning"},
     {"link_down": "critical", "row_remap": "warning", "nvlink_errors": "critical", "ecc_uncorrected": "critical"},
     {"driver_stuck": "critical", "nic_lost": "critical"},
 ]  # fmt: skip
-FAULTS = [
-    pytest.param(QUICK, id="with-symptoms"),
-    *(pytest.param([Fault(*pair) for pair in names.items()], id="-".join(names)) for names in OTHERS),
+RECEIVERS = FaultCluster((
+    Fault("host_bound_receiver", "warning", (0, 1, 2, 3), "node"),
+    Fault("pause_storm_prevention", "critical", (4,), earlier=(("warning", "pcie_bound_receiver"),)),
+    Fault("notifications_off", "warning", (5,)),
+    Fault("rate_control_off", "warning", (6,)),
+    Fault("retransmission_storm", "warning", (7,)),
+    Fault("link_flap", "warning", (0,)),
+    Fault("pcie_degraded", "warning", (1,)),
+))  # fmt: skip
+CLUSTERS = [
+    pytest.param(RECEIVERS, id="receivers"),
+    pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
+    *(pytest.param(FaultCluster([Fault(*pair) for pair in names.items()]), id="-".join(names)) for names in HARD),
 ]  # fmt: skip
-"""Faults of one cluster, each in a pod and a job of its own."""
 
 
-def scenario(faults: Sequence[Fault], topology: ClusterTopology) -> str:
-    """Return a cluster with a pod, a job and a fault for each of these faults."""
-    lines = [
-        "seconds = 900", "step_seconds = 5", "seed = 3",
-        "[cluster]", f"pods = {topology.pods}", f"nodes_per_pod = {NODES_PER_POD}",
-    ]  # fmt: skip
-    for pod, fault in enumerate(faults):
-        nodes = [pod * NODES_PER_POD + place for place in range(NODES_PER_POD)]
-        devices: dict[str, Any] = {"nodes": [nodes[1]]}
-        if FAULT_KINDS[fault.name].entity != "node":
-            devices["indices"] = [RAIL]
-        lines += [
-            "[[jobs]]", f'name = "job-{pod}"', f"nodes = {nodes}", "checkpoint_period_seconds = 0",
-            "[[faults]]", f'fault = "{fault.name}"', f"begin_seconds = {BEGIN_SECONDS}", "strength = 0.9",
-            *(f"{key} = {json.dumps(value)}" for key, value in devices.items()),
-        ]  # fmt: skip
-    return "\n".join([*lines, ""])
-
-
-async def start_cluster(site: ProgramDirectory, faults: Sequence[Fault]) -> dict[str, str]:
+async def start_cluster(site: ProgramDirectory, cluster: FaultCluster) -> dict[str, str]:
     """Start a collector and a simulated cluster; return the metrics endpoints of the nodes."""
-    topology = ClusterTopology(len(faults), NODES_PER_POD)
-    (site.directory / "scenario.toml").write_text(scenario(faults, topology))
-    names = map(topology.node_name, range(topology.nodes))
+    (site.directory / "scenario.toml").write_text(cluster.scenario())
+    names = map(cluster.topology.node_name, range(cluster.topology.nodes))
     lines = [f'"{name}" = "{digest_token(f"token-{name}")}"\n' for name in names]
     (site.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
     await site.collector()
@@ -127,34 +189,56 @@ async def wait_for_symptoms(watch: AlertingServers, wanted: set[tuple[str, str]]
     await wait_until(are_inhibited, f"Alertmanager inhibits {wanted}", every=0.5)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("faults", FAULTS)
-async def test_each_fault_is_one_page(site: ProgramDirectory, faults: Sequence[Fault]) -> None:
-    topology = ClusterTopology(len(faults), NODES_PER_POD)
-    nodes = [topology.node_name(pod * NODES_PER_POD + 1) for pod in range(len(faults))]
-    pages = [fault.page | {"node": node} for fault, node in zip(faults, nodes, strict=True)]
+async def wait_for_incident(site: ProgramDirectory) -> None:
+    """Wait for the first incident: the time before needs no Prometheus, which takes most of the processor time."""
+
+    async def is_open() -> bool:
+        path = "/api/v1/incidents?state=open"
+        return await site.answers(path) and bool((await site.get(path))["rows"])
+
+    await wait_until(is_open, "the collector reports an incident", every=1, patience=600)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cluster", CLUSTERS)
+async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultCluster) -> None:
+    endpoints = await start_cluster(site, cluster)
+    pages = list(cluster.pages(read_scenario(site.directory / "scenario.toml")))
+    earlier = {
+        summary(page | {"severity": severity, "class": name})
+        for fault, page in zip(cluster.faults, pages, strict=True)
+        for severity, name in fault.earlier
+    }
     symptoms = {
-        (symptom, node)
-        for fault, node in zip(faults, nodes, strict=True)
+        (symptom, page["node"])
+        for fault, page in zip(cluster.faults, pages, strict=True)
         for symptom in fault.symptoms
     }
-    endpoints = await start_cluster(site, faults)
+    await wait_for_incident(site)
     async with run_alerting(site, endpoints, short=True, holds=True) as watch:
-        await watch.wait_for_alerts(pages)
+        notified = [page for page in pages if page["severity"] != "info"]
+        await watch.wait_for_alerts(notified)
+        await watch.alertmanager_has("active", [page for page in pages if page not in notified])
         if symptoms:
             await wait_for_symptoms(watch, symptoms)
         await watch.wait_for_evaluations(EVALUATIONS)
         active = [labels for state, labels in await watch.alerts() if state == "active"]
         found = [
-            summary(each)
+            each
             for each in (*watch.hook.received, *active)
             if not each["alertname"].startswith(UNRELATED) and each["severity"] != "info"
         ]
-        wanted = {summary(page) for page in pages}
-        assert set(filter(is_critical, found)) == set(filter(is_critical, wanted))
-        assert wanted <= set(found)
-        # The class of an incident may change, and health is a fact: tickets about the same node.
-        assert {labels[-2] for labels in found} == set(nodes)
+        wanted = set(map(summary, notified))
+        summaries = set(map(summary, found))
+        assert wanted <= summaries
+        # An incident is one notification. Its class may change, of the same device.
+        incidents = {each["incident"]: summary(each) for each in found if "incident" in each}
+        assert set(incidents.values()) - earlier == wanted
+        assert len(incidents) == len(set(incidents.values()))
+        assert set(filter(is_critical, summaries)) - earlier == set(filter(is_critical, wanted))
+        # Health is a fact: tickets about the same node.
+        nodes = {page.get("node", "") for page in pages}
+        assert {labels[-2] for labels in summaries} <= nodes
 
 
 def summary(labels: Mapping[str, str]) -> tuple[str, ...]:

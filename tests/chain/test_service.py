@@ -202,6 +202,6 @@ async def test_tls_on_both_ends(site: ProgramDirectory, tmp_path: Path):
 async def test_a_wrong_url_is_distinguished_from_an_unreachable_collector(site: ProgramDirectory):
     site.prepare({"n1": "training"})
     await site.collector()
-    agent = await site.agent("n1", "--collector", f"{site.url}/typo")
+    agent = await site.agent("n1", path="/typo")
     line = await agent.find_logged("collector_unreachable")
     assert "unknown path; fix: check that collector.url" in line.string

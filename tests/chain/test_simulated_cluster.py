@@ -74,9 +74,13 @@ async def test_history_is_loaded_and_diagnosed(site: ProgramDirectory) -> None:
     shutil.copy(simulated / "tokens.toml", site.directory)
     await site.collector()
     assert await simulator.wait_for_end() == 0
-    rows = (await site.get("/api/v1/nodes"))["rows"]
-    assert [row["node"] for row in rows] == [f"gpu-node-{number}" for number in (1, 2, 3, 4)]
-    assert all(row["gpus"] == 8 for row in rows)
+    names = [f"gpu-node-{number}" for number in (1, 2, 3, 4)]
+
+    async def lists_all_nodes() -> bool:
+        rows = (await site.get("/api/v1/nodes"))["rows"]
+        return [(row["node"], row["gpus"]) for row in rows] == [(name, 8) for name in names]
+
+    await wait_until(lists_all_nodes, "the views contain all nodes")
     truth = [json.loads(line) for line in (simulated / "truth.jsonl").read_text().splitlines()]
     await site.stop()
     outcome = run("diagnose", "--frame-log", str(site.directory / "collector"), "--format", "json")

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.shipping.shipper import EventNumbering
+from agent.shipping import EventNumbering
 from railscope.catalog import METRICS, gpu
 from railscope.catalog.entities import CLAIM, GPU, RDMA_PORT
 from railscope.catalog.tenancy import CLAIM_START_EVENT

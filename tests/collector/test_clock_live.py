@@ -39,7 +39,7 @@ async def test_frames_of_a_suspect_time_are_placed_again_by_the_accepted_clock(t
 
     def ready(one: RunningCollector) -> None:
         one.collector.clock.wall_ns = lambda: time.time_ns() + error_ns
-        one.collector.reload = reloaded.set
+        one.collector.clock_records.reload = reloaded.set
 
     async with run_collector(settings, ready) as running:
         sender = FrameSender("n1")

@@ -72,12 +72,13 @@ def expected_cells(
         Rollup.MAX: max,
         Rollup.MIN: min,
         Rollup.MEAN: lambda v: sum(v) / len(v),
+        Rollup.COUNT: len,
     }
     return {
         (derived_name(metric, scope, rollup), (scope_name, *part) if scope_name else part): how[
             rollup
         ](numbers)
-        * float(metric.scale)
+        * (1.0 if rollup is Rollup.COUNT else float(metric.scale))
         for (scope, scope_name, metric, part), numbers in gathered.items()
         for rollup in metric.rollups
     }

@@ -17,8 +17,9 @@ from running_collector import (
     settings_in,
 )
 from support.checkpoints import facts_of
+from support.postgresql import PostgreSQL
 
-from collector.config import FrameLogSettings, IngestLimits, MeteringSettings
+from collector.config import FrameLogSettings, IngestLimits, LedgerSettings, MeteringSettings
 from collector.framelog.received_frames import MAX_STREAMS
 from collector.framelog.segment_files import segment_numbers, segment_path
 from railscope.catalog import collector as catalog
@@ -262,3 +263,37 @@ async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_pa
     ) as running:
         assert running.collector.core.received.sizes["n1"] == 5
         assert running.collector.checkpointer.quarantine.records == 5
+
+
+async def test_with_a_shared_database_an_acknowledgement_names_what_is_stored(
+    tmp_path: Path, server: PostgreSQL
+):
+    sender = FrameSender()
+    url = server.database()
+    settings = settings_in(
+        tmp_path,
+        ledger=LedgerSettings(url=url),
+        metering=MeteringSettings(period_seconds=3600, quiet_seconds=0),
+    )
+    async with run_collector(settings) as running:
+        _, first = await running.post(sender.body(gpu_frames(sender), schemas=True))
+        assert (first["accepted_frames"], len(first["log"])) == (3, 32)
+        assert first["stored"] < first["position"]
+        await running.collector.finalizer.round(everything=True)
+        body = sender.body(gpu_frames(sender, at=3))
+        _, second = await running.post(body)
+        assert first["position"] <= second["stored"] < second["position"]
+    async with run_collector(settings) as running:
+        _, again = await running.post(body)
+        assert (again["accepted_frames"], again["log"]) == (0, first["log"])
+        assert again["position"] > second["position"], "a duplicate has the newest position"
+        assert again["stored"] < first["position"], "until all that was read is stored again"
+        await running.collector.finalizer.round(everything=True)
+        _, last = await running.post(body)
+        assert last["stored"] == last["position"]
+    newest = segment_path(tmp_path / "state" / "frames", 1)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    async with run_collector(settings) as running:
+        _, reply = await running.post(body)
+        assert reply["log"] != first["log"], "frames were lost"
+    server.drop(url)

@@ -60,11 +60,11 @@ async def booked(
 
 @contextlib.asynccontextmanager
 async def serving(
-    directory: Path, ledger: Ledger, quotas: str
+    directory: Path, ledger: Ledger, quotas: str, reader_type: type[BillingReader] = BillingReader
 ) -> AsyncIterator[tuple[RunningCollector, BillingBooks]]:
     """A running collector with the books of a ledger, which it closes at the end."""
     books = BillingBooks.for_ledger(ledger)
-    reader = BillingReader(books, lambda _: billing_demo.SELLER)
+    reader = reader_type(books, lambda _: billing_demo.SELLER)
     files = {"claims": CLAIMS, "quotas": quotas}
     for name, content in files.items():
         (directory / f"{name}.csv").write_text(content)
@@ -229,6 +229,7 @@ async def test_a_tenant_has_its_charges_so_far_and_its_budget(tmp_path: Path) ->
             "budget": "150.50",
             "used_percent": format_decimal(draft.exact / Fraction("150.5") * 100, 1),
             "remaining": format_decimal(remaining, 2),
+            "is_outdated": False,
         }
         assert Fraction(0) < remaining < draft.payable
         shown = await text_of(running, "/tenants/vision", Role.TENANT)
@@ -250,6 +251,38 @@ async def test_a_tenant_has_its_charges_so_far_and_its_budget(tmp_path: Path) ->
         assert Fraction(changed["amount"]) > Fraction("150.5")
         assert changed["remaining"].startswith("-")
         assert Fraction(changed["used_percent"]) > 100
+
+
+async def test_charges_of_an_older_ledger_are_marked_as_outdated(tmp_path: Path) -> None:
+    may_rate = threading.Event()
+    may_rate.set()
+
+    class WaitingReader(BillingReader):
+        def month_charges(self) -> MonthCharges:
+            may_rate.wait()
+            return super().month_charges()
+
+    async def charges_when(running: RunningCollector, *, outdated: bool) -> dict[str, Any]:
+        while True:
+            await running.collector.refresher.refresh()
+            charges = await rated(running, TENANT)
+            if charges["is_outdated"] is outdated:
+                return charges
+
+    ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
+    books_with(ledger, held(60))
+    async with serving(tmp_path, ledger, BUDGETS, WaitingReader) as (running, _):
+        before = await charges_when(running, outdated=False)
+        may_rate.clear()
+        try:
+            meter(ledger, held(90))
+            during = await charges_when(running, outdated=True)
+            shown = await text_of(running, "/tenants/vision", Role.TENANT)
+        finally:
+            may_rate.set()
+        after = await charges_when(running, outdated=False)
+    assert during["amount"] == before["amount"] != after["amount"]
+    assert "the new charges are being computed" in shown
 
 
 async def test_the_reason_for_missing_charges_names_no_other_tenant(tmp_path: Path) -> None:

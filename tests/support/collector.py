@@ -34,6 +34,7 @@ class ScriptedCollector:
     schemas: set[bytes] = field(default_factory=set)
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
+    is_ready: bool = True
     marks: bool = True
     """True if answers carry the mark of a collector."""
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -55,6 +56,10 @@ class ScriptedCollector:
             answer.headers[RESPONSE_MARK_HEADER] = mark
         return answer
 
+    async def ready(self, _: web.Request) -> web.Response:
+        """Answer whether it is ready."""
+        return web.Response(status=200 if self.is_ready else 503)
+
     async def asked(self, count: int) -> None:
         """Wait until a number of requests have been answered."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
@@ -67,6 +72,7 @@ class ScriptedCollector:
         """Serve on loopback; the port stays the same when it is served again."""
         application = web.Application(client_max_size=MAX_BYTES)
         application.router.add_post("/v1/frames", self.handle)
+        application.router.add_get("/-/ready", self.ready)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port or self.port, ssl_context=tls).start()

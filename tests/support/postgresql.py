@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,6 +16,11 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from simulator.failover.database_pair import (
+    DatabaseServerError,
+    find_program,
+    server_identity,
+)
 from tests.support.disk import memory_directory
 
 START_SECONDS = 60
@@ -57,8 +60,8 @@ def name_in(url: str) -> str:
 @contextmanager
 def running() -> Iterator[PostgreSQL]:
     """Run a server with an empty cluster, stopped by its own pid; skips if there is none."""
-    initdb, postgres = _program("initdb"), _program("postgres")
-    identity = _identity()
+    initdb, postgres = _find("initdb"), _find("postgres")
+    identity = server_identity()
     # pytest's directories are closed to other users, and a socket path must be short.
     with tempfile.TemporaryDirectory(prefix="postgresql-", dir=memory_directory()) as name:
         directory = Path(name)
@@ -89,26 +92,12 @@ def running() -> Iterator[PostgreSQL]:
                 process.wait(START_SECONDS)
 
 
-def _program(name: str) -> str:
-    """Return the path of a server program, from PATH or from Debian's directory."""
-    directories = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, directories)))
-    if found is None:
-        pytest.skip(f"{name} is not installed: apt-get install postgresql")
-    return found
-
-
-def _identity() -> dict[str, int]:
-    """Return the user of the server: it does not run as root."""
-    if os.getuid() != 0:
-        return {}
-    for user in ("postgres", "nobody"):
-        try:
-            entry = pwd.getpwnam(user)
-        except KeyError:
-            continue
-        return {"user": entry.pw_uid, "group": entry.pw_gid}
-    pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
+def _find(name: str) -> str:
+    """Return the path of a server program; skips if it is not installed."""
+    try:
+        return find_program(name)
+    except DatabaseServerError as error:
+        pytest.skip(str(error))
 
 
 def _wait(server: PostgreSQL, process: subprocess.Popen[bytes], log: Path) -> None:

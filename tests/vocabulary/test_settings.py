@@ -213,11 +213,14 @@ def test_every_setting_of_the_agent_is_described() -> None:
     ] == []
 
 
+_CHOICES = {"log_level": "debug", "metrics.detail": "full", "collector.order": "pod"}
+
+
 def test_every_setting_of_the_agent_has_an_environment_variable() -> None:
     for key, field in fields(AgentSettings):
         if isinstance(field.default, str):
             name = PREFIX + key.upper().replace(".", "__")
-            text = {"log_level": "debug", "metrics.detail": "full"}.get(key, "text")
+            text = _CHOICES.get(key, "text")
             settings: Any = load(AgentSettings, file=None, environment={name: text}, prefix=PREFIX)
             for part in key.split("."):
                 settings = getattr(settings, part)

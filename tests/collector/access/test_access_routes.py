@@ -31,7 +31,8 @@ from collector.http.access_control import (
     make_application,
 )
 
-ALL = "node operator finance auditor tenant"
+NO_COLLECTOR = "node operator finance auditor tenant"
+ALL = NO_COLLECTOR + " collector"
 EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/metrics"): ("operator auditor tenant", 200),
     ("GET", "/api/v1/cluster"): ("operator auditor", 200),
@@ -67,10 +68,11 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/audit?tenant=speech"): ("auditor", 200),
     ("GET", "/api/v1/audit/entries/99999999"): ("auditor tenant", 404),
     ("GET", "/api/v1/audit/entries/x"): ("auditor tenant", 404),
-    ("GET", "/api/v1/audit/checkpoint"): (ALL, 200),
-    ("GET", "/api/v1/audit/consistency?old=1"): (ALL, 200),
-    ("GET", "/api/v1/audit/consistency?old=99999999"): (ALL, 404),
+    ("GET", "/api/v1/audit/checkpoint"): (NO_COLLECTOR, 200),
+    ("GET", "/api/v1/audit/consistency?old=1"): (NO_COLLECTOR, 200),
+    ("GET", "/api/v1/audit/consistency?old=99999999"): (NO_COLLECTOR, 404),
     ("POST", "/v1/frames"): ("node", 400),
+    ("GET", "/v1/records"): ("collector", 404),  # it is alone
     ("GET", "/v1/checkpoint"): ("node", 200),
     ("GET", "/v1/checkpoint/key"): ("node", 200),
     ("GET", "/v1/checkpoint/consistency"): ("node", 400),
@@ -151,7 +153,7 @@ def tokens_text(revoked: str) -> str:
     for role, place, name in (
         (Role.NODE, "nodes", "n1"), (Role.OPERATOR, "operators", "board"),
         (Role.FINANCE, "finance", "bills"), (Role.AUDITOR, "auditors", "audit"),
-        (Role.TENANT, "tenants.vision", "board"),
+        (Role.TENANT, "tenants.vision", "board"), (Role.COLLECTOR, "collectors", "others"),
     ):  # fmt: skip
         old = f'{{ token = "{digest_token("ended-" + role)}", {ended}'
         lines += [f"[{place}]", f'{name} = ["{digest_token(TOKENS[role])}", {old}]']

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from threading import Event
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 from support.books import (
     ALL,
     BOSS,
@@ -32,10 +34,17 @@ from support.books import (
     released_gpu,
 )
 from support.fork_server import ForkServer
+from support.postgresql import PostgreSQL
 
 from collector.billing import administration, tables
 from collector.billing.billing_store import BillingStore
-from collector.billing.invoices import ClosingError, InvoiceStatus, PeriodClosing
+from collector.billing.charges import ChargeKind
+from collector.billing.invoices import (
+    ClosingError,
+    InvoiceStatus,
+    PeriodClosing,
+    adjustment_charge,
+)
 from collector.billing.period_closing import BillingBooks
 from collector.billing.reconciliation import recompute_closing
 from collector.billing.tenant_statements import read_statement
@@ -218,6 +227,47 @@ def test_a_slower_closing_finds_the_period_closed(ledger, polls):
     assert not others
     assert not found.added
     assert books.store.closings() == [found.closing]
+
+
+@pytest.mark.parametrize("meanwhile", ["closed", "adjusted", "revised"])
+def test_a_closing_that_is_paused_after_its_computation_bills_nothing_outdated(
+    server: PostgreSQL, new_ledger_database: str, meanwhile: str
+):
+    """Paused before it locks billing; what changed meanwhile is in it, or in the next closing."""
+    address = server.database(new_ledger_database)
+    ledger, own = Ledger.open(address, metadata), Ledger.open(address, metadata)
+    books = books_with(ledger, ALL)
+    paused, resumed = Event(), Event()
+
+    def pause(*arguments: object) -> None:
+        if "pg_advisory_xact_lock" in str(arguments[2]) and not paused.is_set():
+            paused.set()
+            assert resumed.wait(60)
+
+    event.listen(own.database.engine, "before_cursor_execute", pause)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(BillingBooks.for_ledger(own, ALL).close, ONE, manager_after(ONE))
+        assert paused.wait(60)
+        if meanwhile == "closed":
+            books.close(ONE, manager_after(ONE))
+        elif meanwhile == "adjusted":
+            charge = adjustment_charge("green", Fraction(1), ONE, "late")
+            administration.record(books, charge, manager_after(ONE))
+        else:
+            meter(ledger, evidence_of(released_gpu(ALL.assembled["GPU-0"], RED.id, 59)))
+        resumed.set()
+        closed = closing.result()
+    assert closed.added == (meanwhile != "closed")
+    assert books.store.closings() == [closed.closing]
+    kinds = [line.charge.kind for invoice in closed.invoices for line in invoice.lines]
+    assert (ChargeKind.ADJUSTMENT in kinds) == (meanwhile == "adjusted")
+    recomputed = recompute_closing(books, closed.closing, closed.invoices)
+    assert recomputed.manifest_root == closed.closing.manifest_root
+    corrected = books.close(TWO, manager_after(TWO)).closing.corrected
+    assert corrected == ((ONE,) if meanwhile == "revised" else ())
+    for each in (ledger, own):
+        each.close()
+    server.drop(address)
 
 
 def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):

@@ -78,7 +78,7 @@ def kept(url: str, directory: Path) -> Ledger:
     store.write(
         [compress_interval(chunk, encode_interval(chunk)) for chunk in chunks],
         list(core.evidence.unwritten),
-        at(0),
+        lambda: at(0),
     )
     # Each day for itself, as they become due.
     for day in range(DAY - 1, DAY + 3):

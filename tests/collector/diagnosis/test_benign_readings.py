@@ -221,6 +221,21 @@ def test_a_link_that_is_up_again_explains_no_later_loss() -> None:
     }
 
 
+@pytest.mark.parametrize(("place", "is_peer"), [(0, True), (1, False)])
+def test_a_link_that_is_down_explains_losses_of_its_own_job(place: int, *, is_peer: bool) -> None:
+    """A link of the second pod is down while the leaf of the same rail of the first pod loses packets of the first job."""
+
+    def link_and_loss(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["up"][cluster.jobs[place].nodes[-1], 2] = 0
+            sends = row.nic["send"][:NODES, 2] > 0
+            row.nic["naks"][:NODES, 2] = row.nic["order"][:NODES, 2] = 20.0 * sends
+
+    found = {each.class_name: each for each in incidents_of(link_and_loss, pods=2)}
+    assert not found["link_down"].explained_by
+    assert ("leaf_loss" in found and not found["leaf_loss"].explained_by) is not is_peer
+
+
 def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
     """The receipts of one node are late, as after a lost packet: its clock appears to be behind."""
     delayed, behind = NodeContact(), NodeContact()

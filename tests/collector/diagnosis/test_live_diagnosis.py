@@ -229,6 +229,7 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
         path = directory / "state" / "diagnosis"
         of.diagnosis = DiagnosisService(of.core, path, of.trail, lambda: now_ns, lambda: jobs)
         of.diagnosis.engine.find_schema = frames.schemas.__getitem__
+        of.cluster.own_diagnosis = of.diagnosis
 
     async with run_collector(settings, replace_diagnosis) as one:
         service = one.collector.diagnosis

@@ -62,7 +62,8 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
         compress_interval(kept.interval, encode_interval(kept.interval))
         for kept in one.core.evidence.intervals.by_key.values()
     ]
-    one.stores.store.write(written, [], at(LATER + 60))
+    one.stores.store.write(written, [], lambda: at(LATER + 60))
+    one.finalizer.lease.release()
     await two.round(LATER + 90)
     later = LATER + 7 * DAY_SECONDS
     accept(two.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(later - 600, later, 30)))
@@ -210,10 +211,10 @@ async def test_open_amounts_that_could_not_be_counted_again_are_counted_later(
     await site.round(6 * HOURS, everything=True)
     late = claim_started("GPU-0", "x", 5 * HOURS + 1800, **ALICE)
     accept(site.core, node.envelopes_of(host(), [6 * HOURS], events={6 * HOURS: [late]}))
-    site.stores.store.newest_end_ns = _fail  # type: ignore[method-assign]
+    site.stores.store.load = _fail  # type: ignore[method-assign]
     site.now = 6 * HOURS + 60
     assert not await site.finalizer.attempt()
-    del site.stores.store.newest_end_ns
+    del site.stores.store.load
     assert await site.finalizer.attempt()
     assert tenant_amount(site, "alice") == 500 * (1800 - 30)
 

@@ -67,7 +67,7 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
 
 async def still_the_evidence(alone: FinalizingCollector) -> None:
     """The ledger equals the engine's result for the evidence, and the account continues from it."""
-    ledger, store = alone.stores
+    ledger, store, _ = alone.stores
     for gpu in alone.core.evidence.gpus:
         known = store.evidence(gpu, at(0), at(DAY_SECONDS))
         entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))

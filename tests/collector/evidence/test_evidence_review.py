@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
@@ -30,6 +31,7 @@ from support.story import (
 
 from collector.commands.bill_decisions import accept_command, reject_command, review_command
 from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.node_intervals import LATE_NS
 from collector.evidence.review_decisions import (
     PendingEvidence,
     ReviewDecision,
@@ -365,6 +367,30 @@ async def test_two_collectors_report_the_same_of_late_claims(site: FinalizingCol
     accept(site.core, NodeReporter(run="other").envelopes_of(host(), [24 * HOUR + 60]))
     await site.round(26 * HOUR + 60, everything=True)
     assert ledger_hours(site) == once
+
+
+@pytest.mark.parametrize("has_merged", [True, False])
+async def test_a_node_cannot_report_late_to_another_collector(
+    make: Callable[[str, str], FinalizingCollector], url: str, *, has_merged: bool
+):
+    one, other = make("one", url), make("other", url)
+    events = {12 * HOUR: [claim_started("GPU-0", "job", HOUR, **ALICE)]}
+    envelopes = reports_of(until=24 * HOUR, events=events)
+    moved_ns = at(12 * HOUR - SENT / 2)
+    accept(one.core, [e for e in envelopes if e[0].received_wall_ns < moved_ns])
+    await one.round(12 * HOUR, everything=True)
+    other.core.evidence.first_age_ns = LATE_NS
+    other.core.evidence.intervals.unstored.log = "other"
+    if has_merged:
+        await other.round(12 * HOUR)
+    accept(other.core, [e for e in envelopes if e[0].received_wall_ns >= moved_ns])
+    await one.round(26 * HOUR, everything=True)
+    await other.round(26 * HOUR, everything=True)
+    late = ledger_hours(other)["review", "alice"]
+    assert late == pytest.approx(10, abs=2 * SENT / HOUR)
+    assert ledger_hours(other) == pytest.approx(
+        {("idle", ""): 1, ("review", "alice"): late, ("observed", "alice"): 23 - late}
+    )
 
 
 async def test_people_see_and_decide_what_waits_by_commands(site: FinalizingCollector):

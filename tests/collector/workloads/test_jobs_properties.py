@@ -220,7 +220,13 @@ def job_of(held, node: str, entity: Entity) -> JobKey | None:
     return some[0][0] if len(set(some)) == 1 and len(some[0]) == 1 else None
 
 
-HOW = {Rollup.SUM: sum, Rollup.MEAN: statistics.fmean, Rollup.MIN: min, Rollup.MAX: max}
+HOW = {
+    Rollup.SUM: sum,
+    Rollup.MEAN: statistics.fmean,
+    Rollup.COUNT: len,
+    Rollup.MIN: min,
+    Rollup.MAX: max,
+}
 
 
 @given(fleets())

@@ -1,0 +1,493 @@
+"""Several collectors: the order for a node, failover without loss, and return to the first of the order."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given, strategies as st
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+from support.collector import ScriptedCollector, take
+from support.examples import fewer_examples
+from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, waiting
+
+from agent.config import PREFIX, AgentSettings, CollectorLink
+from agent.shipping.collector_choice import (
+    FIRST_RETRY_SECONDS,
+    RETURN_SPREAD,
+    CollectorChoice,
+    collector_links,
+    rendezvous_order,
+)
+from agent.shipping.collector_client import ChangeReason, CollectorLinkError
+from railscope.settings import SettingsError, load
+
+URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+def urls_of(link: CollectorLink, node: str = "n1") -> list[str]:
+    return [each.url for each in collector_links(link, node)]
+
+
+def test_one_collector_is_as_before() -> None:
+    link = CollectorLink(url="http://a:1", timeout_seconds=99)
+    assert collector_links(link, "n1") == [link]
+    assert collector_links(CollectorLink(), "n1") == []
+
+
+def test_several_collectors_are_set_in_file_environment_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f'[collector]\nurls = ["{URLS[0]}", "{URLS[1]}"]\norder = "listed"\n')
+    settings = load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    assert urls_of(settings.collector) == URLS[:2]
+    environment = {f"{PREFIX}COLLECTOR__URLS": f'["{URLS[2]}"]'}
+    settings = load(AgentSettings, file=file, environment=environment, prefix=PREFIX)
+    assert settings.collector.all_urls == [URLS[2]]
+    flags = {"collector.url": URLS[3], "collector.urls": []}
+    settings = load(AgentSettings, file=file, environment={}, prefix=PREFIX, flags=flags)
+    assert urls_of(settings.collector) == [URLS[3]]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ('"http://a"', 'expected a list such as ["a", "b"]: Invalid value'),
+        ("[1]", r"[1]: expected a list"),
+        (str([f"http://c{n}" for n in range(17)]), "at most 16 values"),
+        ("{ a = 1 }", "expected a list"),
+    ],
+)
+def test_another_value_than_a_list_of_urls_is_rejected(
+    tmp_path: Path, value: str, problem: str
+) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(f"[collector]\nurls = {value}\n")
+    with pytest.raises(SettingsError) as raised:
+        load(AgentSettings, file=file, environment={}, prefix=PREFIX)
+    assert "invalid urls in" in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_a_list_in_the_environment_is_toml() -> None:
+    with pytest.raises(SettingsError, match=r'expected a list such as \["a", "b"\]'):
+        load(
+            AgentSettings,
+            file=None,
+            environment={f"{PREFIX}COLLECTOR__URLS": "http://a http://b"},
+            prefix=PREFIX,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"url": "http://a"}, "both set.*fix: move the URL to collector.urls, and remove"),
+        ({"urls": ["http://a", "ftp://b"]}, "invalid collector.urls 'ftp://b': expected http://"),
+        ({"urls": ["http://a", "http://"]}, "invalid collector.urls 'http://': expected http://"),
+        (
+            {"urls": ["http://a:x"]},
+            "invalid collector.urls: URL 1: .*'x': expected http://HOST:PORT",
+        ),
+        ({"urls": ["http://a", "http://[::1"]}, "invalid collector.urls: URL 2: Invalid IPv6 URL"),
+        ({"urls": ["http://me:secret@[::1"]}, "invalid collector.urls: URL 1: "),
+        ({"urls": ["http://me:secret@a"]}, "expected a URL without user and password"),
+        ({"urls": ["http://a", "http://A:80/"]}, "'http://A:80/' is the same as 'http://a'"),
+        ({"order": "pod"}, "collector.pod is not set.*fix: set collector.pod, or collector.order"),
+    ],
+)
+def test_collectors_that_cannot_work_are_rejected(changes: dict[str, object], problem: str) -> None:
+    given: dict[str, object] = {"urls": ["http://b", "http://c"]} | changes
+    with pytest.raises(CollectorLinkError) as raised:
+        collector_links(CollectorLink(**given), "n1")  # type: ignore[arg-type] - as in a settings file
+    for part in problem.split(".*"):
+        assert part in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_an_attempt_lasts_no_longer_than_the_time_to_the_next_collector() -> None:
+    link = CollectorLink(urls=URLS, timeout_seconds=60, failover_seconds=20)
+    assert {each.timeout_seconds for each in collector_links(link, "n1")} == {20}
+
+
+# Order --------------------------------------------------------------------------------------------
+
+nodes = st.text("abcdefghij0123456789-", min_size=1, max_size=12)
+url_lists = st.lists(st.sampled_from(URLS), unique=True, min_size=1)
+
+
+@given(nodes, url_lists, st.randoms(use_true_random=False))
+def test_the_order_does_not_depend_on_that_of_the_list(
+    node: str, urls: list[str], shuffling: random.Random
+) -> None:
+    shuffled = [url + "/" * shuffling.randint(0, 1) for url in urls]
+    shuffling.shuffle(shuffled)
+    order = [url.rstrip("/") for url in rendezvous_order(node, shuffled)]
+    assert order == rendezvous_order(node, urls)
+    assert sorted(order) == sorted(urls)
+
+
+@given(nodes, st.lists(st.sampled_from(URLS), unique=True, min_size=2), st.data())
+def test_without_a_collector_the_order_of_the_others_stays(
+    node: str, urls: list[str], data: st.DataObject
+) -> None:
+    """So only the nodes of a removed collector get another one, each the next of its order."""
+    removed = data.draw(st.sampled_from(urls))
+    rest = [url for url in urls if url != removed]
+    assert rendezvous_order(node, rest) == [
+        url for url in rendezvous_order(node, urls) if url != removed
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_collectors_have_equal_shares_of_the_nodes(count: int) -> None:
+    """And the nodes of one that fails are shared by the others."""
+    total, urls = 5000, URLS[:count]
+    orders = [rendezvous_order(f"gpu-{number:04}", urls) for number in range(total)]
+    for shares, expected in (
+        (Counter(order[0] for order in orders), total / count),
+        (Counter(order[1] for order in orders if order[0] == urls[0]), total / count / (count - 1)),
+    ):
+        for share in shares.values():
+            assert abs(share - expected) < 4 * expected**0.5, "four standard deviations"
+
+
+def test_the_order_is_that_of_the_documented_hash() -> None:
+    link = CollectorLink(urls=URLS, pod="pod-7")
+    for order, key in (("rendezvous", "n1"), ("pod", "pod-7")):
+        digests = {hashlib.sha256(f"{key}\n{url}".encode()).hexdigest(): url for url in URLS}
+        expected = [digests[digest] for digest in sorted(digests, reverse=True)]
+        changed = CollectorLink(urls=link.urls, pod=link.pod, order=order)  # type: ignore[arg-type] - one of them
+        assert urls_of(changed) == expected
+    listed = CollectorLink(urls=URLS[::-1], order="listed")
+    assert {tuple(urls_of(listed, node)) for node in ("n1", "n2")} == {tuple(URLS[::-1])}
+
+
+# Choice -------------------------------------------------------------------------------------------
+
+
+class Behaviour(Enum):
+    """Of a collector: its response, and the duration of an attempt."""
+
+    ACCEPTS = (None, 0.01)
+    FAILS = (ChangeReason.FAILURES, 0.01)
+    DENIES = (ChangeReason.DENIED, 0.01)
+    """Access to frames; it is ready nevertheless."""
+    DRAINS = (ChangeReason.DRAINING, 0.01)
+    HANGS = (ChangeReason.UNACKNOWLEDGED, 30.0)
+
+
+PUSH_SECONDS, PROBE_SECONDS = 5.0, 30.0
+
+
+@dataclass
+class Simulation:
+    """An agent that sends every few seconds."""
+
+    count: int
+    link: CollectorLink = field(default_factory=CollectorLink)
+    seed: int = 0
+    now: float = 0.0
+    attempts: list[tuple[float, int]] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    first_ready: float | None = None
+
+    def __post_init__(self) -> None:
+        self.choice = CollectorChoice(
+            self.count,
+            self.link,
+            uniform=random.Random(self.seed).uniform,  # noqa: S311 - no secret
+        )
+        self.next_probe = 0.0
+
+    def run(self, behaviours: list[Behaviour], seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._probe(behaviours[0])
+            before = self.choice.position
+            self.choice.begin_attempt(self.now)
+            position = self.choice.position
+            if position != before:
+                assert position == 0
+                assert self.first_ready is not None
+                self.returns.append(self.now - self.first_ready)
+            self.attempts.append((self.now, position))
+            reason, duration = behaviours[position].value
+            self.now += duration
+            if reason is None:
+                self.choice.record_response()
+                assert self.choice.confirmed == position
+                self.now += PUSH_SECONDS
+            else:
+                self.now += self.choice.record_failure(self.now, reason)
+
+    def _probe(self, first: Behaviour) -> None:
+        if self.choice.position == 0:
+            self.first_ready = None
+        elif self.now >= self.next_probe:
+            self.next_probe = self.now + PROBE_SECONDS
+            is_ready = first in {Behaviour.ACCEPTS, Behaviour.DENIES}
+            if not is_ready:
+                self.first_ready = None
+            elif self.first_ready is None:
+                self.first_ready = self.now
+            self.choice.record_probe(self.now, is_ready=is_ready)
+
+
+outages = st.integers(1, 4).flatmap(
+    lambda count: st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(Behaviour), min_size=count, max_size=count),
+            st.floats(1, 2000),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+
+
+@fewer_examples(60)
+@given(outages, st.integers(0, 99))
+def test_every_sequence_of_outages_ends_at_the_first_collector(
+    phases: list[tuple[list[Behaviour], float]], seed: int
+) -> None:
+    count = len(phases[0][0])
+    simulation = Simulation(count, seed=seed)
+    for behaviours, seconds in phases:
+        simulation.run(behaviours, seconds)
+    link = simulation.link
+    # Failed returns have delayed the next one, at most by the maximum factor.
+    simulation.run([Behaviour.ACCEPTS] * count, 16 * link.return_seconds * RETURN_SPREAD + 120)
+    assert (simulation.choice.position, simulation.choice.confirmed) == (0, 0)
+    assert all(seconds >= link.return_seconds for seconds in simulation.returns)
+    for first, last in zip(simulation.attempts, simulation.attempts[count:], strict=False):
+        assert last[0] - first[0] >= FIRST_RETRY_SECONDS, "one attempt each, then a pause"
+
+
+@given(st.integers(1, 5), st.sampled_from([b for b in Behaviour if b is not Behaviour.ACCEPTS]))
+def test_attempts_become_rare_while_no_collector_accepts(count: int, behaviour: Behaviour) -> None:
+    simulation = Simulation(count)
+    simulation.run([behaviour] * count, 600)
+    before = len(simulation.attempts)
+    simulation.run([behaviour] * count, 600)
+    recent = [position for _, position in simulation.attempts[before:]]
+    assert len(recent) <= count * (600 / simulation.link.max_retry_seconds + 1)
+    assert set(recent) == set(range(count)), "all of them are tried"
+    assert simulation.choice.confirmed == 0
+
+
+def changes(simulation: Simulation) -> list[int]:
+    """Positions of attempts, without repetitions."""
+    positions = [position for _, position in simulation.attempts]
+    return [b for a, b in zip([None, *positions], positions, strict=False) if a != b]
+
+
+def test_the_others_are_tried_in_the_order_and_the_failed_one_again_later() -> None:
+    simulation = Simulation(4)
+    simulation.run([Behaviour.ACCEPTS] * 4, 10)
+    simulation.run([Behaviour.FAILS, Behaviour.FAILS, Behaviour.HANGS, Behaviour.FAILS], 120)
+    assert changes(simulation)[:8] == [0, 1, 2, 3, 0, 1, 2, 3]
+    failed = [when for when, position in simulation.attempts if when > 10 and position == 0]
+    assert len(failed[: simulation.link.max_failures]) == 5
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "seconds"),
+    [(Behaviour.DRAINS, 0.1), (Behaviour.HANGS, 31), (Behaviour.FAILS, 8), (Behaviour.DENIES, 8)],
+)
+def test_a_collector_that_fails_is_left(behaviour: Behaviour, seconds: float) -> None:
+    simulation = Simulation(2)
+    simulation.run([Behaviour.ACCEPTS] * 2, 20)
+    failed = simulation.now
+    simulation.run([behaviour, Behaviour.ACCEPTS], 60)
+    assert simulation.choice.confirmed == 1
+    assert simulation.choice.reason is behaviour.value[0]
+    (left, _), *_ = (attempt for attempt in simulation.attempts if attempt[1] == 1)
+    assert left - failed <= seconds
+
+
+def test_a_short_failure_changes_nothing() -> None:
+    simulation = Simulation(2)
+    simulation.run([Behaviour.ACCEPTS] * 2, 10)
+    simulation.run([Behaviour.FAILS, Behaviour.ACCEPTS], 3)
+    simulation.run([Behaviour.ACCEPTS] * 2, 60)
+    assert changes(simulation) == [0]
+
+
+def test_failures_with_long_pauses_change_the_collector_after_a_time() -> None:
+    choice = CollectorChoice(2, CollectorLink(max_failures=1000))
+    for when, position in ((0, 0), (10, 0), (20, 0), (30, 1)):
+        choice.begin_attempt(when)
+        choice.record_failure(when, ChangeReason.FAILURES, retry_after_seconds=10)
+        assert choice.position == position
+    assert choice.reason is ChangeReason.UNACKNOWLEDGED
+
+
+def test_one_collector_is_never_left() -> None:
+    choice = CollectorChoice(1, CollectorLink())
+    pauses = [choice.record_failure(when, ChangeReason.DRAINING) for when in range(8)]
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert choice.record_failure(9, ChangeReason.FAILURES, retry_after_seconds=3) == 3
+    choice.record_response()
+    assert choice.record_failure(10, ChangeReason.FAILURES) == 0.5
+
+
+def test_a_collector_that_is_ready_but_denies_frames_is_tried_less_and_less_often() -> None:
+    simulation = Simulation(2)
+    simulation.run([Behaviour.DENIES, Behaviour.ACCEPTS], 24 * 3600)
+    assert 5 < len(simulation.returns) < 24
+    assert simulation.choice.confirmed == 1
+    assert simulation.returns[0] < 600
+    assert simulation.returns[-1] > 4500
+
+
+def test_a_collector_that_is_not_ready_all_the_time_is_not_used_again() -> None:
+    choice = CollectorChoice(2, CollectorLink(return_seconds=100), uniform=lambda low, _: low)
+    choice.begin_attempt(0)
+    choice.record_failure(0, ChangeReason.DRAINING)
+    choice.record_response()
+    for when, is_ready, position in ((0, True, 1), (60, False, 1), (120, True, 1), (219, True, 1)):
+        choice.record_probe(when, is_ready=is_ready)
+        choice.begin_attempt(when)
+        assert choice.position == position
+    choice.begin_attempt(220)
+    assert choice.position == 0
+    assert choice.record_response()
+    assert choice.reason is ChangeReason.RETURN
+
+
+def test_agents_do_not_return_at_the_same_time() -> None:
+    returned = []
+    for seed in range(200):
+        simulation = Simulation(2, seed=seed)
+        simulation.run([Behaviour.FAILS, Behaviour.ACCEPTS], 60)
+        simulation.run([Behaviour.ACCEPTS, Behaviour.ACCEPTS], 600)
+        returned += simulation.returns
+    assert len(returned) == 200
+    thirds = Counter(int((seconds - 300) // 52) for seconds in returned)
+    assert all(thirds[third] > 40 for third in range(3)), thirds
+
+
+# Shipping -----------------------------------------------------------------------------------------
+
+DRAINING = {"error": "draining", "draining": True}
+
+
+def pair(first: ScriptedCollector, second: ScriptedCollector, **more: object) -> CollectorLink:
+    urls = [f"http://127.0.0.1:{one.port}" for one in (first, second)]
+    return link_to(first, url="", urls=urls, order="listed", **more)
+
+
+async def return_to_first(run: RunningShipper) -> None:
+    """Let the first collector be ready for long enough."""
+    for _ in range(20):
+        await run.clock.asleep(FLUSHING + 1)
+        run.clock.advance(40)
+    await run.clock.asleep(FLUSHING + 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "failures"),
+    [(503, "draining", 1), (403, "denied", 2), (500, "failures", 2)],
+)
+async def test_frames_continue_at_the_second_collector_and_return(
+    tmp_path: Path, status: int, reason: str, failures: int
+) -> None:
+    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
+        link = pair(first, second, max_failures=2)
+        with capture_logs() as logs:
+            async with run_shipper(tmp_path, link) as run:
+                await run.flush(2)
+                await run.shipped(2)
+                content = DRAINING if reason == "draining" else {"error": "because"}
+                answers = [web.json_response(content, status=status) for _ in range(failures)]
+                first.script.extend(answers)
+                first.is_ready = False
+                await run.flush(2)
+                for _ in answers[1:]:
+                    await run.failed()
+                    run.retry()
+                await run.shipped(4)
+                assert (len(first.taken), second.taken) == (2, run.sent[2:])
+                stats = run.stats
+                assert (stats.collector_url, stats.collector_position) == (link.urls[1], 1)
+                await return_to_first(run)
+                await run.flush()
+                await run.shipped(5)
+                assert second.taken == run.sent[2:], "it is not ready"
+                first.is_ready = True
+                await return_to_first(run)
+                await run.flush(3)
+                await run.shipped(8)
+            assert waiting(tmp_path) == 0
+        assert (first.taken, second.taken) == ([*run.sent[:2], *run.sent[5:]], run.sent[2:5])
+        assert first.duplicates == second.duplicates == []
+        assert stats.collector_changes == dict.fromkeys(stats.collector_changes, 0) | {
+            reason: 1, "return": 1,
+        }  # fmt: skip
+    assert [
+        (entry["from_url"], entry["to_url"], entry["reason"])
+        for entry in logs
+        if entry["event"] == "collector_changed"
+    ] == [(*link.urls, reason), (*link.urls[::-1], "return")]
+
+
+async def test_a_rejected_frame_changes_nothing(tmp_path: Path) -> None:
+    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
+        async with run_shipper(tmp_path, pair(first, second, max_failures=1)) as run:
+            first.script.extend(web.json_response({"error": "no"}, status=422) for _ in range(3))
+            for _ in range(3):
+                await run.flush()
+            await run.flush()
+            await run.shipped(1)
+        assert (first.taken, second.requests) == (run.sent[-1:], [])
+        assert run.stats.dropped_frames["rejected"] == 3
+
+
+def unreachable_in(logs: list[EventDict]) -> int:
+    """Number of reports that a collector is unreachable."""
+    return [entry["event"] for entry in logs].count("collector_unreachable")
+
+
+async def test_an_outage_of_all_collectors_loses_nothing(tmp_path: Path) -> None:
+    first, second = ScriptedCollector(), ScriptedCollector()
+    async with first.serving(), second.serving():
+        link = pair(first, second)
+    with capture_logs() as logs:
+        async with run_shipper(tmp_path, link) as run:
+            await run.flush(2)
+            while unreachable_in(logs) < 2:
+                run.retry()
+                await asyncio.sleep(0.01)  # attempts are made meanwhile
+            for _ in range(30):
+                await run.failed()
+                run.retry()
+            async with second.serving():
+                shipped = asyncio.create_task(run.shipped(2))
+                while not shipped.done():  # a task that watches the first collector sleeps, too
+                    run.retry()
+                    await asyncio.wait({shipped}, timeout=0.05)
+        assert (first.taken, second.taken) == ([], run.sent)
+    assert unreachable_in(logs) == 2, "once for each"
+
+
+async def test_an_unknown_schema_is_sent_to_the_other_collector_too(tmp_path: Path) -> None:
+    async with ScriptedCollector().serving() as first, ScriptedCollector().serving() as second:
+        async with run_shipper(tmp_path, pair(first, second)) as run:
+            await run.flush()
+            await run.shipped(1)
+            first.script.append(web.json_response(DRAINING, status=503))
+            second.script.append(take)
+            await run.flush()
+            await run.shipped(2)
+        assert first.schemas == second.schemas != set()

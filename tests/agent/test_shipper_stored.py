@@ -1,0 +1,367 @@
+"""Collectors with a shared database: an envelope stays in the spool until its evidence is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+from support.collector import ScriptedCollector, frames_in, take
+from support.disk import small_file_system
+from support.shipping import RunningShipper, link_to, run_shipper
+
+from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, Envelope
+
+
+@dataclass
+class StoringCollector(ScriptedCollector):
+    """Acknowledges with positions; `stored` is moved by the test."""
+
+    log: str = "a"
+    position: int = 0
+    stored: int = 0
+    is_full: bool = False
+    """True if it accepts no new frames."""
+    receipt: str = ""
+
+    async def take(
+        self, _: ScriptedCollector, request: web.Request, envelope: Envelope
+    ) -> web.Response:
+        """Take as the collector does, and add the position to the answer."""
+        if self.is_full and not set(frames_in(envelope)) <= set(self.taken):
+            return web.json_response({}, status=503)
+        answer = await take(self, request, envelope)
+        if answer.status != 200:
+            return answer
+        self.position += 1
+        assert isinstance(answer.body, bytes)
+        fields = {"log": self.log, "position": self.position, "stored": self.stored}
+        if self.receipt:
+            fields["receipt"] = f"{self.receipt}-{self.position}"
+        return web.json_response(msgspec.json.decode(answer.body) | fields)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        if not self.script:
+            self.script.append(self.take)
+        return await super().handle(request)
+
+    def lose(self, log: str) -> None:
+        """Lose the disk: another log, and nothing was received."""
+        self.log, self.position, self.stored = log, 0, 0
+        self.taken.clear()
+
+
+def spooled(directory: Path) -> int:
+    return len([file for file in (directory / "spool").iterdir() if file.suffix != ".partial"])
+
+
+def unstored(run: RunningShipper) -> tuple[int, int]:
+    """Number of envelopes that wait to be received, and to be stored."""
+    return run.stats.spool_envelopes, run.stats.unstored_envelopes
+
+
+async def send(run: RunningShipper, count: int) -> None:
+    """Send a number of envelopes, one after the other."""
+    for _ in range(count):
+        await run.flush()
+        await run.shipped(len(run.sent))
+        await run.shipper.wait_until_sent()
+
+
+async def test_an_envelope_stays_until_its_evidence_is_stored(tmp_path: Path) -> None:
+    async with (
+        StoringCollector().serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        assert isinstance(collector, StoringCollector)
+        await send(run, 3)
+        assert unstored(run) == (0, 3)
+        assert run.stats.unstored_bytes > 0
+        assert run.stats.spool_bytes == 0
+        assert run.stats.unstored_since_ns == run.clock.now().boot_ns
+        assert spooled(tmp_path) == 3
+        received = collector.position
+        run.clock.advance(100)
+        await run.clock.asleep(1)
+        collector.stored = received - 1
+        await send(run, 1)
+        assert unstored(run) == (0, 2)
+        collector.stored = received + 1
+        await send(run, 1)
+        assert unstored(run) == (0, 1), "all but the newest"
+        assert run.stats.unstored_since_ns == run.clock.now().boot_ns
+        assert len(collector.duplicates) == 0
+        assert run.stats.shipped_frames == len(run.sent) == 5
+
+
+async def test_a_collector_that_lost_its_disk_gets_everything_again_in_order(
+    tmp_path: Path,
+) -> None:
+    async with (
+        StoringCollector().serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        assert isinstance(collector, StoringCollector)
+        await send(run, 4)
+        collector.lose("b")
+        await run.flush()
+        await run.shipped(5)
+        await run.shipper.wait_until_sent()
+        assert collector.taken == [run.sent[4], *run.sent[:4]]
+        assert unstored(run) == (0, 5)
+        assert run.stats.shipped_frames == 5, "each counts once"
+        collector.stored = collector.position
+        await send(run, 1)
+        assert unstored(run) == (0, 1)
+
+
+async def test_an_envelope_that_is_sent_again_has_its_first_receipt(tmp_path: Path) -> None:
+    async with (
+        StoringCollector(receipt="one").serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        assert isinstance(collector, StoringCollector)
+        await send(run, 2)
+        assert not any(RECEIPT_HEADER in request.headers for request in collector.requests)
+        issued = [f"one-{collector.position - 1}", f"one-{collector.position}"]
+        for log in ("b", "c"):
+            collector.lose(log)
+            collector.receipt = log
+            count = len(collector.requests)
+            await send(run, 1)
+            receipts = [r.headers.get(RECEIPT_HEADER) for r in collector.requests[count:]]
+            assert [each for each in receipts if each][:2] == issued
+
+
+@pytest.mark.parametrize("receipt", ["a\n", "\N{DEGREE SIGN}", "a" * MAX_RECEIPT_CHARACTERS])
+async def test_an_invalid_receipt_is_a_failed_attempt(tmp_path: Path, receipt: str) -> None:
+    async with (
+        StoringCollector(receipt=receipt).serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        await run.flush()
+        await run.failed()
+        assert unstored(run) == (1, 0)
+
+
+async def test_after_a_failure_a_new_collector_gets_everything_in_order(tmp_path: Path) -> None:
+    """Its horizon of claims follows the newest frame."""
+    collector = StoringCollector()
+    async with collector.serving():
+        link = link_to(collector)
+        async with run_shipper(tmp_path, link) as run:
+            await send(run, 3)
+            collector.script.append(web.json_response({}, status=503))
+            await run.flush()
+            await run.failed()
+            collector.lose("b")
+            run.retry()
+            await run.shipped(4)
+            await run.shipper.wait_until_sent()
+            assert collector.taken == run.sent
+            assert unstored(run) == (0, 4)
+            collector.script.append(web.json_response({}, status=503))
+            await run.flush()
+            await run.failed()
+            run.retry()
+            await run.shipped(5)
+            await run.shipper.wait_until_sent()
+            assert not collector.duplicates, "of the same collector, nothing is repeated"
+
+
+async def test_a_collector_that_rejects_only_new_frames_fails(tmp_path: Path) -> None:
+    """Its other responses do not count as successes: with several collectors, the next one is used."""
+    async with StoringCollector().serving() as full, StoringCollector(log="b").serving() as other:
+        assert isinstance(full, StoringCollector)
+        link = link_to(full, url="", order="listed", max_failures=2)
+        urls = tuple(f"http://127.0.0.1:{each.port}" for each in (full, other))
+        link = msgspec.structs.replace(link, urls=urls)
+        async with run_shipper(tmp_path, link) as run:
+            await send(run, 3)
+            full.is_full = True
+            await run.flush()
+            await run.failed()
+            run.retry()
+            await run.shipped(4)
+            await run.shipper.wait_until_sent()
+            assert other.taken == run.sent
+            assert run.stats.failures == 2
+
+
+async def test_alternating_collectors_get_each_envelope_once(tmp_path: Path) -> None:
+    async with (
+        StoringCollector().serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        assert isinstance(collector, StoringCollector)
+        both: dict[str, list[Any]] = {"a": [], "b": []}
+        positions = {"a": 0, "b": 0}
+        for _ in range(4):
+            for log, taken in both.items():
+                collector.log, collector.taken = log, taken
+                collector.position = positions[log]
+                await run.flush()
+                await run.shipped(len(run.sent))
+                await run.shipper.wait_until_sent()
+                positions[log] = collector.position
+        assert not collector.duplicates
+        assert sorted(both["b"]) == run.sent
+        assert sorted(both["a"]) == run.sent[:-1]
+        collector.stored = collector.position
+        await send(run, 1)
+        assert unstored(run) == (0, 1)
+
+
+async def test_a_restarted_agent_sends_again_what_is_not_stored(tmp_path: Path) -> None:
+    collector = StoringCollector()
+    async with collector.serving():
+        async with run_shipper(tmp_path, link_to(collector)) as run:
+            await send(run, 2)
+            await run.flush()
+        assert len(collector.taken) == 3, "the shutdown sends, and does not wait for stored"
+        assert spooled(tmp_path) == 3
+        async with run_shipper(tmp_path, link_to(collector)) as again:
+            await again.shipper.flush()
+            await again.shipped(3)
+            await again.shipper.wait_until_sent()
+            assert collector.duplicates == run.sent
+            collector.stored = collector.position
+            again.origin = run.origin
+            again.sent = list(run.sent)
+            await again.flush()
+            await again.shipped(4)
+            assert unstored(again) == (0, 1)
+
+
+async def test_a_collector_without_positions_gets_and_removes_everything(tmp_path: Path) -> None:
+    async with (
+        StoringCollector().serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        await send(run, 2)
+        collector.taken.clear()
+        collector.script += [take] * 3
+        await run.flush()
+        await run.shipped(3)
+        await run.shipper.wait_until_sent()
+        assert sorted(collector.taken) == run.sent
+        assert unstored(run) == (0, 0)
+        assert spooled(tmp_path) == 0
+
+
+async def test_positions_that_decrease_are_of_an_older_copy_of_the_state(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with (
+            StoringCollector().serving() as collector,
+            run_shipper(tmp_path, link_to(collector)) as run,
+        ):
+            assert isinstance(collector, StoringCollector)
+            await send(run, 3)
+            collector.lose("a")
+            await run.flush()
+            await run.shipped(4)
+            await run.shipper.wait_until_sent()
+            assert sorted(collector.taken) == run.sent
+    assert [entry["event"] for entry in logs].count("collector_state_replaced") == 1
+
+
+GOOD = {"log": "a", "position": 9, "stored": 9}
+BAD: list[dict[str, object]] = [
+    {"position": -1},
+    {"stored": -1},
+    {"stored": 10},
+    {"stored": 1 << 63, "position": 1 << 63},
+    {"position": 10**30},
+    {"stored": 1.5},
+    {"stored": "9"},
+    {"stored": None},
+    {"stored": True},
+    {"log": 7},
+    {"log": ""},
+    {"log": "x" * 65},
+    {"log": None},
+    {"log": ["a"]},
+]
+
+
+@pytest.mark.parametrize("bad", [*BAD, *({"without": name} for name in GOOD)])
+async def test_an_invalid_acknowledgement_is_reported_and_removes_nothing(
+    tmp_path: Path, bad: dict[str, object]
+) -> None:
+    fields = GOOD | bad
+    fields.pop(str(fields.pop("without", "")), None)
+    answer = web.json_response({"accepted_frames": 1, "duplicate_frames": 0} | fields)
+    with capture_logs() as logs:
+        async with (
+            StoringCollector().serving() as collector,
+            run_shipper(tmp_path, link_to(collector)) as run,
+        ):
+            await send(run, 2)
+            collector.script.append(answer)
+            await run.flush()
+            await run.failed()
+            assert (spooled(tmp_path), run.stats.failures) == (3, 1)
+            assert run.stats.dropped_frames == dict.fromkeys(run.stats.dropped_frames, 0)
+            run.retry()
+            await run.shipped(3)
+    problems = [entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"]
+    assert len(problems) == 1
+    assert "invalid acknowledgement from http" in problems[0]
+    assert "expected log, position and stored" in problems[0]
+
+
+async def test_at_the_bound_of_the_spool_received_envelopes_are_dropped_first(
+    tmp_path: Path,
+) -> None:
+    collector = StoringCollector()
+    async with collector.serving():
+        link = link_to(collector, spool_bytes=1 << 16)
+        async with run_shipper(tmp_path, link) as run:
+            await send(run, 1)
+            size = run.stats.unstored_bytes
+            while not run.stats.dropped_frames["unstored"]:
+                await send(run, 1)
+                assert run.stats.unstored_bytes <= 1 << 16
+            assert run.stats.unstored_bytes > (1 << 16) - (1 << 11) - 2 * size
+            (gap,) = run.events
+            assert gap.entity.key == ("unstored",)
+            kept = run.stats.unstored_envelopes
+            collector.script += [web.json_response({}, status=503)] * 3
+            before = len(run.sent)
+            await run.flush()
+            await run.failed()
+            for _ in range(kept):
+                await run.flush()
+            assert run.stats.dropped_frames["spool_full"] == 0, "those that wait are worth more"
+            assert len(collector.taken) == before
+
+
+def fill(file: Path) -> None:
+    """Write until the disk is full."""
+    with file.open("ab", buffering=0) as opened:
+        while True:
+            opened.write(b"x" * 512)
+
+
+async def test_a_full_disk_does_not_stop_the_receipt(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 128) as directory:
+        collector = StoringCollector()
+        async with collector.serving(), run_shipper(directory, link_to(collector)) as run:
+            await send(run, 1)
+            filler = directory / "filler"
+            with pytest.raises(OSError, match="space"):
+                fill(filler)
+            with capture_logs() as logs:
+                await send(run, 2)
+            assert run.stats.dropped_frames["unstored"] == 2
+            assert run.stats.shipped_frames == len(run.sent) == 3
+            assert unstored(run) == (0, 1)
+            assert [entry["event"] for entry in logs].count("spool_failed") == 1
+            filler.unlink()
+            await send(run, 1)
+            assert unstored(run) == (0, 2)

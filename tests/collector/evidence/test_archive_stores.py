@@ -1,0 +1,136 @@
+"""Stores of the archive: a directory, and a bucket of a real S3-compatible server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import s3_server
+from support.disk import enlarge, small_file_system
+
+from collector.config import ArchiveSettings
+from collector.evidence.archive_files import (
+    ArchiveError,
+    ArchiveStore,
+    EvidenceRow,
+    compile_pod_pattern,
+    decode_file,
+    encode_file,
+    open_archive_store,
+)
+from railscope.settings import SettingsError
+
+NAME = "day=2026-01-31/pod=a%2Fb/intervals-0.parquet"
+ROWS = [
+    EvidenceRow("ab" * 32, "n1", 1, 2**62, 3, b"\0\xff" * 40),
+    EvidenceRow("", "é", -1, 0, 0, b""),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with s3_server.running() as url:
+        s3_server.create_bucket(url, "evidence")
+        yield url
+
+
+@pytest.fixture(params=["directory", "bucket", "prefix"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArchiveStore:
+    if request.param == "directory":
+        settings = ArchiveSettings(url=str(tmp_path))
+    else:
+        keys = tmp_path / "keys"
+        keys.write_text(s3_server.CREDENTIALS)
+        url = "s3://evidence" + ("/site/one/" if request.param == "prefix" else "")
+        settings = ArchiveSettings(
+            url=url,
+            endpoint=request.getfixturevalue("server"),
+            region="us-east-1",
+            credentials_file=str(keys),
+        )
+    found = open_archive_store(settings)
+    assert found is not None
+    return found
+
+
+def test_a_file_is_created_once_and_never_replaced(store: ArchiveStore):
+    assert store.probe()
+    store.create(NAME, b"first")
+    store.create(NAME, b"second")
+    assert store.read(NAME) == b"first"
+    with pytest.raises(ArchiveError, match=r"cannot read .*other"):
+        store.read("day=2026-01-31/other")
+    assert "test-secret" not in store.location
+
+
+def test_rows_are_the_same_after_reading():
+    content = encode_file(ROWS)
+    assert decode_file(content) == ROWS
+    assert encode_file(ROWS) == content
+    with pytest.raises(ArchiveError, match="invalid Parquet file"):
+        decode_file(content[:-20])
+
+
+def test_a_directory_that_is_not_mounted_is_not_created(tmp_path: Path):
+    found = open_archive_store(ArchiveSettings(url=str(tmp_path / "missing")))
+    assert found is not None
+    with pytest.raises(ArchiveError, match="expected a directory that this user may write"):
+        found.create(NAME, b"x")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path):
+    found = open_archive_store(ArchiveSettings(url=str(tmp_path)))
+    assert found is not None
+    path = tmp_path / NAME
+    path.parent.mkdir(parents=True)
+    (path.parent / f"{path.name}.0123abcd.partial").write_bytes(b"half of i")
+    found.create(NAME, b"all of it")
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert found.read(NAME) == b"all of it"
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path):
+    with small_file_system(tmp_path / "small", 256) as directory:
+        found = open_archive_store(ArchiveSettings(url=str(directory)))
+        assert found is not None
+        with pytest.raises(ArchiveError, match="No space left on device"):
+            found.create(NAME, b"x" * (1 << 20))
+        assert [path for path in directory.rglob("*") if path.is_file()] == []
+        enlarge(directory, 4096)
+        found.create(NAME, b"x" * (1 << 20))
+        assert len(found.read(NAME)) == 1 << 20
+
+
+def test_a_credentials_file_with_other_content_is_rejected(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("only-one")
+    settings = ArchiveSettings(url="s3://evidence", credentials_file=str(keys))
+    with pytest.raises(SettingsError, match="expected two lines"):
+        open_archive_store(settings)
+
+
+def test_a_missing_bucket_is_named(server: str, tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text(s3_server.CREDENTIALS)
+    settings = ArchiveSettings(
+        url="s3://absent/x", endpoint=server, region="us-east-1", credentials_file=str(keys)
+    )
+    found = open_archive_store(settings)
+    assert found is not None
+    with pytest.raises(ArchiveError, match=re.escape("cannot write s3://absent/x/" + NAME)):
+        found.create(NAME, b"x")
+
+
+@pytest.mark.parametrize("url", ["archive", "ftp://host/x", "s3://", "s3://key@bucket/x"])
+def test_another_url_is_invalid(url: str):
+    with pytest.raises(SettingsError, match="expected /DIRECTORY or s3://BUCKET/PREFIX"):
+        open_archive_store(ArchiveSettings(url=url))
+
+
+@pytest.mark.parametrize("pattern", ["(", "rack-.*"])
+def test_an_invalid_pod_pattern_is_rejected(pattern: str):
+    with pytest.raises(SettingsError, match=r"invalid archive\.pod_pattern"):
+        compile_pod_pattern(pattern)

@@ -1,0 +1,428 @@
+"""The archive of the evidence: nothing is deleted before its file is verified, and a restored day is the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from ledger_days import HOURS, a_day
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.exc import DBAPIError
+from support.books import PRICES
+from support.command_line import run
+from support.finalizing import FinalizingCollector, content
+from support.metered import revision_of, tile
+from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
+
+from collector.audit.ledger_check import compare_ledger, read_outbox_records
+from collector.billing import administration
+from collector.billing.period_closing import BillingBooks
+from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
+from collector.evidence import evidence_store, evidence_tables
+from collector.evidence.archive_files import ArchiveError
+from collector.evidence.evidence_archive import (
+    KEPT_REPORTS,
+    ArchivedEvidenceError,
+    EvidenceArchive,
+    EvidenceFile,
+)
+from collector.evidence.evidence_tables import (
+    archived_facts,
+    archives,
+    evidence_intervals,
+    removals,
+)
+from collector.finalization import ledger_days
+from collector.finalization.evidence_retention import EvidenceRetention, find_first_needed_day
+from collector.ledger.audit_outbox import TimedActor, outbox_rows
+from collector.ledger.database import Database
+from collector.metering.units import Period
+from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
+
+METERING = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600, max_revision_age_days=1)
+DAYS = 5
+NOW = DAYS * DAY_SECONDS + 2 * HOURS
+KEPT = 8
+"""Reports of a node that stay: two hours."""
+
+
+EARLIER_TRIGGERS = {
+    "sqlite": (
+        "DROP TRIGGER evidence_part_no_delete",
+        "CREATE TRIGGER evidence_part_no_delete BEFORE DELETE ON evidence_part BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END",
+    ),
+    "postgresql": (
+        "DROP TRIGGER evidence_part_no_delete ON evidence_part",
+        "DROP TRIGGER evidence_part_append_only ON evidence_part",
+        "DROP FUNCTION evidence_part_deletion",
+        "DROP FUNCTION evidence_archived_fact_deletion",
+        "CREATE TRIGGER evidence_part_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON evidence_part FOR EACH STATEMENT EXECUTE FUNCTION ledger_is_append_only()",
+    ),
+}
+"""Statements that give the evidence the triggers of an earlier release."""
+
+
+class ArchivingCollector:
+    """A collector whose evidence is archived in a directory."""
+
+    def __init__(self, site: FinalizingCollector, directory: Path, **settings: object) -> None:
+        directory.mkdir(exist_ok=True)
+        self.site, self.directory = site, directory
+        options = {"archive_after_days": 1, "delete_after_days": 1, **settings}
+        self.settings = CollectorSettings(
+            archive=ArchiveSettings(url=str(directory), **options),  # type: ignore[arg-type]
+            metering=METERING,
+        )
+        self.now = float(NOW)
+        self.retention = self.begin()
+
+    @property
+    def database(self) -> Database:
+        return self.site.stores.ledger.database
+
+    def begin(self) -> EvidenceRetention:
+        """A collector after a restart."""
+        return EvidenceRetention(
+            self.settings,
+            lambda: self.database,
+            wall_ns=lambda: at(self.now),
+            kept_reports=KEPT,
+        )
+
+    @property
+    def archive(self) -> EvidenceArchive:
+        return EvidenceArchive(self.database, self.retention._store)  # noqa: SLF001 - as the commands open it
+
+    def files(self) -> list[EvidenceFile]:
+        return self.archive.files(0, 1 << 40)
+
+    def facts(self) -> set[tuple[object, ...]]:
+        with self.database.transaction() as connection:
+            return {tuple(row) for row in connection.execute(select(evidence_intervals))}
+
+    def count(self, table: object) -> int:
+        with self.database.transaction() as connection:
+            return connection.execute(select(func.count()).select_from(table)).scalar_one()  # type: ignore[arg-type]
+
+    def records(self) -> list[str]:
+        with self.database.transaction() as connection:
+            types = connection.execute(select(outbox_rows.c.type)).scalars()
+            return [kind for kind in types if kind.startswith("evidence.")]
+
+    def restore_all(self) -> None:
+        for file in self.files():
+            self.archive.restore(file, at(self.now))
+
+    def metered_again(self) -> list[ledger_days.WrittenDay]:
+        """Meter all days again from the evidence, and write them."""
+        homes = self.site.stores.store.homes()
+        jobs = [ledger_days.DueDays(gpu, tuple(range(DAY, DAY + DAYS))) for gpu in sorted(homes)]
+        return ledger_days.write_days(self.site.stores, homes, jobs, {}, at(self.now))
+
+    def check_audit(self) -> None:
+        """Compare the database with its records in the audit log's outbox."""
+        with self.database.transaction() as connection:
+            compared = compare_ledger(connection, read_outbox_records(connection))
+        assert compared.differences == []
+
+
+async def reported(site: FinalizingCollector, *nodes: NodeReporter) -> None:
+    """Days of nodes with a GPU each, in the ledger."""
+    for number, node in enumerate(nodes):
+        gpu = gpus_of(f"GPU-{number}")
+        accept(site.core, a_day(node) if number == 0 else [])
+        first = DAY_SECONDS + HOURS if number == 0 else 0
+        seconds = range(first, NOW, 30)
+        accept(site.core, node.envelopes_of(gpu, seconds, each=200))
+    await site.round(NOW, everything=True)
+
+
+@pytest.fixture
+async def archiving(url: str, tmp_path: Path) -> AsyncIterator[ArchivingCollector]:
+    site = FinalizingCollector(tmp_path / "one", url, METERING)
+    await reported(site, NodeReporter())
+    yield ArchivingCollector(site, tmp_path / "archive")
+    site.finalizer.close()
+
+
+async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_ledger_day(
+    archiving: ArchivingCollector,
+):
+    before, ledger = (
+        archiving.facts(),
+        content(archiving.site.stores.ledger, range(DAY, DAY + DAYS)),
+    )
+    assert await archiving.retention.attempt()
+    left = archiving.facts()
+    assert left < before
+    assert len(before - left) == archiving.retention.deleted > 90
+    assert {row[2] // DAY_NS for row in before - left} == {DAY, DAY + 1}  # type: ignore[operator]
+    assert (
+        archiving.count(archived_facts)
+        == archiving.retention.archived - archiving.retention.deleted
+    )
+    with pytest.raises(
+        ArchivedEvidenceError,
+        match=r"n1 from 2026-09-04\.\.2026-09-05 is only in the archive; fix: railscope collector "
+        r"archive restore 2026-09-04\.\.2026-09-05 --node n1",
+    ):
+        archiving.site.stores.store.evidence("GPU-0", at(0), at(DAY_SECONDS))
+    archiving.restore_all()
+    assert archiving.facts() == before
+    again = archiving.metered_again()
+    assert [day.revision for day in again] == [1] * DAYS, "recomputed days add no revision"
+    assert content(archiving.site.stores.ledger, range(DAY, DAY + DAYS)) == ledger
+    known = archiving.site.stores.store.evidence("GPU-0", at(0), at(DAY_SECONDS)).evidence
+    found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY)
+    assert found is not None
+    assert tuple(tile(known, at(0), at(DAY_SECONDS))) == found.tiling.entries
+    files = len(archiving.files())
+    assert sorted(archiving.records()) == [
+        *["evidence.archive"] * files, *["evidence.delete"] * 2, *["evidence.restore"] * 2,
+    ]  # fmt: skip
+    archiving.check_audit()
+
+
+async def test_restored_evidence_stays_for_a_month(archiving: ArchivingCollector):
+    before = archiving.facts()
+    await archiving.retention.attempt()
+    deleted = before - archiving.facts()
+    archiving.restore_all()
+    archiving.now += 29 * DAY_SECONDS
+    assert await archiving.retention.attempt()
+    assert deleted < archiving.facts()
+    archiving.now += 2 * DAY_SECONDS
+    assert await archiving.retention.attempt()
+    assert not deleted & archiving.facts()
+    archiving.restore_all()
+    archiving.check_audit()
+
+
+async def test_days_that_may_be_revised_are_metered_without_what_was_deleted(
+    archiving: ArchivingCollector,
+):
+    await archiving.retention.attempt()
+    store = archiving.site.stores.store
+    for day in range(DAYS - 2, DAYS):
+        window = at(day * DAY_SECONDS), at((day + 1) * DAY_SECONDS)
+        entries = tuple(tile(store.evidence("GPU-0", *window).evidence, *window))
+        found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY + day)
+        assert found is not None
+        assert entries == found.tiling.entries
+    assert KEPT_REPORTS > evidence_store.MAX_EARLIER_PARTS
+
+
+async def test_the_database_rejects_deletions_of_what_is_not_archived(
+    archiving: ArchivingCollector,
+):
+    engine = archiving.database.engine
+
+    def rejected(statement: object) -> None:
+        with engine.connect() as connection:
+            with pytest.raises(DBAPIError, match="append-only"):
+                connection.execute(statement)  # type: ignore[call-overload]
+            connection.rollback()
+
+    rejected(delete(evidence_intervals))
+    assert await archiving.retention.attempt()
+    with archiving.database.transaction() as connection:
+        known = set(connection.execute(select(archived_facts.c.fact)).scalars())
+        parts = set(connection.execute(select(evidence_intervals.c.part)).scalars())
+    assert known < parts
+    rejected(delete(evidence_intervals))
+    rejected(delete(evidence_intervals).where(evidence_intervals.c.part == min(parts - known)))
+    rejected(delete(archived_facts))
+    for table in (evidence_intervals, archived_facts, archives, removals):
+        rejected(update(table).values({next(iter(table.primary_key.columns)): None}))
+    rejected(delete(archives))
+    if engine.dialect.name == "postgresql":
+        rejected(text("TRUNCATE evidence_part"))
+        rejected(text("TRUNCATE evidence_archived_fact"))
+    with archiving.database.transaction(writes=True) as connection:
+        one = evidence_intervals.c.part == min(known)
+        assert connection.execute(delete(evidence_intervals).where(one)).rowcount == 1
+
+
+async def test_a_database_of_an_earlier_release_gets_the_triggers(
+    archiving: ArchivingCollector,
+):
+    dialect = archiving.database.engine.dialect.name
+    tables = ("evidence_removal", "evidence_archived_fact", "evidence_archive")
+    with archiving.database.engine.begin() as connection:
+        for statement in (*(f"DROP TABLE {name}" for name in tables), *EARLIER_TRIGGERS[dialect]):
+            connection.execute(text(statement))
+    archiving.site.restart()
+    await archiving.site.round(NOW + 60)
+    engine = archiving.database.engine
+    with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
+        connection.execute(delete(evidence_intervals))
+    assert await archiving.retention.attempt()
+    assert archiving.retention.deleted
+    archiving.restore_all()
+    archiving.check_audit()
+
+
+async def test_a_late_fact_of_an_archived_day_stays_until_it_is_in_a_further_file(
+    archiving: ArchivingCollector,
+):
+    await archiving.retention.attempt()
+    files = len(archiving.files())
+    node = NodeReporter("n2")
+    accept(archiving.site.core, node.envelopes_of(gpus_of("GPU-9"), range(0, 7200, 30), each=200))
+    late = NOW + 600
+    await archiving.site.round(late, everything=True)
+    archiving.now = late + 600
+    assert await archiving.retention.attempt()
+    assert len(archiving.files()) == files + 1
+    assert {file.day for file in archiving.files() if "n2" in file.nodes} == {DAY}
+    assert any(row[1] == "n2" for row in archiving.facts())
+
+
+async def test_a_round_that_ends_after_any_step_loses_nothing_and_is_completed(
+    archiving: ArchivingCollector,
+):
+    before = archiving.facts()
+    count = steps = 0
+    while True:
+        retention = archiving.begin()
+        for number, _ in enumerate(retention.steps()):
+            if number == steps:
+                break
+        else:
+            break
+        count += 1
+        steps = number if retention.deleted else 0
+        stored = {row[0] for row in archiving.facts()}
+        for file in archiving.files():
+            stored |= {row.part for row in archiving.archive.read(file)}
+        assert stored == {row[0] for row in before}
+        archiving.check_audit()
+        assert count < 100
+    archiving.restore_all()
+    assert archiving.facts() == before
+    assert len({file.name for file in archiving.files()}) == len(archiving.files())
+
+
+async def test_two_collectors_write_each_file_once(archiving: ArchivingCollector):
+    one, two = (EvidenceArchive(archiving.database, archiving.archive.store) for _ in range(2))
+    first, second = (archive.write_day(DAY, ["n1"], at(NOW)) for archive in (one, two))
+    rows = two._read_unarchived("n1", DAY)  # noqa: SLF001 - what it read before the other one wrote
+    assert next(first) == len(rows)
+    assert two._write_file(DAY, "all", rows, at(NOW)) == 0  # noqa: SLF001 - as above
+    assert list(second) == []
+    assert len(archiving.files()) == 1
+
+
+def changed_files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*.parquet")):
+        content_ = bytearray(path.read_bytes())
+        content_[len(content_) // 2] ^= 1
+        path.chmod(0o640)
+        path.write_bytes(content_)
+        yield path
+
+
+async def test_a_changed_or_missing_file_is_reported_and_nothing_of_it_is_restored(
+    archiving: ArchivingCollector,
+):
+    await archiving.retention.attempt()
+    left = archiving.facts()
+    paths = list(changed_files(archiving.directory))
+    for file in archiving.files():
+        with pytest.raises(ArchiveError, match="was changed: SHA-256"):
+            archiving.archive.restore(file, at(NOW))
+    for path in paths:
+        path.unlink()
+    for file in archiving.files():
+        with pytest.raises(ArchiveError, match="No such file or directory"):
+            archiving.archive.restore(file, at(NOW))
+    assert archiving.facts() == left
+    assert "evidence.restore" not in archiving.records()
+
+
+async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missing(
+    archiving: ArchivingCollector, tmp_path: Path
+):
+    config = tmp_path / "collector.toml"
+    config.write_text(
+        f'state_directory = "{tmp_path}/state"\n[ledger]\nurl = "{archiving.site.url}"\n'
+        f'[archive]\nurl = "{archiving.directory}"\narchive_after_days = 1\n'
+        "[metering]\nmax_revision_age_days = 1\n"
+    )
+
+    def archive(*arguments: str, status: int = 0) -> str:
+        outcome = run("collector", "archive", *arguments, "--config", str(config))
+        assert outcome.exit_code == status, outcome.output
+        return outcome.output
+
+    days = "2026-09-04..2026-09-05"
+    assert archive("list") == "no file\n"
+    ran = archive("run")
+    assert "2026-09-04: 97 facts archived" in ran
+    assert ran.splitlines()[-1].endswith("facts archived, 0 deleted")
+    assert archive("run").splitlines() == ["0 facts archived, 0 deleted"]
+    before = archiving.facts()
+    assert await archiving.retention.attempt()
+    by = TimedActor(RecordActor("operator", "ada"), at(NOW))
+    books = BillingBooks.for_ledger(archiving.site.stores.ledger)
+    administration.publish(books, PRICES.replace('"h100"', '"h100-80gb-hbm3"'), "prices.toml", by)
+    listed = archive("list", days).splitlines()
+    assert listed[0].split() == ["day", "pod", "nodes", "facts", "bytes", "deleted", "from", "file"]
+    assert [line.split()[:4] for line in listed[1:]] == [
+        ["2026-09-04", "all", "1", "97"],
+        ["2026-09-05", "all", "1", "96"],
+    ]
+    assert all("1 node" in line for line in listed[1:])
+    reconciled = run("bill", "reconcile", days, "--config", str(config))
+    assert reconciled.exit_code == 1
+    assert f"railscope collector archive restore {days} --node n1" in reconciled.output
+    assert "2 files compared, 0 broken" in archive("verify", days)
+    assert archive("restore", days, "--node", "n2") == ""
+    file = archiving.directory / archiving.files()[0].name
+    content_ = file.read_bytes()
+    file.chmod(0o640)
+    file.write_bytes(content_[:-1] + b"x")
+    assert "BROKEN" in archive("verify", days, status=1)
+    assert "was changed: SHA-256" in archive("restore", days, status=1)
+    file.write_bytes(content_)
+    assert archive("restore", days, "--as", "ada").count("restored day=2026-09-0") == 2
+    assert archiving.facts() == before
+    reconciled = run("bill", "reconcile", days, "--config", str(config))
+    assert "R7" in reconciled.output
+    assert "DIFFERS" not in reconciled.output
+    archiving.check_audit()
+
+
+async def test_evidence_that_is_still_needed_is_not_deleted(archiving: ArchivingCollector):
+    database = archiving.database
+    later = at(NOW + 100 * DAY_SECONDS)
+    last = DAY + DAYS - 1
+    assert find_first_needed_day(database, METERING, at(NOW)) == last - 1, "it may be revised"
+    assert find_first_needed_day(database, METERING, later) == last, (
+        "later days are not in the ledger"
+    )
+    long = MeteringSettings(max_revision_age_days=103)
+    assert find_first_needed_day(database, long, later) == DAY + 1
+    with database.transaction(writes=True) as connection:
+        new = {"gpu_uuid": "GPU-7", "node": "n7", "since_ns": at(2 * DAY_SECONDS + 5)}
+        connection.execute(evidence_tables.gpu_nodes.insert().values(new))
+    assert find_first_needed_day(database, METERING, later) == DAY + 1, "GPU-7 is in no ledger day"
+
+
+async def test_evidence_of_days_that_are_not_closed_is_not_deleted(archiving: ArchivingCollector):
+    later = at(NOW + 100 * DAY_SECONDS)
+    books = BillingBooks.for_ledger(archiving.site.stores.ledger)
+    by = TimedActor(RecordActor("operator", "ada"), later)
+
+    def needed() -> int:
+        return find_first_needed_day(archiving.database, METERING, later) - DAY
+
+    assert needed() == DAYS - 1
+    administration.publish(books, PRICES.replace('"h100"', '"h100-80gb-hbm3"'), "prices.toml", by)
+    assert needed() < 0
+    administration.set_opening(books, at(2 * DAY_SECONDS), "the contract begins", by)
+    assert needed() == 1
+    books.close(Period(at(2 * DAY_SECONDS), at(3 * DAY_SECONDS)), by)
+    assert needed() == 2

@@ -1,0 +1,266 @@
+"""Leases of a database: one holder, the next epoch after its expiry, and no write of an earlier term."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from days import DAY, held, metered
+from structlog.testing import capture_logs
+from support.metered import revision_of
+from support.postgresql import PostgreSQL
+
+from collector.ledger import leases
+from collector.ledger.database import Database, UnusableLedgerError
+from collector.ledger.ledger_store import Ledger
+from collector.tables import metadata
+
+NAME = leases.FINALIZATION
+CLOCK = sa.func.clock_timestamp()
+
+
+@pytest.fixture
+def database(server: PostgreSQL, new_ledger_database: str) -> Iterator[Database]:
+    """A ledger of PostgreSQL."""
+    address = server.database(new_ledger_database)
+    found = Database(address, metadata)
+    yield found
+    found.close()
+    server.drop(address)
+
+
+@pytest.fixture
+def open_another(database: Database) -> Iterator[Callable[[], Database]]:
+    """Databases of other processes."""
+    opened: list[Database] = []
+
+    def open_one() -> Database:
+        opened.append(Database(database.engine.url.render_as_string(hide_password=False), metadata))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+def expire(database: Database) -> None:
+    """Let the lease of its holder end now, by the clock of the database."""
+    with database.transaction(writes=True) as connection:
+        connection.execute(sa.update(leases.rows).values(expires_at=CLOCK))
+
+
+def taken(lease: leases.Lease, database: Database) -> leases.LeaseTerm:
+    term = lease.take(database)
+    assert term is not None
+    return term
+
+
+def check(term: leases.LeaseTerm, database: Database) -> None:
+    with database.transaction(writes=True) as connection:
+        term.check(connection)
+
+
+def test_one_holds_it_until_it_expires_and_the_other_takes_the_next_epoch(database: Database):
+    first, second = leases.Lease(NAME), leases.Lease(NAME)
+    assert first.holder != second.holder
+    term = taken(first, database)
+    assert (term.epoch, first.changes) == (1, 1)
+    assert second.take(database) is None
+    assert (second.epoch, second.changes) == (0, 0)
+    assert first.take(database) == term, "renewed"
+    check(term, database)
+    expire(database)
+    with pytest.raises(leases.LostLeaseError, match="expired"):
+        check(term, database)
+    assert first.take(database) == term, "not taken meanwhile"
+    check(term, database)
+    expire(database)
+    assert taken(second, database).epoch == 2
+    with pytest.raises(leases.LostLeaseError, match="taken by another collector"):
+        check(term, database)
+    with capture_logs() as lines:
+        first.renew()
+        first.renew()
+    assert [(line["event"], line["lease"], line["epoch"]) for line in lines] == [
+        ("lease_lost", NAME, 1)
+    ]
+    assert (first.term, first.changes) == (None, 2)
+    assert first.take(database) is None
+
+
+def test_a_write_of_an_earlier_term_fails_though_its_process_holds_the_lease_again(
+    database: Database,
+):
+    paused, other = leases.Lease(NAME), leases.Lease(NAME)
+    ledger = Ledger(database)
+    before = taken(paused, database)
+    expire(database)
+    taken(other, database)
+    expire(database)
+    again = taken(paused, database)
+    assert again.epoch == 3
+    with pytest.raises(leases.LostLeaseError):
+        ledger.write_days([metered(held("GPU-0", "stale"))], before.check)
+    assert revision_of(ledger, "GPU-0", DAY) is None
+    ledger.write_days([metered(held("GPU-0", "fresh"))], again.check)
+    assert revision_of(ledger, "GPU-0", DAY).number == 1
+
+
+def test_it_is_not_taken_while_a_write_is_committed_and_renewals_do_not_wait(
+    database: Database, open_another: Callable[[], Database]
+):
+    holder, other = leases.Lease(NAME), leases.Lease(NAME)
+    term, elsewhere = taken(holder, database), open_another()
+    with database.transaction(writes=True) as writing:
+        term.check(writing)
+        expire(elsewhere)
+        assert other.take(elsewhere) is None, "the write holds it"
+        holder.renew()
+        assert other.take(elsewhere) is None
+        expire(elsewhere)
+        limit = writing.execute(sa.text("SHOW idle_in_transaction_session_timeout")).scalar()
+        assert limit == "1min", "a process that is paused in the write does not hold it for ever"
+    with database.transaction() as connection:
+        unlimited = connection.execute(sa.text("SHOW idle_in_transaction_session_timeout"))
+        assert unlimited.scalar() == "0"
+    assert taken(other, elsewhere).epoch == 2
+
+
+def test_the_server_ends_a_write_that_is_paused_and_its_lease_can_be_taken(
+    database: Database, open_another: Callable[[], Database]
+):
+    term, elsewhere = taken(leases.Lease(NAME), database), open_another()
+    ledger = Ledger(database)
+
+    def pause(connection: sa.Connection) -> None:
+        term.check(connection)
+        own = connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one()
+        connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '1ms'"))
+        expire(elsewhere)
+        wait_for(elsewhere, "SELECT :own NOT IN (SELECT pid FROM pg_stat_activity)", own=own)
+        assert taken(leases.Lease(NAME), elsewhere).epoch == 2
+
+    with pytest.raises(UnusableLedgerError):
+        ledger.write_days([metered(held("GPU-0", "stale"))], pause)
+    assert revision_of(ledger, "GPU-0", DAY) is None
+
+
+def test_a_write_that_starts_while_another_takes_the_lease_waits_and_fails(
+    database: Database, open_another: Callable[[], Database]
+):
+    term, elsewhere = taken(leases.Lease(NAME), database), open_another()
+    row = leases.rows
+    with ThreadPoolExecutor(1) as pool:
+        with elsewhere.transaction(writes=True) as taking:
+            taking.execute(sa.select(row).with_for_update(skip_locked=True))
+            taking.execute(sa.update(row).values(holder="other", epoch=row.c.epoch + 1))
+            writing = pool.submit(check, term, database)
+            wait_for(
+                elsewhere,
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+            )
+            assert not writing.done()
+        with pytest.raises(leases.LostLeaseError, match="taken by another"):
+            writing.result()
+
+
+def wait_for(database: Database, condition: str, **values: int) -> None:
+    """Wait until a query returns true."""
+    deadline = time.monotonic() + 60
+    while True:
+        with database.transaction() as connection:
+            if connection.execute(sa.text(condition), values).scalar():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_of_many_that_take_it_at_once_one_has_each_epoch(
+    database: Database, open_another: Callable[[], Database]
+):
+    """Each adds its epoch to a number in a transaction under the lease: none is lost or done twice."""
+    number = sa.Table("number", sa.MetaData(), sa.Column("value", sa.BigInteger))
+    with database.transaction(writes=True) as connection:
+        number.create(connection)
+        connection.execute(number.insert().values(value=0))
+
+    def work(own: Database) -> list[int]:
+        epochs = []
+        for _ in range(15):
+            lease = leases.Lease(NAME)
+            term = lease.take(own)
+            if term is None:
+                continue
+            try:
+                with own.transaction(writes=True) as connection:
+                    term.check(connection)
+                    value = connection.execute(sa.select(number.c.value)).scalar_one()
+                    connection.execute(sa.update(number).values(value=value + term.epoch))
+                epochs.append(term.epoch)
+            except leases.LostLeaseError:
+                pass
+            expire(own)
+        return epochs
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [
+            epoch for mine in pool.map(work, [open_another() for _ in range(3)]) for epoch in mine
+        ]
+    assert len(found) == len(set(found)) > 0
+    with database.transaction() as connection:
+        assert connection.execute(sa.select(number.c.value)).scalar_one() == sum(found)
+
+
+def test_released_it_is_free_at_once(database: Database):
+    first, second = leases.Lease(NAME), leases.Lease(NAME)
+    term = taken(first, database)
+    first.release()
+    first.release()
+    with pytest.raises(leases.LostLeaseError):
+        check(term, database)
+    assert taken(second, database).epoch == 2
+    first.release()
+    assert second.take(database) is not None, "only the holder releases it"
+
+
+def test_progress_is_that_of_the_holder(database: Database):
+    first, second = leases.Lease(NAME), leases.Lease(NAME)
+    term = taken(first, database)
+    assert term.processed_ns is None
+    term.store_progress(database, 5)
+    expire(database)
+    assert taken(second, database).processed_ns == 5
+    with pytest.raises(leases.LostLeaseError):
+        term.store_progress(database, 6)
+
+
+def test_a_holder_that_cannot_reach_the_database_counts_as_such_until_it_expired(
+    server: PostgreSQL, new_ledger_database: str
+):
+    address = server.database(new_ledger_database)
+    found = Database(address, metadata)
+    patient, impatient = leases.Lease(NAME), leases.Lease("other", seconds=-1)
+    for lease in (patient, impatient):
+        taken(lease, found)
+    server.drop(address)
+    for lease in (patient, impatient):
+        lease.renew()
+    assert (patient.epoch, impatient.epoch) == (1, 0)
+    patient.release()
+    found.close()
+
+
+def test_with_sqlite_the_process_that_started_last_has_it(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'ledger.db'}", metadata)
+    first, second = leases.Lease(NAME), leases.Lease(NAME)
+    term = taken(first, database)
+    first.renew()
+    check(term, database)
+    assert first.take(database) == term
+    assert taken(second, database).epoch == 2
+    with pytest.raises(leases.LostLeaseError):
+        check(term, database)
+    database.close()

@@ -1,0 +1,545 @@
+"""Several collectors with one database: the head shows the nodes of all, and states whose it contains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
+from running_collector import RunningCollector, run_collector, settings_in
+from support import postgresql
+
+from agent.shipping import EventNumbering
+from collector.access.credentials import digest_token
+from collector.config import (
+    ClusterSettings,
+    CollectorSettings,
+    IngestLimits,
+    LedgerSettings,
+    MeteringSettings,
+)
+from collector.diagnosis.saved_state import decode_diagnosis
+from collector.fleet.schemas import StoredSchemas
+from collector.framelog.segment_files import FrameRecord
+from collector.ledger import membership
+from collector.ledger.database import SharedDatabase
+from collector.state.collector_state import CollectorState
+from collector.state.record_feed import (
+    MAX_WAITING_BYTES,
+    FeedError,
+    FeedFollower,
+    FeedHeader,
+    FeedPart,
+    ReadingsPart,
+    RecordFeed,
+    RecordPart,
+    SchemasPart,
+    SenderTime,
+    SnapshotEnd,
+    encode_part,
+    read_parts,
+)
+from collector.tables import metadata
+from collector.work_limits import TimeSlices
+from railscope.catalog.entities import CLAIM
+from railscope.catalog.tenancy import CLAIM_START_EVENT
+from railscope.envelopes import open_body
+from railscope.frame import Entity, Event
+from railscope.service import run_in_thread
+from railscope.wire import SentAt, pack
+
+NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
+SPLIT = {"a": ("n1", "n4"), "b": ("n2", "n6"), "c": ("n3", "n5")}
+"""Nodes of each collector; the job has GPUs of n1 (a), n2 (b) and n3 (c)."""
+IN_JOB = {"n1", "n2", "n3"}
+PATIENCE_SECONDS = 60
+_VARYING = ("age_seconds", "offset_seconds", "_ns", "gpu_time_seconds")
+
+
+@pytest.fixture
+def database(server: postgresql.PostgreSQL) -> Iterator[str]:
+    url = server.database()
+    yield url
+    server.drop(url)
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def settings_of(directory: Path, name: str, url: str) -> CollectorSettings:
+    """Settings of one of several collectors; without a URL of a database, of one that is alone."""
+    own = directory / name
+    own.mkdir()
+    settings = settings_in(own, stale_seconds=300, metering=MeteringSettings(period_seconds=0.2))
+    nodes = "".join(f'{node} = "{digest_token("token-" + node)}"\n' for node in NODES)
+    (own / "tokens.toml").write_text(
+        f'[nodes]\n{nodes}[operators]\nreader = "{digest_token("token-reader")}"\n'
+        f'[tenants.red]\nred = "{digest_token("token-red")}"\n'
+        f'[collectors]\nothers = "{digest_token("token-collector")}"\n'
+    )
+    if not url:
+        return settings
+    (own / "token").write_text("token-collector\n")
+    address = f"127.0.0.1:{free_port()}"
+    cluster = ClusterSettings(
+        advertised_url=f"http://{address}", name=name, token_file=str(own / "token")
+    )
+    return msgspec.structs.replace(
+        settings, listen=address, ledger=LedgerSettings(url=url), cluster=cluster
+    )
+
+
+@dataclass
+class ReportingNode:
+    """A node with two GPUs and two NICs; a job has the first GPU of some nodes."""
+
+    name: str
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self.sender = FrameSender(self.name)
+        self.numbering = EventNumbering()
+
+    def body(self) -> bytes:
+        """Frames of three seconds."""
+        first, number = self.at, NODES.index(self.name)
+        self.at += 3
+        rows = [
+            [50 + number, 60, 1000 + number, 2000, 10 * t, 20 * t] for t in range(first, self.at)
+        ]
+        frames = self.sender.frames(gpu_schema(self.name), rows, at=first)
+        if self.name in IN_JOB and not first:
+            frames[0] = replace(frames[0], events=(self._claim(),))
+        frames = [self.numbering.number_events(frame) for frame in frames]
+        traffic = [
+            [1000 * t * (number + 1), 2000 * t * number, 0, 0] for t in range(first, self.at)
+        ]
+        frames += self.sender.frames(rdma_schema(), traffic, at=first)
+        return self.sender.body(frames, schemas=True)
+
+    def _claim(self) -> Event:
+        facts = {
+            "source": "slurm", "level": "scheduler", "owner": "zoe", "tenant": "red", "compute": "0-840",
+            "memory": "0-840", "exclusive": "true", "node": "", "start_ns": str(START_WALL_NS), "uncertainty_ns": "0",
+            "workload": "4711",
+        }  # fmt: skip
+        claim = Entity(CLAIM, (f"GPU-{self.name}-0", f"slurm/{self.name}/4711"))
+        return Event(CLAIM_START_EVENT, claim, START_WALL_NS, START_BOOT_NS, facts)
+
+
+async def report(
+    nodes: Mapping[str, ReportingNode], *targets: Mapping[str, RunningCollector]
+) -> None:
+    """Send three seconds of each node to its collector in each of the targets."""
+    for name, node in nodes.items():
+        body = node.body()
+        sent = SentAt(time.time_ns(), START_BOOT_NS + node.at * SECOND, "boot-1").to_headers()
+        for target in targets:
+            if name in target:
+                status, reply = await target[name].post(body, node=name, headers=sent)
+                assert status == 200, reply
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path, url: str, names: Sequence[str]
+) -> AsyncIterator[dict[str, RunningCollector]]:
+    async with contextlib.AsyncExitStack() as stack:
+        found = {}
+        for name in names:
+            settings = settings_of(directory, name, url)
+            found[name] = await stack.enter_async_context(run_collector(settings))
+            if url:
+                await until_true(lambda: found[name].collector.cluster.members.members)  # noqa: B023
+        yield found
+
+
+def by_node(collectors: Mapping[str, RunningCollector]) -> dict[str, RunningCollector]:
+    return {
+        node: collectors[name]
+        for name, nodes in SPLIT.items()
+        if name in collectors
+        for node in nodes
+    }
+
+
+async def until_true(check: Callable[[], Any]) -> Any:
+    """Wait until a check without requests returns something true; return it."""
+
+    async def found() -> Any:
+        return check()
+
+    return await until(found)
+
+
+async def until(check: Callable[[], Any]) -> Any:
+    """Wait until a check returns something true; return it."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            found = await check()
+            if found:
+                return found
+            await asyncio.sleep(0.05)
+
+
+def comparable(content: Any) -> Any:
+    """The content of a document without what differs between two refreshes, in a fixed order."""
+    if isinstance(content, dict):
+        if "metric" in content and content["metric"].endswith(_VARYING):
+            return None
+        return {
+            key: comparable(value) for key, value in content.items() if not key.endswith(_VARYING)
+        }
+    if isinstance(content, float):
+        return round(content, 6)  # means over time depend on the instants of the refreshes
+    if isinstance(content, list):
+        return sorted(filter(None, map(comparable, content)), key=repr)
+    return content
+
+
+async def documents(one: RunningCollector, *paths: str) -> dict[str, Any]:
+    found = {}
+    for path in paths:
+        content = await one.json(path)
+        content.pop("collectors", None)
+        found[path] = comparable(content)
+    return found
+
+
+PATHS = (
+    "/api/v1/cluster", "/api/v1/rails", "/api/v1/nodes", "/api/v1/gpus", "/api/v1/jobs", "/api/v1/tenants",
+    "/api/v1/nodes/n1", "/api/v1/nodes/n2", "/api/v1/jobs/red/slurm/4711",
+)  # fmt: skip
+
+
+async def same_views(
+    head: RunningCollector, alone: RunningCollector, paths: Sequence[str] = PATHS
+) -> None:
+    """Wait until both show the same views."""
+
+    async def are_same() -> bool:
+        return await documents(head, *paths) == await documents(alone, *paths)
+
+    try:
+        await until(are_same)
+    except TimeoutError:
+        for path in paths:
+            assert await documents(head, path) == await documents(alone, path)
+        raise
+
+
+async def extent_of(one: RunningCollector) -> dict[str, Any]:
+    found = (await one.json("/api/v1/cluster"))["collectors"]
+    assert isinstance(found, dict)
+    return found
+
+
+async def until_text(one: RunningCollector, text: str) -> None:
+    """Wait until the head contains these collectors."""
+
+    async def contains() -> bool:
+        return bool((await extent_of(one))["text"] == text)
+
+    await until(contains)
+
+
+async def test_the_head_shows_what_one_collector_shows_that_received_everything(
+    tmp_path: Path, database: str
+):
+    nodes = {name: ReportingNode(name) for name in NODES}
+    async with (
+        running(tmp_path, "", ["alone"]) as single,
+        running(tmp_path, database, ["a", "b", "c"]) as three,
+    ):
+        alone, everything = single["alone"], dict.fromkeys(NODES, single["alone"])
+        await report(nodes, everything, by_node(three))
+        assert three["a"].collector.cluster.state, "the first one is the head"
+        await report(nodes, everything, by_node(three))
+        await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
+        await same_views(three["a"], alone)
+        jobs = (await three["a"].json("/api/v1/jobs"))["rows"]
+        assert [job["nodes"] for job in jobs] == [3], "a job of three collectors"
+        extent = await extent_of(three["a"])
+        assert extent["text"] == "3 of 3 collectors, 6 of 6 nodes"
+        status, text = await three["b"].get("/metrics")
+        assert status == 200
+        assert "railscope_cluster_nodes 2\n" in text, "its own nodes only"
+
+
+async def test_other_collectors_refer_to_the_head(tmp_path: Path, database: str):
+    nodes = {name: ReportingNode(name) for name in NODES}
+    async with running(tmp_path, database, ["a", "b"]) as two:
+        await report(nodes, by_node(two))
+        head, other = two["a"], two["b"]
+        for path in ("/api/v1/cluster?x=1", "/api/v1/incidents", "/nodes", "/nodes/n1/history"):
+            answer = await referred(other, path)
+            assert answer == (307, head.url + path)
+        assert await referred(other, "/nodes/n2/history") == (200, ""), "its own node"
+        assert await referred(other, "/metrics") == (200, "")
+        assert await referred(other, "/v1/records") == (403, ""), "only for collectors"
+
+        async def refers_back() -> bool:
+            return await referred(head, "/nodes/n2/history") == (
+                307,
+                other.url + "/nodes/n2/history",
+            )
+
+        await until(refers_back)
+
+
+async def referred(one: RunningCollector, path: str) -> tuple[int, str]:
+    """The status of an answer, and the URL that it refers to."""
+    headers = {"Authorization": "Bearer token-reader"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(one.url + path, allow_redirects=False) as response,
+    ):
+        return response.status, response.headers.get("Location", "")
+
+
+async def test_another_head_has_the_same_views_when_the_first_one_ends(
+    tmp_path: Path, database: str
+):
+    nodes = {name: ReportingNode(name) for name in NODES}
+    async with contextlib.AsyncExitStack() as stack:
+        single = await stack.enter_async_context(running(tmp_path, "", ["alone"]))
+        first = contextlib.AsyncExitStack()
+        one = await first.enter_async_context(running(tmp_path, database, ["a"]))
+        others = await stack.enter_async_context(running(tmp_path, database, ["b", "c"]))
+        three = one | others
+        everything = dict.fromkeys(NODES, single["alone"])
+        for _ in range(2):
+            await report(nodes, everything, by_node(three))
+        await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
+        await same_views(three["a"], single["alone"])
+        engine = one["a"].collector.cluster.state.diagnosis.engine
+        await until_true(lambda: engine.table.timestamp_ns)
+        await first.aclose()  # releases the lease
+        files = Path(one["a"].collector.directory / "head" / "diagnosis")
+        shared, restored = SharedDatabase(database, metadata), tmp_path / "restored"
+        await run_in_thread(lambda: membership.read_files(shared.open(), restored))
+        shared.close()
+        for name in membership.FILES:
+            assert (restored / name).read_bytes() == (files / name).read_bytes()
+        assert decode_diagnosis((restored / "incidents").read_bytes()).nodes, "not empty"
+        # The agents of its nodes continue with another collector; the slow ones have not reported yet.
+        moved = by_node(others) | {"n1": others["c"]}
+        head = await until_true(
+            lambda: next((each for each in others.values() if each.collector.cluster.state), None)
+        )
+        await report({"n1": nodes["n1"]}, {"n1": single["alone"]}, moved)
+
+        async def extent() -> Any:
+            found = await extent_of(head)
+            parts = {part["name"]: part for part in found["parts"]}
+            return found if parts["c"]["is_included"] and parts["c"]["nodes"] == 3 else None
+
+        found = await until(extent)
+        assert found["text"] == "2 of 3 collectors, 5 of 6 nodes", "n4 is not reported by anyone"
+        assert not found["complete"]
+        rows = (await head.json("/api/v1/nodes"))["rows"]
+        assert [row["node"] for row in rows] == list(NODES), "the unknown one is listed"
+        same = ("/api/v1/jobs", "/api/v1/nodes/n1", "/api/v1/nodes/n2", "/api/v1/nodes/n3")
+
+        await same_views(head, single["alone"], same)
+
+
+async def test_the_part_of_a_collector_that_ends_is_unknown_and_stated(
+    tmp_path: Path, database: str
+):
+    nodes = {name: ReportingNode(name) for name in NODES}
+    async with running(tmp_path, database, ["a"]) as one:
+        async with running(tmp_path, database, ["b", "c"]) as others:
+            await report(nodes, by_node(one | others))
+            await until_text(one["a"], "3 of 3 collectors, 6 of 6 nodes")
+            page = await until_page(one["a"], "Contains 3 of 3 collectors, 6 of 6 nodes.")
+            assert "Unknown" not in page
+        extent = await until_extent(one["a"], "1 of 3 collectors, 2 of 6 nodes")
+        unknown = [part for part in extent["parts"] if not part["is_included"]]
+        assert [part["name"] for part in unknown] == ["b", "c"]
+        assert all(part["problem"] for part in unknown)
+        page = await until_page(one["a"], "Contains 1 of 3 collectors, 2 of 6 nodes.")
+        assert "Unknown: 2 nodes of b: " in page
+        state = one["a"].collector.cluster.state
+        assert state
+        assert state.unknown_nodes() == {"n2", "n6", "n3", "n5"}
+        status, text = await one["a"].get("/api/v1/jobs", "token-red")
+        collectors = msgspec.json.decode(text)["collectors"]
+        assert (status, collectors) == (
+            200,
+            {"text": "1 of 3 collectors", "complete": False, "parts": []},
+        ), "a tenant reads neither names nor numbers of nodes"
+        assert f"{one['a'].url}" not in text
+
+
+async def until_extent(one: RunningCollector, text: str) -> dict[str, Any]:
+    """Wait until the head contains these collectors; return them."""
+    await until_text(one, text)
+    return await extent_of(one)
+
+
+async def until_page(one: RunningCollector, text: str) -> str:
+    """Wait until the overview contains a text; return it."""
+
+    async def page() -> str:
+        _, found = await one.get("/?fragment=1")
+        return str(found) if text in found else ""
+
+    found: str = await until(page)
+    return found
+
+
+class Feed:
+    """Records of a collector with one node, and a follower of them."""
+
+    def __init__(self, directory: Path, **limits: int) -> None:
+        self.sent = CollectorState(StoredSchemas(directory / "sent"))
+        self.sent.schemas.open()
+        self.feed = RecordFeed(self.sent, lambda: START_WALL_NS, heartbeat_seconds=0.01)
+        core = CollectorState(StoredSchemas(directory / "followed"))
+        core.schemas.open()
+        self.follower = FeedFollower(core, IngestLimits(**limits))
+
+    def accept(self, node: ReportingNode, received_ns: int = START_WALL_NS) -> None:
+        opened = open_body(node.body(), 1 << 20)
+        for content in opened.schemas:
+            self.sent.schemas.put_all([self.sent.schemas.recognize(content)])
+        sent = SentAt(received_ns, START_BOOT_NS + node.at * SECOND, "boot-1")
+        body = pack(opened.decode_envelope())
+        self.sent.accept(FrameRecord(node.name, received_ns, sent, body), opened.decode_envelope())
+
+    async def parts(self) -> list[FeedPart]:
+        """Parts up to the second time of the sender."""
+        found: list[FeedPart] = []
+        async for encoded in self.feed.parts():
+            found += [part async for part in decoded(encoded)]
+            if sum(isinstance(part, SenderTime) for part in found) > 1:
+                break
+        return found
+
+    async def apply(self, *parts: FeedPart) -> None:
+        for part in parts:
+            await self.follower.apply(part, TimeSlices())
+
+
+async def decoded(encoded: bytes) -> AsyncIterator[FeedPart]:
+    reader = io.BytesIO(encoded)
+
+    async def read(size: int) -> bytes:
+        found = reader.read(size)
+        if len(found) < size:
+            raise EOFError
+        return found
+
+    with contextlib.suppress(EOFError):
+        async for part in read_parts(read):
+            yield part
+
+
+async def test_a_snapshot_contains_the_current_readings_with_their_rates(tmp_path: Path):
+    feed, node = Feed(tmp_path), ReportingNode("n1")
+    feed.accept(node)
+    await feed.apply(*await feed.parts())
+    assert not feed.follower.rejected, feed.follower.problem
+    assert feed.follower.is_complete
+    before, after = (core.fleet.nodes["n1"] for core in (feed.sent, feed.follower.core))
+    assert before.stream_timestamps_ns == after.stream_timestamps_ns
+    assert before.agent_version == after.agent_version == "test"
+    for stream, row in before.rows.items():
+        copied = after.rows[stream]
+        for column in ("values_of", "reasons_of", "rates_of"):
+            expected = getattr(row.block, column)(row.index).tolist()
+            assert getattr(copied.block, column)(copied.index).tolist() == expected, stream
+        assert (row.boot_ns, row.run, row.boot_id) == (copied.boot_ns, copied.run, copied.boot_id)
+    assert feed.follower.core.gpus_by_node == feed.sent.gpus_by_node
+    claims = feed.follower.core.evidence.gpus["GPU-n1-0"].claims
+    assert [claim.workload for claim in claims] == ["4711"]
+
+
+async def test_times_of_a_sender_with_another_clock_are_shifted(tmp_path: Path):
+    feed, node = Feed(tmp_path), ReportingNode("n1")
+    feed.accept(node)
+    hour_ns = 3600 * SECOND
+    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + hour_ns)
+    await feed.apply(*await feed.parts())
+    (before,), (after,) = (core.fleet.nodes.values() for core in (feed.sent, feed.follower.core))
+    assert after.timestamp_ns - before.timestamp_ns == hour_ns
+    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + hour_ns + SECOND)
+    assert feed.follower.shift_ns == hour_ns, "delays vary"
+    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + SECOND)
+    assert feed.follower.shift_ns == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ({"frames_per_envelope": 1}, "6 frames: expected at most 1"),
+        ({"decompressed_bytes": 256}, "body too large"),
+        ({"batches_per_envelope": 1}, "2 batches: expected at most 1"),
+        ({"frames_per_batch": 2}, "invalid lengths"),
+    ],
+)
+async def test_a_record_beyond_a_bound_is_left_out(
+    tmp_path: Path, limits: dict[str, int], problem: str
+):
+    feed, node = Feed(tmp_path, **limits), ReportingNode("n1")
+    feed.accept(node)
+    parts = await feed.parts()
+    await feed.apply(*(part for part in parts if isinstance(part, SchemasPart)))
+    opened = pack(open_body(node.body(), 1 << 20).decode_envelope())
+    sent = SentAt(START_WALL_NS, START_BOOT_NS, "boot-1")
+    await feed.apply(RecordPart(FrameRecord("n1", START_WALL_NS, sent, opened)))
+    assert feed.follower.rejected == 1
+    assert problem in feed.follower.problem
+    assert not feed.follower.core.fleet.nodes
+
+
+async def test_invalid_content_changes_nothing(tmp_path: Path):
+    feed, node = Feed(tmp_path), ReportingNode("n1")
+    feed.accept(node)
+    parts = await feed.parts()
+    (readings, *_) = (part for part in parts if isinstance(part, ReadingsPart))
+    await feed.apply(readings)
+    assert "unknown schema" in feed.follower.problem
+    await feed.apply(*(part for part in parts if isinstance(part, SchemasPart)))
+    for name, content in (("values", b"1"), ("rates", b""), ("reasons", b"12")):
+        await feed.apply(msgspec.structs.replace(readings, **{name: content}))
+    body = pack(open_body(node.body(), 1 << 20).decode_envelope())
+    sent = SentAt(START_WALL_NS, START_BOOT_NS, "boot-1")
+    for name, content in (("n2", body), ("n1", b"RSF1"), ("n1", body[:-9])):
+        await feed.apply(RecordPart(FrameRecord(name, START_WALL_NS, sent, content)))
+    assert feed.follower.rejected == 7
+    assert not feed.follower.core.fleet.nodes
+    with pytest.raises(FeedError, match="invalid schema of n1"):
+        await feed.apply(SchemasPart("n1", [b"\x81"]))
+    for encoded in (b"\xff\xff\xff\xff", encode_part(FeedHeader(2, 0)), b"\x01\0\0\0\xc1"):
+        with pytest.raises(FeedError):
+            await anext(decoded(encoded))
+
+
+async def test_a_reader_that_is_too_slow_is_disconnected(tmp_path: Path):
+    feed, node = Feed(tmp_path), ReportingNode("n1")
+    feed.accept(node)
+    parts = feed.feed.parts()
+    await anext(parts)
+    (reader,) = feed.feed.readers
+    record = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(MAX_WAITING_BYTES // 2))
+    for _ in range(2):
+        reader.put(record, [])
+    assert not reader.waiting
+    rest = [part async for each in parts async for part in decoded(each)]
+    assert isinstance(rest[-1], SnapshotEnd)
+    assert not feed.feed.readers
