@@ -21,6 +21,7 @@ from collector.diagnosis.findings import (
     above,
 )
 from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.signals import SignalTable
 from collector.diagnosis.slot_sums import Floats, Positions
 
 MIN_SOCKET_NICS = 3
@@ -49,13 +50,14 @@ def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
     thresholds = view.thresholds.network
     nic = view.signals.nic
     limit = _pausing_limit(view)
-    receives_nothing = ~above(nic["receive"], thresholds.storm_receive)
-    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing)
-    storm = (above(nic["pause_storms"], 0.0) & receives_nothing) | (stops & receives_nothing)
+    reports = above(nic["pause_storms"], 0.0) & ~above(nic["receive"], thresholds.storm_receive)
+    storm = reports | _stopped(view, nic)
+    # A storm that the window does not show yet is no slow receiver.
     slow = (
         above(nic["pausing_share"], limit)
         & above(nic["pausing_share"], nic["paused_share"])
         & ~storm
+        & ~_stopped(view, view.signals.table(DeviceKind.NIC, 1))
     )
     for position in np.flatnonzero(storm).tolist():
         yield _pausing(view, "pfc_storm", position, limit)
@@ -69,6 +71,13 @@ def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
             reason = _pcie_reason(view, position)
             name = "pcie_bound_receiver" if reason else "slow_receiver"
             yield _pausing(view, name, position, limit, reason)
+
+
+def _stopped(view: DiagnosisView, nic: SignalTable) -> Flags:
+    """Return the NICs that pause most of the time and receive nothing."""
+    thresholds = view.thresholds.network
+    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing)
+    return stops & ~above(nic["receive"], thresholds.storm_receive)
 
 
 def _pausing(

@@ -124,7 +124,7 @@ class FaultCluster(NamedTuple):
 
 WITH_SYMPTOMS = FaultCluster((
     Fault("gpu_lost", "critical", symptoms=("RailscopeGpuXid", "RailscopeGpuLost")),
-    Fault("pfc_storm", "critical", symptoms=("RailscopePfcStorm", "RailscopePfcPauseShare")),
+    Fault("pfc_storm", "critical", earlier=(("warning", "slow_receiver"),), symptoms=("RailscopePfcStorm", "RailscopePfcPauseShare")),
     Fault("transceiver", "critical", symptoms=("RailscopeFecErrors",)),
 ))  # fmt: skip
 HARD = [
