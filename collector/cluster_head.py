@@ -227,19 +227,19 @@ class ClusterHead:
                 except Exception as fault:  # noqa: BLE001 - the collector must continue to receive frames
                     log.error("cluster_exchange_failed", problem=f"{type(fault).__name__}: {fault}")
                     await self._end_term()
-                    await run_in_thread(self.lease.release)
+                    await databases.call_database(self.lease.release)
                 await asyncio.sleep(EXCHANGE_SECONDS)
         finally:
             self.feed.close()
             await self._end_term()
-            await run_in_thread(self.lease.release)
+            await databases.call_database(self.lease.release)
 
     async def exchange(self) -> None:
         """Write this collector's row, take or renew the lease, and follow the collectors that are present."""
         try:
-            is_held, self.members = await run_in_thread(self._exchange, self._own_nodes())
+            is_held, self.members = await databases.call_database(self._exchange, self._own_nodes())
         except databases.UnusableLedgerError as error:
-            await run_in_thread(self.lease.renew)
+            await databases.call_database(self.lease.renew)
             if not self._is_failing:
                 log.error("cluster_exchange_failed", problem=str(error))
             self._is_failing = True
@@ -326,7 +326,7 @@ class ClusterHead:
     async def _run_term(self, state: HeadState) -> None:
         if self.settings.diagnosis.enabled:
             directory = state.diagnosis.directory
-            await run_in_thread(lambda: membership.read_files(self.open(), directory))
+            await databases.call_database(lambda: membership.read_files(self.open(), directory))
             state.stored = {}
             await run_in_thread(state.diagnosis.open)
         async with asyncio.TaskGroup() as group:
@@ -347,7 +347,7 @@ class ClusterHead:
         await asyncio.gather(*running, return_exceptions=True)
         if self.settings.diagnosis.enabled:
             await run_in_thread(state.diagnosis.close)
-            await run_in_thread(self._store_files)
+            await databases.call_database(self._store_files)
         self.state = None
         log.info("head_term_ended", collector=self.name)
 

@@ -22,7 +22,7 @@ import structlog
 from collector.audit import AuditLogError, housekeeping_files, log_writer
 from collector.clock import ClockState, CollectorClock
 from collector.ledger import audit_outbox
-from collector.ledger.database import Database, UnusableLedgerError
+from collector.ledger.database import Database, UnusableLedgerError, call_database
 from collector.work_limits import MinuteCounts, write_for_a_minute
 from railscope.audit import merkle, record
 from railscope.service import run_in_thread, run_to_end
@@ -83,16 +83,16 @@ class OutboxDrain:
 
         Raises UnusableLedgerError, LogWriteError, RecordError, TileError, OSError.
         """
-        database = await run_in_thread(self.database)
+        database = await call_database(self.database)
         if not self._log:
-            await run_in_thread(self._find_unnoted_records, database)
-        batch = await run_in_thread(self._take_rows, database)
+            await call_database(self._find_unnoted_records, database)
+        batch = await call_database(self._take_rows, database)
         positions = await self._append_rows(batch)
-        await run_in_thread(self._store, database, positions)
+        await call_database(self._store, database, positions)
         for row in batch:
             self._sequences.pop(row.reference)
         if any(row.draft.type == audit_outbox.HEAD for row in batch):
-            await run_in_thread(self.on_heads_recorded)
+            await call_database(self.on_heads_recorded)
         return len(batch) == MAX_BATCH_ROWS
 
     def _find_unnoted_records(self, database: Database) -> None:

@@ -22,9 +22,8 @@ from sqlalchemy import Connection, inspect, select
 
 from collector.audit import AuditLogError
 from collector.audit.log_writer import AuditLog, LogWriteError
-from collector.ledger import audit_outbox, head_chain
-from collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
-from railscope import durable_files, service, untrusted_text
+from collector.ledger import audit_outbox, database as databases, head_chain
+from railscope import durable_files, untrusted_text
 from railscope.audit.record import RecordActor, RecordData
 
 KNOWN_HEAD_FILE = "ledger.known"
@@ -70,7 +69,7 @@ def find_head_difference(connection: Connection, known_head: head_chain.ChainHea
     )
 
 
-def compare_before_writes(database: Database, directory: Path | None) -> None:
+def compare_before_writes(database: databases.Database, directory: Path | None) -> None:
     """Make each transaction that writes a database fail if the database is an older copy.
 
     `directory` is the collector's state directory, if the database is the one that the collector is
@@ -115,7 +114,7 @@ PERIOD_SECONDS = 60.0
 log = structlog.get_logger(__name__)
 
 
-class OlderCopyError(AuditLogError, UnusableLedgerError):
+class OlderCopyError(AuditLogError, databases.UnusableLedgerError):
     """The database is not the one that was recorded; the message states what is missing."""
 
 
@@ -123,7 +122,7 @@ class OlderCopyError(AuditLogError, UnusableLedgerError):
 class LedgerWatch:
     """Checks the database; `run` it, and `check` before anything is finalized."""
 
-    database: Callable[[], Database]
+    database: Callable[[], databases.Database]
     audit: AuditLog
     wall_ns: Callable[[], int]
     head_file: Path
@@ -158,10 +157,10 @@ class LedgerWatch:
         """Check once per period, until cancelled."""
         while True:
             try:
-                await service.run_in_thread(self.check)
+                await databases.call_database(self.check)
             except OlderCopyError as error:
                 await self._report(str(error))
-            except UnusableLedgerError:
+            except databases.UnusableLedgerError:
                 pass  # every user of the database reports that it is unavailable
             else:
                 self._reported = ""
@@ -173,7 +172,7 @@ class LedgerWatch:
             try:
                 database = self.database()
                 database.follow_file()
-            except NoLedgerError as error:
+            except databases.NoLedgerError as error:
                 self.problem = (
                     f"missing ledger: {error}: expected the one of which heads are recorded"
                 )
@@ -205,7 +204,7 @@ class LedgerWatch:
         except OSError as error:
             log.warning("state_file_write_failed", file=str(self.head_file), problem=str(error))
 
-    def current(self) -> Database:
+    def current(self) -> databases.Database:
         """Return the database, after checking that it is the one that was recorded. Blocking.
 
         Raises OlderCopyError, UnusableLedgerError.

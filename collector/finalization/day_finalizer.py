@@ -107,7 +107,7 @@ class DayFinalizer:
                 await asyncio.sleep(self.settings.period_seconds)
         finally:
             renewing.cancel()
-            await run_in_thread(self.lease.release)
+            await database.call_database(self.lease.release)
 
     def close(self) -> None:
         """Release the lease and close the database."""
@@ -135,7 +135,9 @@ class DayFinalizer:
                     advice="it stays in memory and in the checkpoint, and is written later",
                 )
             self.is_failing = True
-            await run_in_thread(self.lease.release)  # another collector may be able to finalize
+            await database.call_database(
+                self.lease.release
+            )  # another collector may be able to finalize
             return False
         if self.is_failing:
             log.info("evidence_writes_resumed")
@@ -150,9 +152,11 @@ class DayFinalizer:
     async def _round(self, *, everything: bool) -> None:
         stores = await self._store_all(everything=everything)
         if stores is None:
-            await run_in_thread(self.lease.release)  # another collector may be able to finalize
+            await database.call_database(
+                self.lease.release
+            )  # another collector may be able to finalize
             return
-        files = await run_in_thread(stores.store.files)
+        files = await database.call_database(stores.store.files)
         self.decided(files.decisions)
         homes = await self._finalize(stores, self.wall_ns())
         homes = {gpu: homes[gpu] for gpu in self._days.gpus.keys() & homes.keys()}
@@ -160,9 +164,9 @@ class DayFinalizer:
 
     async def _store_all(self, *, everything: bool) -> ledger_days.MeteringStores | None:
         """Store files and evidence; return the database, or None if nothing may be finalized now."""
-        await run_in_thread(self.check)
+        await database.call_database(self.check)
         if self._stores is None:
-            self._stores = await run_in_thread(self.open)
+            self._stores = await database.call_database(self.open)
         stores = self._stores
         await self._writer.write_problems(stores.store)
         now_ns = self.wall_ns()
@@ -170,7 +174,7 @@ class DayFinalizer:
         texts = self.texts()
         for kind, text in (texts or {}).items():
             if self._written.get(kind) != text:
-                await run_in_thread(stores.store.write_file, kind, text, self.wall_ns)
+                await database.call_database(stores.store.write_file, kind, text, self.wall_ns)
                 self._written[kind] = text
         if self.hold_reason():
             return None  # facts in memory may still be placed differently
@@ -187,7 +191,9 @@ class DayFinalizer:
         if not new and self.live.is_ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
-        finalized = await run_in_thread(ledger_days.read_finalized, stores.ledger, new, oldest_day)
+        finalized = await database.call_database(
+            ledger_days.read_finalized, stores.ledger, new, oldest_day
+        )
         async with self.live.lock:
             self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
             self.live.amounts.add_gpus(finalized.amounts)
@@ -227,7 +233,7 @@ class DayFinalizer:
 
         Return the nodes of all GPUs.
         """
-        term = await run_in_thread(self.lease.take, stores.ledger.database)
+        term = await database.call_database(self.lease.take, stores.ledger.database)
         await self._follow(stores)
         self._since_ns = min(self._since_ns, now_ns - evidence_writer.MARGIN_NS)
         if term is not None and term.epoch != self._epoch:
@@ -235,9 +241,9 @@ class DayFinalizer:
             self._last_days.clear()
             first_ns = await run_in_thread(self._read_state) or now_ns - _MEANWHILE_NS
             self._since_ns = min(self._since_ns, term.processed_ns or first_ns)
-        changes = set(await run_in_thread(stores.store.changes, self._since_ns))
+        changes = set(await database.call_database(stores.store.changes, self._since_ns))
         # Read after the changes, to contain the nodes of the GPUs in them.
-        homes = await run_in_thread(stores.store.homes)
+        homes = await database.call_database(stores.store.homes)
         if term is not None:
             await self._read_last_days(stores, term, homes, now_ns)
         self._epoch = term.epoch if term else 0
@@ -272,12 +278,16 @@ class DayFinalizer:
     ) -> None:
         """Read the last days of GPUs that are new in this term; in the first term, also all late facts."""
         unread = homes.keys() - self._last_days.keys()
-        self._last_days |= await run_in_thread(ledger_days.read_last_days, stores.ledger, unread)
+        self._last_days |= await database.call_database(
+            ledger_days.read_last_days, stores.ledger, unread
+        )
         if term.processed_ns is None and term.epoch != self._epoch:  # an earlier release finalized
             finalized_homes = {gpu: homes[gpu] for gpu in self._last_days.keys() & homes.keys()}
             oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
             condition = evidence_tables.LateCondition(oldest_day * DAY_NS, self._delay_ns)
-            self._late = set(await run_in_thread(stores.store.late, finalized_homes, condition))
+            self._late = set(
+                await database.call_database(stores.store.late, finalized_homes, condition)
+            )
 
     async def _write_due(
         self,
@@ -291,10 +301,12 @@ class DayFinalizer:
         end_day = self._end_day(now_ns)
         window = range(end_day - self.settings.max_revision_age_days, end_day)
         fenced = stores._replace(check=term.check)
-        changes = await run_in_thread(stores.store.spread, changes, homes)
-        due = await run_in_thread(ledger_days.due_days, homes, self._last_days, window, changes)
+        changes = await database.call_database(stores.store.spread, changes, homes)
+        due = await database.call_database(
+            ledger_days.due_days, homes, self._last_days, window, changes
+        )
         for due_group in ledger_days.group_due_days(due, homes):
-            days = await run_in_thread(
+            days = await database.call_database(
                 ledger_days.write_days, fenced, homes, due_group, self._days.revisions, now_ns
             )
             for day in days:
@@ -307,14 +319,14 @@ class DayFinalizer:
             self.counts.revisions += sum(
                 day.revision > 1 and day.old.times != day.new.times for day in days
             )
-        await run_in_thread(
+        await database.call_database(
             term.store_progress, stores.ledger.database, now_ns - evidence_writer.MARGIN_NS
         )
 
     async def _follow(self, stores: ledger_days.MeteringStores) -> None:
         """Include in the account the days that other collectors have added to the ledger."""
         while self._days.gpus:
-            added = await run_in_thread(self._days.read_added, stores.ledger)
+            added = await database.call_database(self._days.read_added, stores.ledger)
             if added is None:
                 return
             async with self.live.lock:
@@ -337,7 +349,9 @@ class DayFinalizer:
             if gpu in self.book.gpus or not claim_events.is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, gpus in by_start.items():
-            self.book.add_claims(await run_in_thread(stores.store.claim_facts, gpus, start_ns))
+            self.book.add_claims(
+                await database.call_database(stores.store.claim_facts, gpus, start_ns)
+            )
         self._requested |= affected
 
     def _open_ns(self, gpu: str) -> int:

@@ -19,7 +19,7 @@ from collector.billing.billing_store import BillingStore
 from collector.evidence import archive_files, evidence_archive, evidence_tables
 from collector.fleet.view_cells import ViewCell
 from collector.ledger import leases, ledger_queries
-from collector.ledger.database import Database, UnusableLedgerError
+from collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope.catalog import collector as c
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
@@ -106,7 +106,7 @@ class EvidenceRetention:
         """
         steps = self.steps()
         try:
-            while await run_in_thread(next, steps, None) is not None:
+            while await call_database(next, steps, None) is not None:
                 pass
         except Exception as fault:  # noqa: BLE001 - see above
             self.failures += 1

@@ -20,7 +20,7 @@ from collector.evidence import (
     node_claims,
     node_intervals,
 )
-from railscope.service import run_in_thread
+from collector.ledger.database import call_database
 from railscope.timestamps import SECOND_NS
 
 MARGIN_NS = 300 * SECOND_NS
@@ -48,7 +48,7 @@ class EvidenceWriter:
         """Record new problems in the audit log, each once."""
         problems, self._problems[:] = list(self._problems), []
         try:
-            await run_in_thread(store.record_problems, problems)
+            await call_database(store.record_problems, problems)
         except BaseException:
             self._problems.extend(problems)
             raise
@@ -57,18 +57,18 @@ class EvidenceWriter:
         """Exchange receipts with the database, before any evidence that depends on them."""
         if self.book.intervals.unstored.log:  # other collectors may write to the database
             await self._merge_reports(store)
-        contacts = await run_in_thread(store.contacts)
+        contacts = await call_database(store.contacts)
         self.book.merge_contacts(contacts)
         new = node_intervals.find_new_contacts(self.book.receipts, contacts)
         with self._writing() as unstored:
             unstored.begin_contacts()
             if new:
-                await run_in_thread(store.write_contacts, new)
+                await call_database(store.write_contacts, new)
 
     async def _merge_reports(self, store: evidence_store.EvidenceStore) -> None:
         now_ns = self.wall_ns()
         merged_ns = max(self._merged_ns, now_ns - node_intervals.MAX_AGE_NS)
-        ends_ns = await run_in_thread(store.newest_ends, None, merged_ns - MARGIN_NS)
+        ends_ns = await call_database(store.newest_ends, None, merged_ns - MARGIN_NS)
         self.book.merge_reports(ends_ns)
         self._merged_ns = now_ns
 
@@ -106,7 +106,7 @@ class EvidenceWriter:
                     async for interval, content in _encode_intervals(intervals, unstored)
                 ]
                 early = node_claims.find_early_claims(claims, self.book.receipts)
-                await run_in_thread(store.write, written, claims, self.wall_ns, early)
+                await call_database(store.write, written, claims, self.wall_ns, early)
         except BaseException:
             for interval in intervals:
                 interval.stored = False

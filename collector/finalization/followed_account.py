@@ -17,7 +17,8 @@ from collector.account import account_sums, live_account
 from collector.evidence import claim_events, evidence_book
 from collector.finalization import ledger_days
 from collector.ledger import head_chain
-from railscope import service, timestamps
+from collector.ledger.database import call_database
+from railscope import timestamps
 
 log = structlog.get_logger(__name__)
 
@@ -66,14 +67,14 @@ class FollowedAccount:
 
     async def refresh(self) -> None:
         """Read what the database has of the GPUs in memory, and release what it has received."""
-        stores, now_ns = await service.run_in_thread(self.open), self.wall_ns()
-        self.book.merge_contacts(await service.run_in_thread(stores.store.contacts))
+        stores, now_ns = await call_database(self.open), self.wall_ns()
+        self.book.merge_contacts(await call_database(stores.store.contacts))
         await self._read_ledger(stores, now_ns)
-        changes = await service.run_in_thread(stores.store.changes, now_ns - _CHANGES_NS)
+        changes = await call_database(stores.store.changes, now_ns - _CHANGES_NS)
         await self._read_claims(stores, {change.gpu for change in changes if change.gpu})
         self._release(now_ns)
-        files = await service.run_in_thread(stores.store.files)
-        homes = await service.run_in_thread(stores.store.homes)
+        files = await call_database(stores.store.files)
+        homes = await call_database(stores.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
         await self._counter.count_new(stores, files, homes)
 
@@ -84,7 +85,7 @@ class FollowedAccount:
             with stores.ledger.database.transaction() as connection:
                 return head_chain.newest_head(connection)
 
-        head = await service.run_in_thread(read_head)
+        head = await call_database(read_head)
         is_same = head == self._head
         gpus = set(filter(claim_events.is_gpu, self.book.gpus))
         new = gpus - self._accounted if is_same else gpus
@@ -92,9 +93,7 @@ class FollowedAccount:
             return
         delay_ns = round(self.settings.finalize_delay_seconds * timestamps.SECOND_NS)
         oldest_day = (now_ns - delay_ns) // timestamps.DAY_NS - self.settings.max_revision_age_days
-        finalized = await service.run_in_thread(
-            ledger_days.read_finalized, stores.ledger, new, oldest_day
-        )
+        finalized = await call_database(ledger_days.read_finalized, stores.ledger, new, oldest_day)
         async with self.live.lock:
             if not is_same:
                 self.live.finalized = live_account.FinalizedSums()
@@ -118,9 +117,7 @@ class FollowedAccount:
             if gpu in self.book.gpus or not claim_events.is_gpu(gpu):
                 by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
         for start_ns, group in by_start.items():
-            self.book.add_claims(
-                await service.run_in_thread(stores.store.claim_facts, group, start_ns)
-            )
+            self.book.add_claims(await call_database(stores.store.claim_facts, group, start_ns))
 
     def _open_ns(self, gpu: str) -> int:
         """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""

@@ -33,6 +33,7 @@ from collector.evidence import (
 )
 from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import (
+    database,
     day_metering,
     day_tiling,
     head_chain,
@@ -42,7 +43,6 @@ from collector.ledger import (
 )
 from collector.metering import evidence, measures, units
 from collector.metering.tiling import SlotState
-from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
@@ -353,7 +353,9 @@ class OpenDayCounter:
         ]
         for job_group in group_by_nodes(jobs, homes):
             try:
-                tally = await run_in_thread(open_amounts, stores.store, homes, files, job_group)
+                tally = await database.call_database(
+                    open_amounts, stores.store, homes, files, job_group
+                )
             except BaseException:
                 self.book.late |= late
                 raise

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,25 @@ from collector.config import LedgerSettings
 from collector.ledger import LedgerError, head_chain, schema
 from railscope import convert_errors
 from railscope.server_connections import MAX_PORT
-from railscope.service import run_in_thread
+from railscope.service import Parameters, ResultT, run_to_end
 from railscope.settings import SettingsError, read_named_file
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
 _SECRETS = ("password", "sslpassword")
+_threads = ThreadPoolExecutor(16, thread_name_prefix="database")
+"""More threads than components that use a database: each of them has one call at a time."""
+
+
+async def call_database(
+    work: Callable[Parameters, ResultT], *arguments: Parameters.args, **named: Parameters.kwargs
+) -> ResultT:
+    """Run a call to a database as `run_in_thread` does, in threads for such calls only.
+
+    A commit that waits for a standby may take hours: files are written by other threads meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    return await run_to_end(loop.run_in_executor(_threads, lambda: work(*arguments, **named)))
 
 
 class UnusableLedgerError(LedgerError):
@@ -358,7 +372,7 @@ class LedgerProbe:
         if self._ended_at is not None and self.monotonic() - self._ended_at < REUSE_SECONDS:
             return _UNWRITABLE if self._problem else ""
         if self._task is None:
-            self._task = asyncio.create_task(run_in_thread(self._write))
+            self._task = asyncio.create_task(call_database(self._write))
             self._task.add_done_callback(self._end_write)
         done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
         if not done:

@@ -30,8 +30,7 @@ import sqlalchemy as sa
 import structlog
 
 from collector.ledger import LedgerError, schema
-from collector.ledger.database import Database, UnusableLedgerError
-from railscope.service import run_in_thread
+from collector.ledger.database import Database, UnusableLedgerError, call_database
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +198,7 @@ class Lease:
         """Renew the lease while it is held, until cancelled."""
         while True:
             await asyncio.sleep(RENEWAL_SECONDS)
-            await run_in_thread(self.renew)
+            await call_database(self.renew)
 
     def _lose(self, problem: str) -> None:
         if self.term is not None:

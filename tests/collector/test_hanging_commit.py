@@ -1,0 +1,79 @@
+"""Commits that wait for a missing standby delay neither the frame log nor anything else but the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+from makers import FrameSender
+from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
+from support import postgresql
+
+from collector.config import LedgerSettings, MeteringSettings
+from collector.ledger.database import call_database
+
+STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    " OR (wait_event_type = 'Lock' AND backend_type = 'client backend')"
+)
+"""Transactions that wait for the standby, or for one that does."""
+
+
+def set_standby(url: str, name: str) -> None:
+    """Let each commit of the server wait for a standby; an empty name ends that."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(STANDBY.format(name).encode())
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def count_hanging(url: str) -> int:
+    """Return the number of transactions that hang."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(WAITING).fetchone()
+    return int(row[0]) if row else 0
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Wait until a check is true, at most a minute."""
+    async with asyncio.timeout(60):
+        while not check():  # noqa: ASYNC110 - of a real server
+            await asyncio.sleep(0.02)
+
+
+async def test_frames_are_received_while_all_commits_wait(tmp_path: Path) -> None:
+    """With fewer threads for files than commits that wait."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    with postgresql.running() as server:
+        url, sender = server.database(), FrameSender("n1")
+        settings = settings_in(
+            tmp_path,
+            ledger=LedgerSettings(url=url),
+            metering=MeteringSettings(period_seconds=0.1, quiet_seconds=0),
+        )
+        async with run_collector(settings) as running:
+            first = await running.post(sender.body(gpu_frames(sender), schemas=True))
+            assert first[0] == 200
+            await until(lambda: running.collector.live.is_ready)
+            set_standby(url, "missing")
+            try:
+                probes = [
+                    asyncio.create_task(call_database(running.collector.ledger_probe._write))  # noqa: SLF001 - a commit
+                    for _ in range(3)
+                ]
+                await until(lambda: count_hanging(url) >= 2)
+                for second in range(10, 60, 10):
+                    body = sender.body(gpu_frames(sender, second))
+                    async with asyncio.timeout(60):
+                        status, reply = await running.post(body, at=100 + second)
+                    assert (status, reply["accepted_frames"]) == (200, 3)
+                    assert reply["stored"] < reply["position"]
+                assert logged_envelopes(tmp_path) == 6
+                assert not any(probe.done() for probe in probes)
+            finally:
+                set_standby(url, "")
+            await asyncio.gather(*probes)
+            await until(lambda: not running.collector.core.evidence.intervals.by_key)
