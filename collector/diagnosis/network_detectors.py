@@ -52,7 +52,7 @@ def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
     limit = _pausing_limit(view)
     reports = above(nic["pause_storms"], 0.0) & ~above(nic["receive"], thresholds.storm_receive)
     storm = reports | _stopped(view, nic)
-    # A storm that the window does not show yet is no slow receiver.
+    # The window may not show a storm yet: it would be a slow receiver until then.
     slow = (
         above(nic["pausing_share"], limit)
         & above(nic["pausing_share"], nic["paused_share"])
