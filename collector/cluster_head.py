@@ -36,7 +36,7 @@ from collector.finalization import followed_account, ledger_days
 from collector.fleet import view_cells
 from collector.ledger import database as databases, leases, membership
 from collector.live_diagnosis import diagnosis_engine, diagnosis_service
-from collector.state import collector_state, record_feed, state_checkpoint
+from collector.state import collector_state, feed_follower, record_feed
 from collector.workloads.job_readings import MeasureAverages
 from railscope import server_connections, settings as setting_files, timestamps
 from railscope.service import run_in_thread
@@ -56,7 +56,7 @@ class FollowedCollector:
     """One collector whose records the head reads; for its own, without a connection."""
 
     member: membership.ClusterMember
-    follower: record_feed.FeedFollower
+    follower: feed_follower.FeedFollower
     task: asyncio.Task[None] | None = None
     problem: str = "no snapshot yet"
     """Reason why its nodes are unknown; empty if they are not."""
@@ -364,8 +364,7 @@ class ClusterHead:
             if name in state.followed:
                 state.followed[name].member = member
                 continue
-            follower = record_feed.FeedFollower(state.core, self.settings.limits)
-            each = state.followed[name] = FollowedCollector(member, follower)
+            each = state.followed[name] = FollowedCollector(member, self._follower(state, name))
             read = self._read_own if name == self.name else self._read_other
             each.task = asyncio.create_task(read(state, each))
         state.add_last_known()
@@ -411,25 +410,24 @@ class ClusterHead:
         self, state: HeadState, each: FollowedCollector, read: Callable[[int], Awaitable[bytes]]
     ) -> None:
         """Apply parts until they end. Raises record_feed.FeedError, and as `read`."""
-        follower = each.follower = record_feed.FeedFollower(state.core, self.settings.limits)
-        name, owners, nodes = each.member.name, state.owners, state.core.fleet.nodes
+        follower = each.follower = self._follower(state, each.member.name)
         slices = work_limits.TimeSlices()
         async for part in record_feed.read_parts(read):
-            sender_ns = getattr(part, "wall_ns", None)
-            if sender_ns is not None:
-                follower.set_clock(sender_ns, self.refresher.wall_ns())
-            if isinstance(part, state_checkpoint.NodePart) and part.name in nodes:
-                known_ns = nodes[part.name].timestamp_ns
-                if part.memory and part.memory.timestamp_ns + follower.shift_ns >= known_ns:
-                    owners[part.name] = name
             await follower.apply(part, slices)
-            if isinstance(part, record_feed.RecordPart):
-                owners[part.record.node] = name
-            elif isinstance(part, state_checkpoint.NodePart):
-                owners.setdefault(part.name, name)
             if follower.is_complete and each.problem:
                 each.problem = ""
-                log.info("collector_included", collector=name, nodes=len(follower.nodes))
+                log.info(
+                    "collector_included",
+                    collector=follower.name,
+                    nodes=len(follower.nodes),
+                    rejected=follower.rejected,
+                    problem=follower.problem,
+                )
+
+    def _follower(self, state: HeadState, name: str) -> feed_follower.FeedFollower:
+        return feed_follower.FeedFollower(
+            state.core, self.settings.limits, self.refresher.wall_ns, name, state.owners
+        )
 
 
 def _reader_of(parts: AsyncIterator[bytes]) -> Callable[[int], Awaitable[bytes]]:

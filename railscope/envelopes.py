@@ -245,13 +245,18 @@ def _open_batch(sealed: _SealedBatch) -> wire.Batch:
 def _event(raw: msgspec.Raw) -> wire.WireEvent:
     _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
     event = _event_decoder.decode(raw)
+    check_event(event)
+    return event
+
+
+def check_event(event: wire.WireEvent) -> None:
+    """Raise WireError for an event beyond a bound of an envelope."""
     _check_texts("the name of an event", (event.name,), wire.MAX_NAME)
     _check_entity(event.entity)
     _check_facts(event.facts)
     if _text_of(event) > MAX_EVENT_TEXT:
         message = f"event too large: expected at most {MAX_EVENT_TEXT} characters"
         raise wire.WireError(message)
-    return event
 
 
 def _check_entity(entity: wire.WireEntity) -> None:

@@ -300,17 +300,25 @@ class ClaimIndex:
         found = self._claims.get(claim_identity(fact))
         return found.ends if found else []
 
-    def limit_exceeded(self, fact: claim_events.ClaimFact) -> str:
-        """Return the reason for which a node's fact is rejected; empty if it is accepted."""
+    def __contains__(self, fact: claim_events.ClaimFact) -> bool:
+        """True if a report was added before."""
+        found = self._claims.get(claim_identity(fact))
+        return found is not None and (fact in found.starts or fact in found.ends)
+
+    def limit_exceeded(self, fact: claim_events.ClaimFact, *, is_ended: bool = False) -> str:
+        """Return the reason for which a node's fact is rejected; empty if it is accepted.
+
+        If `is_ended`, both start and end of the claim are added, so that it is not in force.
+        """
         reports, node = (
             self._claims.get(claim_identity(fact)),
             self._nodes.get(fact.node, _NodeClaims()),
         )
         if reports is None:
-            if node.in_force >= MAX_IN_FORCE:
+            if node.in_force >= MAX_IN_FORCE and not is_ended:
                 return f"the node has {MAX_IN_FORCE} claims in force"
             on_gpu = node.in_force_on_gpu[fact.gpu] if claim_events.is_gpu(fact.gpu) else 0
-            if on_gpu >= MAX_IN_FORCE_ON_GPU:
+            if on_gpu >= MAX_IN_FORCE_ON_GPU and not is_ended:
                 return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
             if node.claims >= MAX_REMEMBERED:
                 return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"

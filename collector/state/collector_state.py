@@ -22,15 +22,7 @@ import structlog
 
 from collector import config, work_limits
 from collector.evidence import evidence_book, first_receipts, node_intervals
-from collector.fleet.fleet import (
-    Fleet,
-    NodeUpdate,
-    RecentEvents,
-    SeenEvent,
-    gpu_names,
-    names_of,
-    seen_events,
-)
+from collector.fleet import fleet as fleets
 from collector.fleet.schemas import KnownSchema, StoredSchemas
 from collector.framelog import received_frames, segment_files
 from collector.metering.evidence import GAP_NS
@@ -68,16 +60,16 @@ class CollectorState:
     """Fleet, received sequences, evidence and recent events."""
 
     schemas: StoredSchemas
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: fleets.Fleet = field(default_factory=fleets.Fleet)
     received: received_frames.ReceivedFrames = field(default_factory=received_frames.ReceivedFrames)
     evidence: evidence_book.EvidenceBook = field(default_factory=evidence_book.EvidenceBook)
     receipts: first_receipts.ReceiptSigner = field(default_factory=first_receipts.ReceiptSigner)
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
-    events: RecentEvents = field(default_factory=RecentEvents)
+    events: fleets.RecentEvents = field(default_factory=fleets.RecentEvents)
     log_limit: work_limits.LogRateLimit = field(default_factory=work_limits.LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
-    listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
+    listeners: list[Callable[[fleets.SeenEvent], None]] = field(default_factory=list)
     """Called with every event of a new frame.
 
     Also if an earlier frame reported it, and again when a restart reads the frame.
@@ -211,7 +203,7 @@ class CollectorState:
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
-        applied = self.fleet.apply(NodeUpdate(*sender, schema.layout, batch, newest_ns))
+        applied = self.fleet.apply(fleets.NodeUpdate(*sender, schema.layout, batch, newest_ns))
         if schema.gpus and applied:
             self.gpus_by_node[envelope.node] = schema.gpus_by_rail
 
@@ -220,24 +212,24 @@ class CollectorState:
     ) -> Iterator[None]:
         """Record the claims and other events of a batch."""
         yield from self.evidence.claim_steps(record.as_first_received, envelope, batch)
-        for number, event in enumerate(seen_events(record, envelope, batch)):
+        for number, event in enumerate(fleets.seen_events(record, envelope, batch)):
             if number % _EVENTS_PER_STEP == _EVENTS_PER_STEP - 1:
                 yield
             for listener in self.listeners:
                 listener(event)
             self.add_event(event)
 
-    def add_event(self, seen_event: SeenEvent) -> None:
+    def add_event(self, seen_event: fleets.SeenEvent) -> None:
         """Add an event, each once: an agent that restarts reads the kernel log from its beginning."""
         self.events.add(seen_event)
 
     def names_of_gpu(self, node: str, uuid: str) -> Names:
         """Return names of a GPU of a node; those that the node does not report are empty."""
-        return gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
+        return fleets.gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
 
     def names_of(self, node: str, entity: WireEntity) -> Names | None:
         """Return names of the GPU or NIC that contains an entity; None for other entities."""
-        return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
+        return fleets.names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
 
     def gpus_by_rail(self, node: str) -> Mapping[int, str]:
         """Return the GPU on each rail of a node."""

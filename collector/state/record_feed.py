@@ -8,7 +8,8 @@ Records that arrive while it is made follow it; applying them again changes noth
     part = length (4 bytes) ‖ MessagePack of one of the types in `FeedPart`
 
 A collector that reads too slowly is disconnected, and begins again with a snapshot: nothing is left out unnoticed.
-The sender is trusted with the names of its nodes and with nothing else: sizes and costs are checked as in ingest.
+Facts about one GPU are divided into parts that are far below the limit of a part. Parts that are invalid or beyond a
+bound cost their node only: `collector.state.feed_follower` checks each before it is stored.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 import msgspec
-import numpy as np
 
-from collector import config, work_limits
-from collector.access.credentials import MAX_AUTHORITY
-from collector.evidence import claim_events
-from collector.fleet import fleet, schema_templates, schemas, sheets
+from collector import work_limits
+from collector.evidence import claim_events, evidence_memory, node_intervals
+from collector.fleet import fleet
 from collector.framelog.segment_files import FrameRecord
 from collector.state import StateError, collector_state, state_checkpoint
-from railscope import envelopes, service, timestamps, untrusted_text, wire
+from railscope import envelopes, service, untrusted_text, wire
 
 FORMAT = 1
 MAX_PART_BYTES = 32 << 20
@@ -38,8 +37,14 @@ MAX_WAITING_BYTES = 1 << 30
 while 4 kB/s of each node wait: 250 MB of 3,500 nodes.
 """
 HEARTBEAT_SECONDS = 2.0
-CLOCK_TOLERANCE_NS = 2 * timestamps.SECOND_NS
-"""Difference of two collectors' clocks up to which times are left as they are."""
+MAX_STREAMS = 4096
+"""Streams of a node in its part: an agent has some dozens."""
+MAX_PART_SPANS = 4096
+_PART_CLAIMS = 200
+"""Reports of claims in one part: 2.6 MB if every text has the maximum length."""
+_MAX_UNREADABLE = 100
+"""Parts of one connection that cannot be read, above which the sender is considered defective."""
+_SKIPPED_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 _RECORD_BYTES = 512
 _Values: TypeAlias = Annotated[
@@ -80,6 +85,13 @@ class ReadingsPart(msgspec.Struct, array_like=True, tag=True):
     rates: _Values
 
 
+class OmittedPart(msgspec.Struct, array_like=True, tag=True):
+    """A part that was not sent or cannot be read, with the reason; the node is empty if it is unknown."""
+
+    node: wire.Name
+    problem: wire.Name
+
+
 class SnapshotEnd(msgspec.Struct, array_like=True, tag=True):
     """Ends the snapshot."""
 
@@ -96,44 +108,125 @@ class SenderTime(msgspec.Struct, array_like=True, tag=True):
     wall_ns: int
 
 
-FeedPart: TypeAlias = (
-    FeedHeader
-    | SchemasPart
-    | state_checkpoint.NodePart
+SnapshotPart: TypeAlias = (
+    state_checkpoint.NodePart
     | state_checkpoint.GpuPart
     | state_checkpoint.EventsPart
     | ReadingsPart
     | SnapshotEnd
-    | RecordPart
-    | SenderTime
+)
+FeedPart: TypeAlias = (
+    FeedHeader | SchemasPart | SnapshotPart | OmittedPart | RecordPart | SenderTime
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FeedPart] = msgspec.msgpack.Decoder(FeedPart)
 
 
 def encode_part(part: FeedPart) -> bytes:
-    """Encode a part with its length."""
+    """Encode a part with its length; one that is too large is stated as omitted."""
     payload = _encoder.encode(part)
+    if len(payload) > MAX_PART_BYTES:
+        subject = part.record if isinstance(part, RecordPart) else part
+        node = getattr(subject, "node", getattr(subject, "name", ""))
+        payload = _encoder.encode(OmittedPart(node, _too_large(len(payload))))
     return _LENGTH.pack(len(payload)) + payload
 
 
+def _too_large(size: int) -> str:
+    return f"part of {size} bytes: expected at most {MAX_PART_BYTES}"
+
+
 async def read_parts(read: Callable[[int], Awaitable[bytes]]) -> AsyncIterator[FeedPart]:
-    """Yield the parts that `read` returns by their exact size. Raises FeedError, and as `read`."""
+    """Yield the parts that `read` returns by their exact size. Raises FeedError, and as `read`.
+
+    One that cannot be read is yielded as omitted, as the others are not affected.
+    """
+    is_begun, unreadable = False, 0
     while True:
         (length,) = _LENGTH.unpack(await read(_LENGTH.size))
-        if length > MAX_PART_BYTES:
-            message = f"part of {length} bytes: expected at most {MAX_PART_BYTES}"
-            raise FeedError(message)
-        payload = await read(length)
-        try:
-            part = _decoder.decode(payload)
-        except untrusted_text.DECODING_ERRORS as error:
-            message = f"invalid part: {error}"
-            raise FeedError(message) from error
+        part: FeedPart = OmittedPart("", _too_large(length))
+        if length <= MAX_PART_BYTES:
+            part = _decode_part(await read(length))
+        elif is_begun:
+            for start in range(0, length, _SKIPPED_BYTES):
+                await read(min(_SKIPPED_BYTES, length - start))
         if isinstance(part, FeedHeader) and part.format != FORMAT:
             message = f"records of format {part.format}: expected {FORMAT}"
             raise FeedError(message)
+        unreadable += isinstance(part, OmittedPart) and not part.node
+        if not is_begun and not isinstance(part, FeedHeader):
+            message = f"invalid records: expected a header: {getattr(part, 'problem', '')}"
+            raise FeedError(message)
+        if unreadable > _MAX_UNREADABLE:
+            message = f"more than {_MAX_UNREADABLE} parts that cannot be read: {getattr(part, 'problem', '')}"
+            raise FeedError(message)
+        is_begun = True
         yield part
+
+
+def _decode_part(payload: bytes) -> FeedPart:
+    try:
+        return _decoder.decode(payload)
+    except untrusted_text.DECODING_ERRORS as error:
+        return OmittedPart("", f"invalid part: {error}"[: wire.MAX_NAME])
+
+
+def group_claims(memory: evidence_memory.GpuMemory) -> Iterator[list[claim_events.ClaimFact]]:
+    """Yield the facts of each claim of a GPU, starts first."""
+    facts_by_claim: dict[tuple[str, str], list[claim_events.ClaimFact]] = {}
+    facts: list[claim_events.ClaimFact] = [*memory.claims, *memory.ended]
+    for fact in facts:
+        facts_by_claim.setdefault((fact.node, fact.id), []).append(fact)
+    yield from facts_by_claim.values()
+
+
+def divide_gpu(part: state_checkpoint.GpuPart) -> list[state_checkpoint.GpuPart]:
+    """Return the facts about a GPU in parts of bounded sizes; those of one claim are in one part."""
+    memory = part.memory
+    claims = len(memory.claims) + len(memory.ended)
+    spans = [presence.spans for presence in memory.presences.values()]
+    spans += [layout.spans for layout in memory.layouts]
+    spans += memory.valueless.values()
+    if claims + len(spans) <= _PART_CLAIMS and sum(map(len, spans)) <= MAX_PART_SPANS:
+        return [part]
+    pieces = [
+        evidence_memory.GpuMemory(presences={key: presence})
+        for key, presence in memory.presences.items()
+    ]
+    piece = evidence_memory.GpuMemory()
+    for facts in group_claims(memory):
+        for fact in facts:
+            if isinstance(fact, claim_events.ReportedClaim):
+                piece.claims.append(fact)
+            else:
+                piece.ended.append(fact)
+        if len(piece.claims) + len(piece.ended) >= _PART_CLAIMS:
+            pieces.append(piece)
+            piece = evidence_memory.GpuMemory()
+    pieces.append(piece)
+    for layout in memory.layouts:
+        for start in range(0, len(layout.spans), MAX_PART_SPANS):
+            chosen = layout.spans[start : start + MAX_PART_SPANS]
+            divided = node_intervals.LayoutSpans(layout.parts, chosen)
+            pieces.append(evidence_memory.GpuMemory(layouts=[divided]))
+    pieces += [
+        evidence_memory.GpuMemory(valueless={node: found})
+        for node, found in memory.valueless.items()
+    ]
+    return [state_checkpoint.GpuPart(part.uuid, each) for each in pieces]
+
+
+def divide_schemas(node: str, contents: Sequence[bytes]) -> Iterator[SchemasPart]:
+    """Yield schemas in parts that are within the bounds of an envelope."""
+    chosen: list[bytes] = []
+    for content in contents:
+        size = sum(map(len, chosen)) + len(content)
+        if chosen and (len(chosen) == wire.MAX_SCHEMAS or size > envelopes.MAX_SCHEMAS_BYTES):
+            yield SchemasPart(node, chosen)
+            chosen = []
+        chosen.append(content)
+    if chosen:
+        yield SchemasPart(node, chosen)
 
 
 # Sending -----------------------------------------------------------------------------------------
@@ -221,16 +314,19 @@ class RecordFeed:
         if new:
             sent.update(new)
             contents = await service.run_in_thread(self.core.schemas.contents, new)
-            yield encode_part(SchemasPart(node, contents))
+            for part in divide_schemas(node, contents):
+                yield encode_part(part)
 
     async def _snapshot(self, sent: set[bytes]) -> AsyncIterator[bytes]:
         core, slices = self.core, work_limits.TimeSlices()
         for part in state_checkpoint.make_parts(core, 0):
             match part:
                 case state_checkpoint.NodePart():
-                    # Sequences of frames are those of the records that follow.
-                    yield encode_part(msgspec.structs.replace(part, runs={}))
-                case state_checkpoint.GpuPart() | state_checkpoint.EventsPart():
+                    yield encode_part(_without_frames(part))
+                case state_checkpoint.GpuPart():
+                    for piece in divide_gpu(part):
+                        yield encode_part(piece)
+                case state_checkpoint.EventsPart():
                     yield encode_part(part)
             await slices.yield_if_due()
         for node in list(core.fleet.nodes.values()):
@@ -240,6 +336,16 @@ class RecordFeed:
             for row in rows:
                 yield encode_part(_readings_of(node.name, row))
             await slices.yield_if_due()
+
+
+def _without_frames(part: state_checkpoint.NodePart) -> state_checkpoint.NodePart:
+    """Return a node without its sequences of frames, which are those of the records that follow."""
+    memory = part.memory
+    if memory and len(memory.stream_timestamps_ns) > MAX_STREAMS:
+        newest = sorted(memory.stream_timestamps_ns.items(), key=lambda item: -item[1])
+        streams = dict(newest[:MAX_STREAMS])
+        memory = msgspec.structs.replace(memory, stream_timestamps_ns=streams)
+    return msgspec.structs.replace(part, runs={}, memory=memory)
 
 
 def _readings_of(node: str, row: fleet.StreamRow) -> ReadingsPart:
@@ -257,181 +363,3 @@ def _readings_of(node: str, row: fleet.StreamRow) -> ReadingsPart:
         reasons.tobytes() if reasons.any() else b"",
         block.rates_of(index).tobytes(),
     )
-
-
-# Receiving ---------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class FeedFollower:
-    """Applies the parts of one feed to a state."""
-
-    core: collector_state.CollectorState
-    limits: config.IngestLimits
-    shift_ns: int = 0
-    """Lead of this collector's clock over the sender's, 0 if they agree."""
-    rejected: int = 0
-    """Records that were not applied."""
-    problem: str = ""
-    """Reason why the last of these was not applied."""
-    nodes: set[str] = field(default_factory=set)
-    is_complete: bool = False
-    """True after the snapshot."""
-
-    def set_clock(self, sender_ns: int, own_ns: int) -> None:
-        """Compare the clocks of both; a step is followed, small variations of the delay are not."""
-        lead_ns = own_ns - sender_ns
-        if abs(lead_ns - self.shift_ns) > CLOCK_TOLERANCE_NS:
-            self.shift_ns = lead_ns if abs(lead_ns) > CLOCK_TOLERANCE_NS else 0
-
-    async def apply(self, part: FeedPart, slices: work_limits.TimeSlices) -> None:
-        """Apply a part. Raises FeedError if the feed cannot be continued."""
-        match part:
-            case SchemasPart():
-                await self._store_schemas(part)
-            case state_checkpoint.NodePart():
-                self.nodes.add(part.name)
-                _merge_node(self.core, part, self.shift_ns)
-            case state_checkpoint.GpuPart():
-                _merge_gpu(self.core, part)
-            case state_checkpoint.EventsPart():
-                for node, boot_id, event in part.events:
-                    self.core.add_event(fleet.SeenEvent(node, boot_id, event))
-            case ReadingsPart():
-                self._attempt(part.node, lambda: self._apply_readings(part))
-            case RecordPart():
-                record = part.record
-                steps = self._attempt(record.node, lambda: self._steps(record)) or iter(())
-                self.nodes.add(record.node)
-                for _ in steps:
-                    await slices.yield_if_due()
-            case SnapshotEnd():
-                self.is_complete = True
-        await slices.yield_if_due()
-
-    def _attempt(
-        self, node: str, work: Callable[[], Iterator[None] | None]
-    ) -> Iterator[None] | None:
-        """Do a part; what is invalid is left out and counted, as the other nodes are not affected."""
-        try:
-            return work()
-        except (ValueError, LookupError, ArithmeticError) as error:
-            self.rejected += 1
-            self.problem = f"{node}: {error}"
-            return None
-
-    async def _store_schemas(self, part: SchemasPart) -> None:
-        try:
-            await service.run_in_thread(self._put_schemas, part)
-        except (ValueError, ArithmeticError, LookupError) as error:
-            message = f"invalid schema of {part.node}: {error}"
-            raise FeedError(message) from error
-
-    def _put_schemas(self, part: SchemasPart) -> None:
-        recognized: list[schema_templates.EncodedSchema] = []
-        for content in part.contents:
-            if len(content) > envelopes.MAX_SCHEMA_BYTES:
-                message = f"{len(content)} bytes: expected at most {envelopes.MAX_SCHEMA_BYTES}"
-                raise FeedError(message)
-            schema = self.core.schemas.recognize(content)
-            schema.check(self.limits.columns_per_schema)
-            recognized.append(schema)
-        self.core.schemas.put_all(recognized)
-
-    def _schema(self, digest: bytes) -> schemas.KnownSchema:
-        schema = self.core.schemas.get(digest)
-        if schema is None:
-            message = f"unknown schema {digest.hex()}"
-            raise FeedError(message)
-        return schema
-
-    def _steps(self, record: FrameRecord) -> Iterator[None]:
-        """Check a record, and return the steps that apply it. Raises ValueError."""
-        opened = envelopes.open_body(record.body, self.limits.decompressed_bytes)
-        envelope = opened.decode_envelope()
-        if envelope.node != record.node:
-            message = f"envelope of node {envelope.node!r}: expected that of its record"
-            raise FeedError(message)
-        used = [self._schema(batch.schema) for batch in envelope.batches]
-        for batch, schema in zip(envelope.batches, used, strict=True):
-            sheets.check_batch(batch, schema.layout.columns, self.limits.frames_per_batch)
-            if batch.stream != schema.layout.stream:
-                message = f"batch of {batch.stream!r}: invalid schema"
-                raise FeedError(message)
-        cost = collector_state.envelope_cost(envelope, used)
-        problems = [
-            *collector_state.find_exceeded_bounds(cost, self.limits),
-            *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
-        ]
-        if problems:
-            raise FeedError("; ".join(problems))
-        shifted = msgspec.structs.replace(
-            record,
-            received_wall_ns=record.received_wall_ns + self.shift_ns,
-            max_authority=min(record.max_authority, MAX_AUTHORITY),
-        )
-        return self.core.steps(shifted, envelope)
-
-    def _apply_readings(self, part: ReadingsPart) -> None:
-        """Set the current readings of a stream, unless newer ones are present."""
-        schema = self._schema(part.schema)
-        layout = schema.layout
-        stamps = (max(part.timestamp_ns, 0),), (part.boot_ns,)
-        unchanged = bytes((layout.columns + 7) // 8)
-        batch = wire.Batch(
-            layout.stream, part.schema, 1, *stamps, part.values, unchanged, b"", part.reasons
-        )
-        sheets.check_batch(batch, layout.columns, 1)
-        rates = np.frombuffer(part.rates, "<f4")
-        if len(rates) != len(layout.counters):
-            message = f"{len(rates)} rates: expected {len(layout.counters)}"
-            raise FeedError(message)
-        sender = (part.node, part.run, part.boot_id)
-        at_ns = part.timestamp_ns + self.shift_ns
-        update = fleet.NodeUpdate(*sender, layout, batch, at_ns)
-        if self.core.fleet.apply(update):
-            row = self.core.fleet.nodes[part.node].rows[layout.stream]
-            row.block.set_rates(row.index, rates, part.last_ns)
-            if schema.gpus:
-                self.core.gpus_by_node[part.node] = schema.gpus_by_rail
-        self.core.schemas.record_uses(part.node, [part.schema])
-
-
-def _merge_node(
-    core: collector_state.CollectorState, part: state_checkpoint.NodePart, shift_ns: int
-) -> None:
-    """Add a node; of one that two collectors have, the newest report counts."""
-    node, memory = core.fleet.get_or_add_node(part.name), part.memory
-    if memory and memory.timestamp_ns + shift_ns >= node.timestamp_ns:
-        node.agent_version, node.clock_offset_ns = memory.agent_version, memory.clock_offset_ns
-        node.timestamp_ns = memory.timestamp_ns + shift_ns
-        if memory.gpus:
-            core.gpus_by_node[part.name] = memory.gpus
-    for stream, timestamp_ns in (memory.stream_timestamps_ns if memory else {}).items():
-        known_ns = node.stream_timestamps_ns.get(stream, 0)
-        node.stream_timestamps_ns[stream] = max(known_ns, timestamp_ns + shift_ns)
-    receipts = core.evidence.node(part.name)
-    receipts.current_ns = max(receipts.current_ns, part.receipts.current_ns)
-    receipts.record_reports(part.receipts.reports)
-    core.evidence.merge_contacts({part.name: part.receipts.gpus})
-
-
-def _merge_gpu(core: collector_state.CollectorState, part: state_checkpoint.GpuPart) -> None:
-    """Add the facts about a GPU's time, within the bounds of each node."""
-    book, uuid, memory = core.evidence, part.uuid, part.memory
-    for presence in memory.presences.values():
-        if presence.spans:
-            contact = book.node(presence.node).gpus.get(uuid)
-            book.record_presence(uuid, presence, contact.pci if contact else "")
-    facts: list[claim_events.ClaimFact] = [*memory.claims, *memory.ended]
-    if facts:
-        book.gpu(uuid)
-    book.add_claims(fact for fact in facts if not book.claims.limit_exceeded(fact))
-    if uuid not in book.gpus:
-        return
-    for layout in memory.layouts:
-        for span in layout.spans:
-            book.record_layout(uuid, layout.parts, span)
-    for node, spans in memory.valueless.items():
-        if spans:
-            book.list_valueless(node, uuid, spans)

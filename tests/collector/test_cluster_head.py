@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -24,39 +23,18 @@ from collector.access.credentials import digest_token
 from collector.config import (
     ClusterSettings,
     CollectorSettings,
-    IngestLimits,
     LedgerSettings,
     MeteringSettings,
 )
 from collector.diagnosis.saved_state import decode_diagnosis
-from collector.fleet.schemas import StoredSchemas
-from collector.framelog.segment_files import FrameRecord
 from collector.ledger import membership
 from collector.ledger.database import SharedDatabase
-from collector.state.collector_state import CollectorState
-from collector.state.record_feed import (
-    MAX_WAITING_BYTES,
-    FeedError,
-    FeedFollower,
-    FeedHeader,
-    FeedPart,
-    ReadingsPart,
-    RecordFeed,
-    RecordPart,
-    SchemasPart,
-    SenderTime,
-    SnapshotEnd,
-    encode_part,
-    read_parts,
-)
 from collector.tables import metadata
-from collector.work_limits import TimeSlices
 from railscope.catalog.entities import CLAIM
 from railscope.catalog.tenancy import CLAIM_START_EVENT
-from railscope.envelopes import open_body
 from railscope.frame import Entity, Event
 from railscope.service import run_in_thread
-from railscope.wire import SentAt, pack
+from railscope.wire import SentAt
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 SPLIT = {"a": ("n1", "n4"), "b": ("n2", "n6"), "c": ("n3", "n5")}
@@ -400,146 +378,3 @@ async def until_page(one: RunningCollector, text: str) -> str:
 
     found: str = await until(page)
     return found
-
-
-class Feed:
-    """Records of a collector with one node, and a follower of them."""
-
-    def __init__(self, directory: Path, **limits: int) -> None:
-        self.sent = CollectorState(StoredSchemas(directory / "sent"))
-        self.sent.schemas.open()
-        self.feed = RecordFeed(self.sent, lambda: START_WALL_NS, heartbeat_seconds=0.01)
-        core = CollectorState(StoredSchemas(directory / "followed"))
-        core.schemas.open()
-        self.follower = FeedFollower(core, IngestLimits(**limits))
-
-    def accept(self, node: ReportingNode, received_ns: int = START_WALL_NS) -> None:
-        opened = open_body(node.body(), 1 << 20)
-        for content in opened.schemas:
-            self.sent.schemas.put_all([self.sent.schemas.recognize(content)])
-        sent = SentAt(received_ns, START_BOOT_NS + node.at * SECOND, "boot-1")
-        body = pack(opened.decode_envelope())
-        self.sent.accept(FrameRecord(node.name, received_ns, sent, body), opened.decode_envelope())
-
-    async def parts(self) -> list[FeedPart]:
-        """Parts up to the second time of the sender."""
-        found: list[FeedPart] = []
-        async for encoded in self.feed.parts():
-            found += [part async for part in decoded(encoded)]
-            if sum(isinstance(part, SenderTime) for part in found) > 1:
-                break
-        return found
-
-    async def apply(self, *parts: FeedPart) -> None:
-        for part in parts:
-            await self.follower.apply(part, TimeSlices())
-
-
-async def decoded(encoded: bytes) -> AsyncIterator[FeedPart]:
-    reader = io.BytesIO(encoded)
-
-    async def read(size: int) -> bytes:
-        found = reader.read(size)
-        if len(found) < size:
-            raise EOFError
-        return found
-
-    with contextlib.suppress(EOFError):
-        async for part in read_parts(read):
-            yield part
-
-
-async def test_a_snapshot_contains_the_current_readings_with_their_rates(tmp_path: Path):
-    feed, node = Feed(tmp_path), ReportingNode("n1")
-    feed.accept(node)
-    await feed.apply(*await feed.parts())
-    assert not feed.follower.rejected, feed.follower.problem
-    assert feed.follower.is_complete
-    before, after = (core.fleet.nodes["n1"] for core in (feed.sent, feed.follower.core))
-    assert before.stream_timestamps_ns == after.stream_timestamps_ns
-    assert before.agent_version == after.agent_version == "test"
-    for stream, row in before.rows.items():
-        copied = after.rows[stream]
-        for column in ("values_of", "reasons_of", "rates_of"):
-            expected = getattr(row.block, column)(row.index).tolist()
-            assert getattr(copied.block, column)(copied.index).tolist() == expected, stream
-        assert (row.boot_ns, row.run, row.boot_id) == (copied.boot_ns, copied.run, copied.boot_id)
-    assert feed.follower.core.gpus_by_node == feed.sent.gpus_by_node
-    claims = feed.follower.core.evidence.gpus["GPU-n1-0"].claims
-    assert [claim.workload for claim in claims] == ["4711"]
-
-
-async def test_times_of_a_sender_with_another_clock_are_shifted(tmp_path: Path):
-    feed, node = Feed(tmp_path), ReportingNode("n1")
-    feed.accept(node)
-    hour_ns = 3600 * SECOND
-    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + hour_ns)
-    await feed.apply(*await feed.parts())
-    (before,), (after,) = (core.fleet.nodes.values() for core in (feed.sent, feed.follower.core))
-    assert after.timestamp_ns - before.timestamp_ns == hour_ns
-    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + hour_ns + SECOND)
-    assert feed.follower.shift_ns == hour_ns, "delays vary"
-    feed.follower.set_clock(START_WALL_NS, START_WALL_NS + SECOND)
-    assert feed.follower.shift_ns == 0
-
-
-@pytest.mark.parametrize(
-    ("limits", "problem"),
-    [
-        ({"frames_per_envelope": 1}, "6 frames: expected at most 1"),
-        ({"decompressed_bytes": 256}, "body too large"),
-        ({"batches_per_envelope": 1}, "2 batches: expected at most 1"),
-        ({"frames_per_batch": 2}, "invalid lengths"),
-    ],
-)
-async def test_a_record_beyond_a_bound_is_left_out(
-    tmp_path: Path, limits: dict[str, int], problem: str
-):
-    feed, node = Feed(tmp_path, **limits), ReportingNode("n1")
-    feed.accept(node)
-    parts = await feed.parts()
-    await feed.apply(*(part for part in parts if isinstance(part, SchemasPart)))
-    opened = pack(open_body(node.body(), 1 << 20).decode_envelope())
-    sent = SentAt(START_WALL_NS, START_BOOT_NS, "boot-1")
-    await feed.apply(RecordPart(FrameRecord("n1", START_WALL_NS, sent, opened)))
-    assert feed.follower.rejected == 1
-    assert problem in feed.follower.problem
-    assert not feed.follower.core.fleet.nodes
-
-
-async def test_invalid_content_changes_nothing(tmp_path: Path):
-    feed, node = Feed(tmp_path), ReportingNode("n1")
-    feed.accept(node)
-    parts = await feed.parts()
-    (readings, *_) = (part for part in parts if isinstance(part, ReadingsPart))
-    await feed.apply(readings)
-    assert "unknown schema" in feed.follower.problem
-    await feed.apply(*(part for part in parts if isinstance(part, SchemasPart)))
-    for name, content in (("values", b"1"), ("rates", b""), ("reasons", b"12")):
-        await feed.apply(msgspec.structs.replace(readings, **{name: content}))
-    body = pack(open_body(node.body(), 1 << 20).decode_envelope())
-    sent = SentAt(START_WALL_NS, START_BOOT_NS, "boot-1")
-    for name, content in (("n2", body), ("n1", b"RSF1"), ("n1", body[:-9])):
-        await feed.apply(RecordPart(FrameRecord(name, START_WALL_NS, sent, content)))
-    assert feed.follower.rejected == 7
-    assert not feed.follower.core.fleet.nodes
-    with pytest.raises(FeedError, match="invalid schema of n1"):
-        await feed.apply(SchemasPart("n1", [b"\x81"]))
-    for encoded in (b"\xff\xff\xff\xff", encode_part(FeedHeader(2, 0)), b"\x01\0\0\0\xc1"):
-        with pytest.raises(FeedError):
-            await anext(decoded(encoded))
-
-
-async def test_a_reader_that_is_too_slow_is_disconnected(tmp_path: Path):
-    feed, node = Feed(tmp_path), ReportingNode("n1")
-    feed.accept(node)
-    parts = feed.feed.parts()
-    await anext(parts)
-    (reader,) = feed.feed.readers
-    record = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(MAX_WAITING_BYTES // 2))
-    for _ in range(2):
-        reader.put(record, [])
-    assert not reader.waiting
-    rest = [part async for each in parts async for part in decoded(each)]
-    assert isinstance(rest[-1], SnapshotEnd)
-    assert not feed.feed.readers
