@@ -92,7 +92,9 @@ class MeteringSettings(Struct, frozen=True, kw_only=True):
     period_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 30.0
     """Seconds between two writes of usage evidence."""
     quiet_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 120.0
-    """Usage evidence is written when nothing was added to it for this many seconds."""
+    """Usage evidence is written when nothing was added to it for this many seconds, and 15 minutes and this
+    many seconds after its first addition at the latest.
+    """
     finalize_delay_seconds: Annotated[float, Meta(ge=0, le=30 * MAX_SECONDS)] = 3600.0
     """A day is written to the ledger this many seconds after its end."""
     max_revision_age_days: Annotated[int, Meta(ge=1, le=MAX_DAYS)] = 62

@@ -113,11 +113,22 @@ class IntervalInMemory(msgspec.Struct):
     stored: bool = False
     size_bytes: int = 0
     """Approximate memory use."""
+    since_ns: int = 0
+    """Receipt of the first addition that no write contains."""
 
     @property
     def interval_count(self) -> int:
         """Return the weight of the interval, in intervals of usual size."""
         return 1 + self.size_bytes // INTERVAL_BYTES
+
+    def is_due(self, quiet_ns: int | None) -> bool:
+        """True if it is to be written: nothing was added since `quiet_ns`, or it would have ended before that.
+
+        A node that sends old frames again and again would otherwise never be quiet.
+        """
+        if self.stored or quiet_ns is None:
+            return not self.stored
+        return self.touched_ns <= quiet_ns or self.since_ns <= quiet_ns - node_intervals.INTERVAL_NS
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -318,6 +329,8 @@ class IntervalMemory:
             )
             self.counts[key[0]] += interval.interval_count
         interval.interval.cover(*span)
+        if interval.stored or not interval.since_ns:
+            interval.since_ns = record.received_wall_ns
         interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
         interval.stored = False
         self.unstored.add(key[0], key)

@@ -347,8 +347,12 @@ def read_decisions(connection: sa.Connection) -> review_rules.ReviewDecisions:
 def insert_new_rows(
     connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]
 ) -> None:
-    """Insert rows that do not exist yet."""
-    for row_group in group_items(rows):
+    """Insert rows that do not exist yet, in the order of their keys.
+
+    So transactions with the same rows wait for each other, without a deadlock.
+    """
+    keys = [column.name for column in table.primary_key]
+    for row_group in group_items(sorted(rows, key=lambda row: [row[name] for name in keys])):
         connection.execute(insert_new(connection, table), row_group)
 
 

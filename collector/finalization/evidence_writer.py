@@ -75,11 +75,11 @@ class EvidenceWriter:
     async def write_evidence(
         self, store: evidence_store.EvidenceStore, quiet_ns: int | None
     ) -> None:
-        """Write claims, and the intervals to which nothing was added since a time; all of them if it is None."""
+        """Write claims, and the intervals that are due at a time; all of them if it is None."""
         intervals = [
             interval
             for interval in self.book.intervals.by_key.values()
-            if not interval.stored and (quiet_ns is None or interval.touched_ns <= quiet_ns)
+            if interval.is_due(quiet_ns)
         ]
         claims = list(self.book.unwritten)
         for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
