@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import aiohttp
 import structlog
 from aiohttp import web
 
-from collector import config, view_refresh, work_limits
+from collector import config, record_exchange, view_refresh
 from collector.access.credentials import Credential
 from collector.account.live_account import LiveAccount
 from collector.diagnosis.incident_table import IncidentTable
@@ -38,36 +37,13 @@ from collector.ledger import database as databases, leases, membership
 from collector.live_diagnosis import diagnosis_engine, diagnosis_service
 from collector.state import collector_state, feed_follower, record_feed
 from collector.workloads.job_readings import MeasureAverages
-from railscope import server_connections, settings as setting_files, timestamps
+from railscope import settings as setting_files
 from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
 
-RECORDS_PATH = "/v1/records"
 EXCHANGE_SECONDS = leases.RENEWAL_SECONDS
-SILENCE_SECONDS = 10.0
-"""Time without a heartbeat after which a collector is unknown."""
-RETRY_SECONDS = 1.0
 WRITE_NODES_SECONDS = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class FollowedCollector:
-    """One collector whose records the head reads; for its own, without a connection."""
-
-    member: membership.ClusterMember
-    follower: feed_follower.FeedFollower
-    task: asyncio.Task[None] | None = None
-    problem: str = "no snapshot yet"
-    """Reason why its nodes are unknown; empty if they are not."""
-
-    def part(self, nodes: int) -> membership.CollectorPart:
-        """Return the collector as views state it."""
-        name, url = self.member.name, self.member.url
-        offset_seconds = round(self.follower.shift_ns / timestamps.SECOND_NS, 3)
-        return membership.CollectorPart(
-            name, url, nodes, not self.problem, self.problem, offset_seconds
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +55,7 @@ class HeadState:
     refresher: view_refresh.ViewRefresher
     diagnosis: diagnosis_service.DiagnosisService
     account: followed_account.FollowedAccount
-    followed: dict[str, FollowedCollector] = field(default_factory=dict)
+    followed: dict[str, record_exchange.FollowedCollector] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     """Collector that reported each node last."""
     handlers: dict[str, RequestHandler] = field(default_factory=dict)
@@ -134,31 +110,35 @@ class ClusterHead:
     open_stores: Callable[[], ledger_days.MeteringStores]
     prepare: Callable[[HeadState], None] = lambda _state: None
     """Adds the handlers of API and console to a state, and further work."""
-    feed: record_feed.RecordFeed = field(init=False)
+    records: record_exchange.RecordServer = field(init=False)
+    access: record_exchange.PeerAccess = field(init=False)
     lease: leases.Lease = field(default_factory=lambda: leases.Lease(membership.HEAD))
     state: HeadState | None = None
     """None while another collector is the head."""
     members: membership.ClusterMembers = field(
         default_factory=lambda: membership.ClusterMembers((), None)
     )
-    _headers: dict[str, str] = field(default_factory=dict)
     _written_nodes: set[str] = field(default_factory=set)
     _written_at: float = 0.0
-    _is_failing: bool = False
+    _problem: str = ""
+    """Failure of the last exchange, which is logged when it changes."""
 
     def __post_init__(self) -> None:
         """Check the settings. Raises SettingsError."""
         cluster = self.settings.cluster
-        self.feed = record_feed.RecordFeed(self.core, self.refresher.wall_ns)
+        self.records = record_exchange.RecordServer(
+            record_feed.RecordFeed(self.core, self.refresher.wall_ns)
+        )
         if not self.is_enabled:
             return
         setting_files.check_http_url("cluster.advertised_url", cluster.advertised_url)
-        if not cluster.token_file:
-            message = "missing cluster.token_file: expected a token of role collector; fix: `railscope collector token --role collector NAME`"
+        if databases.ledger_url(self.settings.ledger, self.directory).startswith("sqlite"):
+            message = (
+                "invalid cluster.advertised_url: several collectors need one database of PostgreSQL;"
+                " fix: set ledger.url to postgresql://USER@HOST/DATABASE, or remove [cluster]"
+            )
             raise setting_files.SettingsError(message)
-        token = setting_files.read_named_file("cluster.token_file", cluster.token_file, "ascii")
-        self._headers = {"Authorization": f"Bearer {token}"}
-        server_connections.client_tls("cluster.ca_file", cluster.ca_file)
+        self.access = record_exchange.PeerAccess.from_settings(cluster)
 
     @property
     def is_enabled(self) -> bool:
@@ -167,9 +147,9 @@ class ClusterHead:
 
     @property
     def name(self) -> str:
-        """Name of this collector."""
+        """Name of this collector: two on one machine differ in their ports."""
         cluster = self.settings.cluster
-        return cluster.name or urlsplit(cluster.advertised_url).hostname or socket.gethostname()
+        return cluster.name or urlsplit(cluster.advertised_url).netloc
 
     @property
     def diagnoses_alone(self) -> bool:
@@ -207,12 +187,7 @@ class ClusterHead:
                 {"error": "not one of several collectors: expected cluster.advertised_url"},
                 status=HTTPStatus.NOT_FOUND,
             )
-        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            async for part in self.feed.parts():
-                await response.write(part)
-        return response
+        return await self.records.serve(request)
 
     # Membership and lease -----------------------------------------------------------------------
 
@@ -220,31 +195,40 @@ class ClusterHead:
         """Exchange membership, and be the head while the lease is held, until cancelled."""
         if not self.is_enabled:
             return
+        renewing = asyncio.create_task(self.lease.run())
         try:
             while True:
-                try:
-                    await self.exchange()
-                except Exception as fault:  # noqa: BLE001 - the collector must continue to receive frames
-                    log.error("cluster_exchange_failed", problem=f"{type(fault).__name__}: {fault}")
-                    await self._end_term()
-                    await databases.call_database(self.lease.release)
+                await self.attempt()
                 await asyncio.sleep(EXCHANGE_SECONDS)
         finally:
-            self.feed.close()
+            self.records.feed.close()
             await self._end_term()
-            await databases.call_database(self.lease.release)
+            renewing.cancel()
+            await run_in_thread(self.lease.release)
+
+    async def attempt(self) -> bool:
+        """Exchange once; false if it failed, which is logged when the problem changes."""
+        problem = ""
+        try:
+            await self.exchange()
+        except databases.UnusableLedgerError as error:
+            problem = str(error)  # the head continues to show views
+        except Exception as fault:  # noqa: BLE001 - the collector must continue to receive frames
+            is_expected = isinstance(fault, membership.NameInUseError)
+            problem = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+            await self._end_term()
+            await run_in_thread(self.lease.release)
+        if problem and problem != self._problem:
+            log.error("cluster_exchange_failed", collector=self.name, problem=problem)
+        self._problem = problem
+        return not problem
 
     async def exchange(self) -> None:
-        """Write this collector's row, take or renew the lease, and follow the collectors that are present."""
-        try:
-            is_held, self.members = await databases.call_database(self._exchange, self._own_nodes())
-        except databases.UnusableLedgerError as error:
-            await databases.call_database(self.lease.renew)
-            if not self._is_failing:
-                log.error("cluster_exchange_failed", problem=str(error))
-            self._is_failing = True
-            return
-        self._is_failing = False
+        """Write this collector's row, take or renew the lease, and follow the collectors that are present.
+
+        Raises UnusableLedgerError, NameInUseError.
+        """
+        is_held, self.members = await run_in_thread(self._exchange, self._own_nodes())
         if self.state and self.state.task and self.state.task.done():
             problem = repr(self.state.task.exception())
             log.error("head_term_failed", problem=problem, advice="it begins again")
@@ -255,6 +239,12 @@ class ClusterHead:
             await self._end_term()
         if self.state is not None:
             self._follow(self.state)
+
+    @property
+    def other_head(self) -> membership.ClusterMember | None:
+        """The other collector that is the head; None while there is none, or while this one begins."""
+        head = self.members.head
+        return head if head and head.name != self.name else None
 
     def _own_nodes(self) -> dict[str, int] | None:
         """Return the nodes to be written; None if they were written before."""
@@ -272,10 +262,9 @@ class ClusterHead:
         )
         try:
             content = None if nodes is None else membership.encode_nodes(nodes)
-            is_held = self.lease.take(database) is not None
-            self._store_files()
-            return is_held, membership.exchange(database, own_member, content)
-        except databases.UnusableLedgerError:
+            members = membership.exchange(database, own_member, content)
+            return self.lease.take(database) is not None, members
+        except (databases.UnusableLedgerError, membership.NameInUseError):
             self._written_at = -WRITE_NODES_SECONDS
             raise
 
@@ -286,6 +275,12 @@ class ClusterHead:
             with contextlib.suppress(leases.LostLeaseError, databases.UnusableLedgerError, OSError):
                 directory = state.diagnosis.directory
                 membership.store_files(self.open(), term, directory, state.stored)
+
+    async def _run_storing(self) -> None:
+        """Store the incidents periodically: they may be large, and must delay no renewal of the lease."""
+        while True:
+            await asyncio.sleep(EXCHANGE_SECONDS)
+            await run_in_thread(self._store_files)
 
     # A term of the head -------------------------------------------------------------------------
 
@@ -329,6 +324,7 @@ class ClusterHead:
             await databases.call_database(lambda: membership.read_files(self.open(), directory))
             state.stored = {}
             await run_in_thread(state.diagnosis.open)
+            state.work.append(self._run_storing)
         async with asyncio.TaskGroup() as group:
             group.create_task(state.refresher.run())
             group.create_task(state.account.run())
@@ -337,6 +333,7 @@ class ClusterHead:
                     group.create_task(run())
 
     async def _end_term(self) -> None:
+        """End the term. A failure is logged: another term begins with an empty state."""
         state = self.state
         if state is None:
             return
@@ -346,8 +343,11 @@ class ClusterHead:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if self.settings.diagnosis.enabled:
-            await run_in_thread(state.diagnosis.close)
-            await databases.call_database(self._store_files)
+            try:
+                await run_in_thread(state.diagnosis.close)
+                await run_in_thread(self._store_files)
+            except Exception as fault:  # noqa: BLE001 - see above
+                log.error("head_term_end_failed", problem=f"{type(fault).__name__}: {fault}")
         self.state = None
         log.info("head_term_ended", collector=self.name)
 
@@ -364,85 +364,15 @@ class ClusterHead:
             if name in state.followed:
                 state.followed[name].member = member
                 continue
-            each = state.followed[name] = FollowedCollector(member, self._follower(state, name))
-            read = self._read_own if name == self.name else self._read_other
-            each.task = asyncio.create_task(read(state, each))
+            each = state.followed[name] = record_exchange.FollowedCollector(
+                member, partial(self._follower, state, name), state.add_last_known
+            )
+            is_own = name == self.name
+            read = each.read_own(self.records.feed) if is_own else each.read_other(self.access)
+            each.task = asyncio.create_task(read)
         state.add_last_known()
-
-    async def _read_own(self, state: HeadState, each: FollowedCollector) -> None:
-        """Apply the records of this collector."""
-        while True:
-            try:
-                await self._apply(state, each, _reader_of(self.feed.parts()))
-            except Exception as error:  # noqa: BLE001 - other collectors continue, and this one again
-                each.problem = f"{type(error).__name__}: {error}"
-                log.warning("collector_disconnected", collector=self.name, problem=each.problem)
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _read_other(self, state: HeadState, each: FollowedCollector) -> None:
-        """Read the records of another collector, again after each failure."""
-        timeout = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
-        tls = server_connections.client_tls("cluster.ca_file", self.settings.cluster.ca_file)
-        url = each.member.url + RECORDS_PATH
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-            while True:
-                problem = "the connection was closed"
-                try:
-                    async with session.get(url, ssl=tls, allow_redirects=False) as response:
-                        if response.status == HTTPStatus.OK:
-                            await self._apply(state, each, response.content.readexactly)
-                        problem = f"status {response.status}: expected 200"
-                except record_feed.FeedError as error:
-                    problem = str(error)
-                except TimeoutError:
-                    problem = f"no response for {SILENCE_SECONDS:g} s"
-                except Exception as error:  # noqa: BLE001 - other collectors continue, and this one again
-                    problem = f"{type(error).__name__}: {error}"
-                if not each.problem:
-                    log.warning(
-                        "collector_disconnected", collector=each.member.name, problem=problem
-                    )
-                each.problem = problem
-                state.add_last_known()
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def _apply(
-        self, state: HeadState, each: FollowedCollector, read: Callable[[int], Awaitable[bytes]]
-    ) -> None:
-        """Apply parts until they end. Raises record_feed.FeedError, and as `read`."""
-        follower = each.follower = self._follower(state, each.member.name)
-        slices = work_limits.TimeSlices()
-        async for part in record_feed.read_parts(read):
-            await follower.apply(part, slices)
-            if follower.is_complete and each.problem:
-                each.problem = ""
-                log.info(
-                    "collector_included",
-                    collector=follower.name,
-                    nodes=len(follower.nodes),
-                    rejected=follower.rejected,
-                    problem=follower.problem,
-                )
 
     def _follower(self, state: HeadState, name: str) -> feed_follower.FeedFollower:
         return feed_follower.FeedFollower(
             state.core, self.settings.limits, self.refresher.wall_ns, name, state.owners
         )
-
-
-def _reader_of(parts: AsyncIterator[bytes]) -> Callable[[int], Awaitable[bytes]]:
-    """Return a function that reads exact sizes of encoded parts. It raises EOFError."""
-    buffer = bytearray()
-
-    async def read(size: int) -> bytes:
-        while len(buffer) < size:
-            part = await anext(parts, None)
-            if part is None:
-                message = "the head does not keep up with its own records"
-                raise EOFError(message)
-            buffer.extend(part)
-        taken = bytes(buffer[:size])
-        del buffer[:size]
-        return taken
-
-    return read

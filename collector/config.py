@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from collector.detector_thresholds import DetectorThresholds
 
@@ -250,7 +250,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     advertised_url: str = ""
     """URL by which the other collectors and browsers reach this one, such as https://HOST:9470. Empty: it is alone."""
     name: str = ""
-    """Name of this collector among them. Empty: the host name of advertised_url."""
+    """Name of this collector among them. Empty: host and port of advertised_url."""
     token_file: str = ""
     """File that contains its bearer token, which the others list in the section collectors of their tokens files."""
     ca_file: str = ""
@@ -320,3 +320,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     cluster: ClusterSettings = ClusterSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()
+
+    def without_cluster(self) -> CollectorSettings:
+        """Return the settings of a collector that is alone."""
+        return structs.replace(self, cluster=ClusterSettings())

@@ -235,7 +235,7 @@ class Collector:
             directory=str(self.directory),
             advice="free space on the disk: the collector then continues without a restart",
         )
-        serving = replace(self, read_only=problem)
+        serving = replace(self, read_only=problem, settings=self.settings.without_cluster())
         try:
             await service.run_in_thread(serving.restore_read_only)
             await serving.serve_read_only()

@@ -321,7 +321,7 @@ class ClusterRouting:
             if state is None and node in cluster.core.fleet.nodes:
                 return await own_handler(request, credential)
         if state is None:
-            return _refer(request, cluster.members.head)
+            return _refer(request, cluster.other_head)
         response = await state.handlers[name](request, credential)
         extent = state.refresher.views.extent
         # Pages and their twins state the collectors themselves.

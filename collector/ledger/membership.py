@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from collector.ledger import leases, schema
+from collector.ledger import LedgerError, leases, schema
 from collector.ledger.database import Database
 from railscope import durable_files, untrusted_text
 
 HEAD = "head"
 """Lease of the collector that shows the nodes of all."""
 REMOVED_SECONDS = 86_400
+NAME_SECONDS = 10.0
+"""Time without a renewal after which another collector may have the name, with another URL."""
 MAX_NODES_BYTES = 16 << 20
 
 rows = sa.Table(
@@ -43,6 +45,10 @@ head_files = sa.Table(
 """Files of the diagnosis of the head, which the next head continues with."""
 FILES = ("incidents", "baselines")
 MAX_FILE_BYTES = 256 << 20
+
+
+class NameInUseError(LedgerError, RuntimeError):
+    """Another collector that is running has the name of this one; the message names its URL."""
 
 
 class ClusterMember(NamedTuple):
@@ -81,20 +87,32 @@ def decode_nodes(content: bytes) -> dict[str, int]:
 
 
 def exchange(database: Database, member: ClusterMember, nodes: bytes | None) -> ClusterMembers:
-    """Write the row of a collector, and return all rows. Blocking; raises UnusableLedgerError.
+    """Write the row of a collector, and return all rows. `nodes` are written unless they are None.
 
-    `nodes` are written unless they are None.
+    Blocking; raises UnusableLedgerError, NameInUseError.
     """
     clock: Any = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
     values = {"url": member.url, "holder": member.holder, "seen_at": clock}
     if nodes is not None:
         values["nodes"] = nodes
+    age = sa.extract("epoch", clock - rows.c.seen_at)
     with database.transaction(writes=True) as connection:
+        other = sa.select(rows.c.url).where(
+            rows.c.name == member.name,
+            rows.c.holder != member.holder,
+            rows.c.url != member.url,
+            age < NAME_SECONDS,
+        )
+        if url := connection.execute(other).scalar():
+            message = (
+                f"collector {url} has the name {member.name} too: expected a name for each collector;"
+                " fix: set cluster.name"
+            )
+            raise NameInUseError(message)
         changed = sa.update(rows).where(rows.c.name == member.name).values(**values)
         if not connection.execute(changed).rowcount:
             new = {"name": member.name, "nodes": b""} | values
             connection.execute(schema.insert_new(connection, rows).values(**new))
-        age = sa.extract("epoch", clock - rows.c.seen_at)
         query = sa.select(rows, age.label("age")).where(age < REMOVED_SECONDS).order_by(rows.c.name)
         found = connection.execute(query).all()
         lease = sa.select(leases.rows.c.holder).where(
@@ -155,6 +173,12 @@ class CollectorPart(msgspec.Struct, frozen=True):
     """Reason why its nodes are unknown."""
     clock_offset_seconds: float = 0.0
     """Lead of the head's clock over its own, as far as it is corrected."""
+    rejected: int = 0
+    """Records and facts of its nodes that the head did not accept."""
+    rejected_problem: str = ""
+    """Reason of the last one."""
+    lag_seconds: float | None = None
+    """Time since the head last had all of its records; None if it never had."""
 
 
 @dataclass(frozen=True, slots=True)

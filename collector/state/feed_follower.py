@@ -45,7 +45,8 @@ class FeedFollower:
     shift_ns: int = 0
     """Lead of this collector's clock over the sender's, 0 if they agree."""
     sender_ns: int = 0
-    """Time of the sender when it was last stated."""
+    """Time of the sender when it was last stated, and the own time then."""
+    stated_ns: int = 0
     rejected: int = 0
     """Parts and facts that were not applied."""
     problem: str = ""
@@ -58,10 +59,14 @@ class FeedFollower:
 
     def set_clock(self, sender_ns: int) -> None:
         """Compare the clocks of both; a step is followed, small variations of the delay are not."""
-        self.sender_ns = _checked_time(sender_ns)
-        lead_ns = self.wall_ns() - sender_ns
+        self.sender_ns, self.stated_ns = _checked_time(sender_ns), self.wall_ns()
+        lead_ns = self.stated_ns - sender_ns
         if abs(lead_ns - self.shift_ns) > CLOCK_TOLERANCE_NS:
             self.shift_ns = lead_ns if abs(lead_ns) > CLOCK_TOLERANCE_NS else 0
+
+    def age_seconds(self) -> float:
+        """Return the time since the sender last stated that all of its records were sent."""
+        return max(0.0, (self.wall_ns() - self.stated_ns) / timestamps.SECOND_NS)
 
     async def apply(self, part: record_feed.FeedPart, slices: work_limits.TimeSlices) -> None:
         """Apply a part. Raises FeedError if the feed cannot be continued, and OSError."""

@@ -15,9 +15,10 @@ bound cost their node only: `collector.state.feed_follower` checks each before i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
@@ -251,11 +252,11 @@ class FeedReader:
             self.waiting.append((record, digests))
         self.wake.set()
 
-    def take(self) -> list[tuple[FrameRecord, list[bytes]]]:
-        """Return all records that wait."""
-        taken, self.waiting, self.size_bytes = list(self.waiting), deque(), 0
-        self.wake.clear()
-        return taken
+    def take(self) -> tuple[FrameRecord, list[bytes]]:
+        """Return the record that has waited longest."""
+        record, digests = self.waiting.popleft()
+        self.size_bytes -= _RECORD_BYTES + len(record.body)
+        return record, digests
 
 
 @dataclass(slots=True)
@@ -266,6 +267,7 @@ class RecordFeed:
     wall_ns: Callable[[], int]
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     readers: set[FeedReader] = field(default_factory=set)
+    is_closed: bool = False
 
     def __post_init__(self) -> None:
         """Receive all envelopes that are applied to the state."""
@@ -279,32 +281,39 @@ class RecordFeed:
 
     def close(self) -> None:
         """Disconnect all readers."""
+        self.is_closed = True
         for reader in self.readers:
-            reader.is_overrun = True
             reader.wake.set()
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded parts for one reader; ends if it is too slow."""
-        reader, sent = FeedReader(), set[bytes]()
+        reader = FeedReader()
         self.readers.add(reader)
         try:
-            yield encode_part(FeedHeader(FORMAT, self.wall_ns()))
-            async for part in self._snapshot(sent):
+            async for part in self._all_parts(reader):
                 yield part
-            yield encode_part(SnapshotEnd())
-            while not reader.is_overrun:
-                for record, digests in reader.take():
-                    async for part in self._new_schemas(record.node, digests, sent):
-                        yield part
-                    yield encode_part(RecordPart(record))
-                yield encode_part(SenderTime(self.wall_ns()))
-                try:
-                    async with asyncio.timeout(self.heartbeat_seconds):
-                        await reader.wake.wait()
-                except TimeoutError:
-                    continue
+                if reader.is_overrun or self.is_closed:
+                    break
         finally:
             self.readers.discard(reader)
+
+    async def _all_parts(self, reader: FeedReader) -> AsyncIterator[bytes]:
+        sent = set[bytes]()
+        yield encode_part(FeedHeader(FORMAT, self.wall_ns()))
+        async for part in self._snapshot(sent):
+            yield part
+        yield encode_part(SnapshotEnd())
+        while True:
+            reader.wake.clear()
+            for _ in range(len(reader.waiting)):
+                record, digests = reader.take()
+                async for part in self._new_schemas(record.node, digests, sent):
+                    yield part
+                yield encode_part(RecordPart(record))
+            yield encode_part(SenderTime(self.wall_ns()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.heartbeat_seconds):
+                    await reader.wake.wait()
 
     async def _new_schemas(
         self, node: str, digests: list[bytes], sent: set[bytes]

@@ -1,0 +1,190 @@
+"""The server of records: it serves a few readers, and disconnects those that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from running_collector import run_collector
+from structlog.testing import capture_logs
+from support import postgresql
+from test_cluster_head import (
+    running,
+    settings_of,
+    until_true,
+)
+from test_record_feed import Feed
+
+from collector.config import LedgerSettings
+from collector.framelog.segment_files import FrameRecord
+from collector.ledger import database as databases, membership
+from collector.record_exchange import RecordServer
+from collector.service import Collector
+from collector.tables import metadata
+from railscope.settings import SettingsError
+from railscope.wire import SentAt
+
+LARGE = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(8 << 20))
+
+
+@contextlib.asynccontextmanager
+async def serving(server: RecordServer) -> AsyncIterator[tuple[str, int]]:
+    """Address of a server of records, which ends with the test."""
+    application = web.Application()
+    application.router.add_get("/", server.serve)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][:2]
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def connected(host: str, port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection with a request that was sent."""
+    reader, writer = await asyncio.open_connection(host, port, limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    try:
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+async def read_status(reader: asyncio.StreamReader) -> bytes:
+    return (await reader.readline()).split()[1]
+
+
+async def test_a_reader_that_does_not_read_is_disconnected(tmp_path: Path):
+    feed = Feed(tmp_path)
+    server = RecordServer(feed.feed, write_seconds=0.2)
+    async with serving(server) as address, connected(*address) as reader:
+        assert await read_status(reader) == b"200"
+        (waiting,) = await until_true(lambda: feed.feed.readers)
+        for _ in range(4):
+            waiting.put(LARGE, [])
+        await until_true(lambda: server.disconnected)
+        assert server.readers == 0
+        assert not feed.feed.readers, "nothing waits for it"
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(5 * len(LARGE.body))
+
+
+async def test_more_readers_than_the_maximum_are_rejected(tmp_path: Path):
+    feed = Feed(tmp_path)
+    server = RecordServer(feed.feed, max_readers=2)
+    async with serving(server) as address, contextlib.AsyncExitStack() as stack:
+        first, second, third = [
+            await stack.enter_async_context(connected(*address)) for _ in range(3)
+        ]
+        statuses = sorted([await read_status(each) for each in (first, second, third)])
+        assert statuses == [b"200", b"200", b"503"]
+        assert (server.readers, server.rejected) == (2, 1)
+        feed.feed.close()
+        await until_true(lambda: not server.readers)
+        assert server.disconnected == 0, "the server ended, the readers were not slow"
+
+
+@pytest.fixture
+def database(server: postgresql.PostgreSQL):
+    url = server.database()
+    yield url
+    server.drop(url)
+
+
+def test_a_cluster_with_an_embedded_database_is_rejected(tmp_path: Path):
+    settings = settings_of(tmp_path, "a", "postgresql://db/ledger")
+    with pytest.raises(SettingsError, match=r"several collectors need .* fix: set ledger.url"):
+        Collector(msgspec.structs.replace(settings, ledger=LedgerSettings()))
+
+
+def test_two_collectors_on_one_machine_have_different_names(tmp_path: Path):
+    names = []
+    for own in ("a", "b"):
+        settings = settings_of(tmp_path, own, "postgresql://db/ledger")
+        unnamed = msgspec.structs.replace(settings.cluster, name="")
+        names.append(Collector(msgspec.structs.replace(settings, cluster=unnamed)).cluster.name)
+        assert names[-1] == settings.listen
+    assert names[0] != names[1]
+
+
+def test_a_name_that_another_running_collector_has_is_an_error(database: str):
+    shared = databases.SharedDatabase(database, metadata)
+    own = membership.ClusterMember("a", "http://one:1", "holder-1", 0.0)
+    other = membership.ClusterMember("a", "http://two:1", "holder-2", 0.0)
+    try:
+        membership.exchange(shared.open(), own, b"")
+        with pytest.raises(membership.NameInUseError, match="http://one:1 has the name a too"):
+            membership.exchange(shared.open(), other, b"")
+        restarted = own._replace(holder="holder-3")
+        found = membership.exchange(shared.open(), restarted, b"")
+        assert [each.url for each in found.members] == ["http://one:1"]
+    finally:
+        shared.close()
+
+
+async def test_a_failure_ends_the_term_and_is_logged_once(tmp_path: Path, database: str):
+    async with running(tmp_path, database, ["a"]) as one:
+        cluster = one["a"].collector.cluster
+        open_database = cluster.open
+
+        def fail() -> databases.Database:
+            message = "defect"
+            raise RuntimeError(message)
+
+        cluster.state.diagnosis.directory.joinpath("incidents").write_bytes(b"changed")
+        cluster.open = fail
+        with capture_logs() as logs:
+            assert not await cluster.attempt()
+            assert not await cluster.attempt()
+        assert cluster.state is None, "its own failure does not keep the term"
+        assert [each["event"] for each in logs].count("cluster_exchange_failed") == 1
+        cluster.open = open_database
+        assert await cluster.attempt()
+        assert cluster.state is not None, "another term begins"
+
+
+async def test_a_collector_that_begins_to_be_the_head_does_not_refer_to_itself(
+    tmp_path: Path, database: str
+):
+    async with running(tmp_path, database, ["a"]) as one:
+        cluster = one["a"].collector.cluster
+        await until_true(lambda: cluster.members.head)
+        assert cluster.members.head.name == "a"
+        assert cluster.other_head is None
+
+
+async def test_a_large_diagnosis_delays_no_renewal_of_the_lease(tmp_path: Path, database: str):
+    """While the files are being written to the database, exchange and renewal continue."""
+    async with running(tmp_path, database, ["a"]) as one:
+        cluster = one["a"].collector.cluster
+        term = cluster.lease.term
+        shared = databases.SharedDatabase(database, metadata)
+        with shared.open().transaction(writes=True) as connection:
+            connection.exec_driver_sql("LOCK TABLE collector_head_file IN SHARE MODE")
+            cluster.state.diagnosis.directory.joinpath("baselines").write_bytes(b"new")
+            # The head cannot store it before this transaction ends.
+            for _ in range(3):
+                async with asyncio.timeout(10):
+                    assert await cluster.attempt()
+            assert cluster.lease.term == term
+            assert cluster.lease.is_valid
+        shared.close()
+
+
+async def test_a_start_on_a_full_disk_serves_its_own_nodes(tmp_path: Path):
+    settings = settings_of(tmp_path, "a", "postgresql://db/ledger")
+    full = "cannot write the state directory: No space left on device"
+
+    def prepare(one) -> None:
+        one.collector.find_write_problem = lambda _directory: full
+
+    async with run_collector(settings, prepare) as one:
+        status, _ = await one.get("/api/v1/nodes")
+        assert status == 200
