@@ -127,8 +127,10 @@ def _money() -> Iterator[panels.Panel]:
 
 def _ledger() -> Iterator[panels.Panel]:
     yield from (
-        panels.lines(401, "Waiting and damaged evidence", "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
+        panels.lines(401, "Waiting, rejected and damaged evidence",
+                     "Quarters of an hour of nodes that are not in the database yet, facts that it rejects, and damaged rows.",
                      _total("collector_evidence_pending_intervals").with_name("waiting"),
+                     _total("collector_evidence_rejected_facts").with_name("rejected"),
                      _total("collector_evidence_damaged_rows").with_name("damaged")),
         panels.lines(402, "Evidence stored", "Quarters of an hour of nodes.", _rate("evidence_stored_intervals")),
         panels.lines(403, "Finalized GPU-days", "Computed again, and changed by late evidence.",

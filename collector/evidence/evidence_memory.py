@@ -229,6 +229,12 @@ class UnstoredFacts:
         for node in self._waiting:
             self.begin_write(node, CONTACTS)
 
+    def keep(self, node: str, fact: Hashable) -> None:
+        """Record that a fact is not part of the write in progress after all."""
+        position = self._writing.get(node, {}).pop(fact, None)
+        if position is not None:
+            self._waiting[node][fact] = position
+
     def end_write(self, *, is_stored: bool) -> None:
         """Record the end of a write: the transaction was committed, or may not have been."""
         if not is_stored:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,6 +92,11 @@ class DayFinalizer:
         """Create the parts."""
         self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
         self._writer = evidence_writer.EvidenceWriter(self.book, self.wall_ns, self._record_stored)
+
+    @property
+    def rejected(self) -> set[Hashable]:
+        """Return the facts that the database rejected since the start."""
+        return self._writer.rejected
 
     def _record_stored(self, interval: node_intervals.EvidenceInterval) -> None:
         self.counts.intervals += 1

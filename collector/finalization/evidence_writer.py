@@ -1,14 +1,18 @@
 """Writing of facts from memory to the database, and exchange of receipts with other collectors of it.
 
-An interval of the evidence is removed from memory once the database has it.
+An interval of the evidence is removed from memory once the database has it. If the database rejects a value, the
+facts are divided until all but the rejected ones are written. Those stay in memory and in the checkpoint, are not
+stored in the sense of acknowledgements, and are written again after the next start.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import structlog
 
 from collector.evidence import (
     claim_events,
@@ -20,8 +24,10 @@ from collector.evidence import (
     node_claims,
     node_intervals,
 )
-from collector.ledger.database import call_database
+from collector.ledger import database
 from railscope.timestamps import SECOND_NS
+
+log = structlog.get_logger(__name__)
 
 MARGIN_NS = 300 * SECOND_NS
 """Maximum delay until facts recorded by another collector become visible."""
@@ -36,6 +42,8 @@ class EvidenceWriter:
     wall_ns: Callable[[], int]
     on_stored: Callable[[node_intervals.EvidenceInterval], None]
     """Called with each interval that was written."""
+    rejected: set[Hashable] = field(default_factory=set)
+    """Facts that the database rejected: keys of intervals, claims, first contacts by node and GPU."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
     _merged_ns: int = 0
     """Time up to which reports of other collectors were merged."""
@@ -48,7 +56,7 @@ class EvidenceWriter:
         """Record new problems in the audit log, each once."""
         problems, self._problems[:] = list(self._problems), []
         try:
-            await call_database(store.record_problems, problems)
+            await database.call_database(store.record_problems, problems)
         except BaseException:
             self._problems.extend(problems)
             raise
@@ -57,18 +65,49 @@ class EvidenceWriter:
         """Exchange receipts with the database, before any evidence that depends on them."""
         if self.book.intervals.unstored.log:  # other collectors may write to the database
             await self._merge_reports(store)
-        contacts = await call_database(store.contacts)
+        contacts = await database.call_database(store.contacts)
         self.book.merge_contacts(contacts)
         new = node_intervals.find_new_contacts(self.book.receipts, contacts)
+        pairs = [(node, gpu) for node, gpus in new.items() for gpu in gpus]
         with self._writing() as unstored:
             unstored.begin_contacts()
-            if new:
-                await call_database(store.write_contacts, new)
+            await self._write_contacts(store, new, [p for p in pairs if p not in self.rejected])
+            for node, gpu in pairs:
+                if (node, gpu) in self.rejected:
+                    unstored.keep(node, evidence_memory.CONTACTS)
+
+    async def _write_contacts(
+        self,
+        store: evidence_store.EvidenceStore,
+        new: node_intervals.Contacts,
+        pairs: Sequence[tuple[str, str]],
+    ) -> None:
+        """Write some of the new first contacts, but not those that the database rejects."""
+        if not pairs:
+            return
+        contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
+        for node, gpu in pairs:
+            contacts.setdefault(node, {})[gpu] = new[node][gpu]
+        try:
+            await database.call_database(store.write_contacts, contacts)
+        except database.RejectedValueError as error:
+            if len(pairs) == 1:
+                self._reject(pairs[0][0], pairs[0], error)
+                return
+            middle = len(pairs) // 2
+            await self._write_contacts(store, new, pairs[:middle])
+            await self._write_contacts(store, new, pairs[middle:])
+
+    def _reject(self, node: str, fact: Hashable, error: database.RejectedValueError) -> None:
+        """Report a fact that the database rejects, which is not written again before the next start."""
+        self.rejected.add(fact)
+        advice = "it stays in memory and in the checkpoint; correct the database, then restart"
+        log.error("evidence_rejected", node=node, problem=str(error), advice=advice)
 
     async def _merge_reports(self, store: evidence_store.EvidenceStore) -> None:
         now_ns = self.wall_ns()
         merged_ns = max(self._merged_ns, now_ns - node_intervals.MAX_AGE_NS)
-        ends_ns = await call_database(store.newest_ends, None, merged_ns - MARGIN_NS)
+        ends_ns = await database.call_database(store.newest_ends, None, merged_ns - MARGIN_NS)
         self.book.merge_reports(ends_ns)
         self._merged_ns = now_ns
 
@@ -79,12 +118,32 @@ class EvidenceWriter:
         intervals = [
             interval
             for interval in self.book.intervals.by_key.values()
-            if interval.is_due(quiet_ns)
+            if interval.is_due(quiet_ns) and interval.key not in self.rejected
         ]
-        claims = list(self.book.unwritten)
+        claims = [fact for fact in self.book.unwritten if fact not in self.rejected]
         for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
-            await self._write(store, fact_group, claims)
+            await self._write_accepted(store, fact_group, claims)
             claims = []
+
+    async def _write_accepted(
+        self,
+        store: evidence_store.EvidenceStore,
+        intervals: Sequence[evidence_memory.IntervalInMemory],
+        claims: Sequence[claim_events.ClaimFact],
+    ) -> None:
+        """Write evidence, but not the facts that the database rejects."""
+        try:
+            await self._write(store, intervals, claims)
+        except database.RejectedValueError as error:
+            if len(intervals) + len(claims) == 1:
+                for interval in intervals:
+                    self._reject(interval.interval.node, interval.key, error)
+                for fact in claims:
+                    self._reject(fact.node, fact, error)
+                return
+            of_intervals, of_claims = (len(intervals) + 1) // 2, len(claims) // 2
+            await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims])
+            await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:])
 
     async def _write(
         self,
@@ -106,7 +165,7 @@ class EvidenceWriter:
                     async for interval, content in _encode_intervals(intervals, unstored)
                 ]
                 early = node_claims.find_early_claims(claims, self.book.receipts)
-                await call_database(store.write, written, claims, self.wall_ns, early)
+                await database.call_database(store.write, written, claims, self.wall_ns, early)
         except BaseException:
             for interval in intervals:
                 interval.stored = False

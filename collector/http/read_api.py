@@ -98,6 +98,7 @@ class CollectorMetrics:
             (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
             (catalog.EVIDENCE_WAITING, len(self.core.evidence.intervals.by_key)),
             (catalog.EVIDENCE_STORED, self.finalizer.counts.intervals),
+            (catalog.EVIDENCE_REJECTED, len(self.finalizer.rejected)),
             (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),
             (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
             (catalog.REVISED_DAYS, self.finalizer.counts.revisions),

@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from collector.config import LedgerSettings
 from collector.ledger import LedgerError, head_chain, schema
@@ -63,6 +63,10 @@ def check_url(url: str) -> None:
             f"{error}; fix: install railscope[postgresql]"
         )
         raise UnusableLedgerError(message) from error
+
+
+class RejectedValueError(UnusableLedgerError):
+    """The database does not accept a value; it would reject the same value again."""
 
 
 class NoLedgerError(UnusableLedgerError):
@@ -145,7 +149,13 @@ class Database:
         except head_chain.OlderLedgerError as error:
             message = f"the ledger {self.name} is an older copy: {error}"
             raise UnusableLedgerError(message) from error
+        except OverflowError as error:  # of an integer, in the driver of SQLite
+            message = f"the ledger {self.name} rejects a value: {error}"
+            raise RejectedValueError(message) from error
         except DBAPIError as error:
+            if _is_rejection(error):
+                message = f"the ledger {self.name} rejects a value: {_reason(error)}"
+                raise RejectedValueError(message) from error
             message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
             raise UnusableLedgerError(message) from error
 
@@ -233,6 +243,16 @@ def _without_secrets(url: URL) -> str:
 def _reason(error: DBAPIError) -> str:
     """Return the driver's message, on one line and without the statement."""
     return " ".join(str(error.orig).split()).rstrip(".")
+
+
+_REJECTIONS = {"22", "23", "54"}
+"""Classes of errors of PostgreSQL: data exception, violated constraint, exceeded limit of the program."""
+
+
+def _is_rejection(error: DBAPIError) -> bool:
+    """True if the database rejects a value, rather than the connection or the transaction."""
+    state = getattr(error.orig, "sqlstate", None)
+    return state[:2] in _REJECTIONS if state else isinstance(error, (DataError, IntegrityError))
 
 
 def _plain_sqlite(connection: Any, _record: object) -> None:

@@ -42,6 +42,7 @@ CLAIMS = _COLLECTOR.gauge("railscope_collector_claims", "Claims in force in the 
 FILE_VALID = _COLLECTOR.gauge("railscope_collector_file_valid", "1 if a file that administrators write could be read the last time it changed, 0 otherwise.", "claims, tenants, calendar, quotas, retired, inventory and tokens file", about=entities.ADMINISTRATORS_FILE)
 EVIDENCE_WAITING = _COLLECTOR.gauge("railscope_collector_evidence_pending_intervals", "15-minute intervals of nodes whose evidence is in memory and not yet in the database.", "collector")
 EVIDENCE_STORED = _COLLECTOR.counter("railscope_collector_evidence_stored_intervals_total", "15-minute intervals of nodes whose evidence was written to the database.", "collector")
+EVIDENCE_REJECTED = _COLLECTOR.gauge("railscope_collector_evidence_rejected_facts", "Facts of the evidence that the database rejected since the start: they wait in memory and are not used.", "collector")
 EVIDENCE_FAILURES = _COLLECTOR.counter("railscope_collector_ledger_failures_total", "Attempts to store evidence or finalize days that failed in the database.", "collector")
 EVIDENCE_ARCHIVED = _COLLECTOR.counter("railscope_collector_evidence_archived_intervals_total", "15-minute intervals of nodes whose evidence was written to the archive and verified.", "collector")
 EVIDENCE_DELETED = _COLLECTOR.counter("railscope_collector_evidence_deleted_intervals_total", "15-minute intervals of nodes whose archived evidence was deleted from the database.", "collector")

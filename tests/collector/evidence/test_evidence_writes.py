@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
+import psycopg
+import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
-from support.story import NodeReporter, accept, gpus_of
+from support.story import Envelopes, NodeReporter, accept, claim_started, gpus_of
 
 from collector.evidence import evidence_tables, node_intervals
 from collector.ledger.database import Database, call_database
+from collector.state.state_checkpointer import StateCheckpointer
 from collector.tables import metadata
 
 QUIET = 60
@@ -31,6 +37,130 @@ async def test_an_interval_that_is_added_to_again_and_again_is_written(site: Fin
         waited = 0 if not site.core.evidence.intervals.by_key else waited + 60
         assert waited <= INTERVAL + QUIET + 60
     assert 3 <= site.finalizer.counts.intervals <= 4
+
+
+class RejectingCollector(FinalizingCollector):
+    """A collector of a shared database that rejects rows of some tables."""
+
+    def reject(self, table: sa.Table, column: str, value: str) -> None:
+        """Let the database reject rows with a value in a column."""
+        statement = f"ALTER TABLE {table.name} ADD CHECK ({column} <> '{value}')"
+        if self.url.startswith("sqlite"):
+            statement = (
+                f"CREATE TRIGGER reject_{table.name} BEFORE INSERT ON {table.name} WHEN NEW.{column} = '{value}'"
+                " BEGIN SELECT RAISE(ABORT, 'invalid value'); END"
+            )
+        with self.stores.ledger.database.transaction(writes=True) as connection:
+            connection.execute(sa.text(statement))
+
+    def stored(self, node: str) -> int:
+        return int(self.core.evidence.intervals.unstored.acknowledge(node)["stored"])
+
+    def values(self, column: sa.Column[str]) -> set[str]:
+        """Return the values of a column in the database."""
+        with self.stores.ledger.database.transaction() as connection:
+            return set(connection.execute(sa.select(column)).scalars())
+
+
+@pytest.fixture
+def make_rejecting(tmp_path: Path) -> Iterator[Callable[[str], RejectingCollector]]:
+    """A collector of a database, by its URL."""
+    made: list[RejectingCollector] = []
+
+    def one(url: str) -> RejectingCollector:
+        made.append(RejectingCollector(tmp_path / "one", url))
+        StateCheckpointer(tmp_path / "one", made[0].core).begin_positions(is_incomplete=False)
+        return made[0]
+
+    yield one
+    for site in made:
+        site.finalizer.close()
+
+
+NODES = [f"n{number}" for number in range(7)]
+
+
+def reports(node: str, claim: str) -> Envelopes:
+    """Reports of a node with one GPU, and a claim."""
+    events = {30: [claim_started(f"GPU-{node}", claim, 30)]}
+    schema = gpus_of(f"GPU-{node}")
+    return NodeReporter(node).envelopes_of(schema, range(0, 300, 30), events=events)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        (evidence_tables.evidence_intervals, "node", "n3"),
+        (evidence_tables.reported_claims, "claim_id", "job-n3"),
+        (evidence_tables.first_contacts, "gpu_uuid", "GPU-n3"),
+    ],
+)
+async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
+    make_rejecting: Callable[[str], RejectingCollector],
+    url: str,
+    table: sa.Table,
+    column: str,
+    value: str,
+):
+    """It is reported and counted, waits in memory and in the checkpoint, and is written once it is accepted."""
+    site = make_rejecting(url)
+    await site.round(-100)
+    site.reject(table, column, value)
+    positions = {}
+    for node in NODES:
+        accept(site.core, reports(node, f"job-{node}"))
+        positions[node] = int(site.core.evidence.intervals.unstored.acknowledge(node)["position"])
+    with capture_logs() as logs:
+        for now in (400, 500):
+            await site.round(now)
+    assert [line["node"] for line in logs if line["event"] == "evidence_rejected"] == ["n3"]
+    assert len(site.finalizer.rejected) == 1
+    for found in (
+        evidence_tables.evidence_intervals,
+        evidence_tables.reported_claims,
+        evidence_tables.first_contacts,
+    ):
+        others = set(NODES) - ({"n3"} if found is table else set())
+        assert site.values(found.c.node) == others
+    assert {node for node in NODES if site.stored(node) < positions[node]} == {"n3"}
+    checkpoint = site.checkpoint()
+    undo = f"DROP TRIGGER reject_{table.name}"
+    if not site.url.startswith("sqlite"):
+        undo = f"ALTER TABLE {table.name} DROP CONSTRAINT {table.name}_{column}_check"
+    with site.stores.ledger.database.transaction(writes=True) as connection:
+        connection.execute(sa.text(undo))
+    site.restart(checkpoint)
+    StateCheckpointer(site.directory, site.core).begin_positions(is_incomplete=False)
+    await site.round(600)
+    assert site.values(table.c.node) == set(NODES)
+    assert not site.finalizer.rejected
+    assert site.stored("n3") >= positions["n3"]
+
+
+async def test_a_closed_connection_rejects_nothing(
+    make_rejecting: Callable[[str], RejectingCollector], server: PostgreSQL
+):
+    """The whole group is written again."""
+    rejecting = make_rejecting(server.database())
+    await rejecting.round(-100)
+    accept(rejecting.core, [*reports("n1", "a"), *reports("n2", "b")])
+    rejecting.now = 500
+    engine = rejecting.stores.ledger.database.engine
+
+    def end_connection(
+        connection: sa.Connection, _cursor: object, statement: str, *_: object
+    ) -> None:
+        if "INSERT INTO evidence_part" in statement:
+            pid = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
+            with psycopg.connect(server.address("postgres"), autocommit=True) as other:
+                other.execute(f"SELECT pg_terminate_backend({pid}, 5000)".encode())
+
+    sa.event.listen(engine, "before_cursor_execute", end_connection)
+    assert not await rejecting.finalizer.attempt()
+    sa.event.remove(engine, "before_cursor_execute", end_connection)
+    assert not rejecting.finalizer.rejected
+    await rejecting.round(600)
+    assert rejecting.values(evidence_tables.evidence_intervals.c.node) == {"n1", "n2"}
 
 
 def contact(gpu: str) -> dict[str, object]:
