@@ -279,3 +279,14 @@ def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -
             f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
         )
     return comparison.unrecorded
+
+
+def check_outbox(connection: Connection) -> None:
+    """Compare a database with the records in its own outbox. Raises UnusableLedgerError for differences."""
+    comparison = compare_ledger(connection, read_outbox_records(connection))
+    if comparison.differences:
+        message = (
+            f"the ledger does not match its records: {summarize_differences(comparison)}: expected a ledger without"
+            " differences; fix: restore the newest database"
+        )
+        raise UnusableLedgerError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,13 +12,14 @@ from typing import Any
 
 import click
 
-from collector import clock
+from collector import clock, tables
 from collector.access import credentials
-from collector.commands.archive import archive_group
-from collector.commands.collector_check import check_collector
+from collector.audit import ledger_check
+from collector.commands import archive, collector_check
 from collector.config import PREFIX, CollectorSettings
 from collector.framelog.segment_files import accept_loss
-from railscope import service, settings, timestamps
+from collector.ledger import database, database_copy
+from railscope import convert_errors, service, settings, timestamps
 
 config_option = click.option(
     "--config",
@@ -38,7 +40,7 @@ def load_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
 def check_command(config: Path | None) -> None:
     """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
     service.configure_logs("critical")  # the findings report it
-    if not check_collector(load_settings(config), click.echo):
+    if not collector_check.check_collector(load_settings(config), click.echo):
         sys.exit(1)
 
 
@@ -126,6 +128,44 @@ def accept_clock_command(config: Path | None) -> None:
     )
 
 
+@click.command(name="copy-database")
+@config_option
+@click.option(
+    "--from",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"SQLite file to copy. Default: {database.FILE} in the state directory.",
+)
+def copy_database_command(config: Path | None, file: Path | None) -> None:
+    """Copy the ledger of a stopped collector from SQLite to the empty PostgreSQL database of `ledger.url`.
+
+    Evidence, ledger, billing and audit records are copied in one transaction, compared row by row, and checked as by
+    `railscope audit verify --ledger`. If that fails, or is interrupted, the PostgreSQL database stays empty. The
+    file is not changed.
+    """
+    current = load_settings(config)
+    directory = service.state_directory(current)
+    failures = (database.UnusableLedgerError, settings.SettingsError)
+    with convert_errors(failures, click.ClickException):
+        url = database.ledger_url(current.ledger, directory)
+        path = (file or directory / database.FILE).absolute()
+        source = database.Database(f"sqlite:///{path}", tables.metadata, make=False)
+        lock = service.lock_state_directory(directory)
+        try:
+            copy = database_copy.copy_database(
+                source,
+                url,
+                tables.metadata,
+                ledger_check.check_outbox,
+                lambda table: click.echo(str(table)),
+            )
+        finally:
+            os.close(lock)
+            source.close()
+        copy.close()
+    click.echo(f"copied {source.name} to {copy.name}")
+
+
 @click.command(name="sample-config")
 def sample_config() -> None:
     """Print a commented settings file with every setting at its default."""
@@ -134,5 +174,6 @@ def sample_config() -> None:
 
 
 COMMANDS = (
-    archive_group, check_command, token, accept_loss_command, accept_clock_command, sample_config,
+    archive.archive_group, check_command, token, accept_loss_command, accept_clock_command, copy_database_command,
+    sample_config,
 )  # fmt: skip

@@ -77,7 +77,8 @@ class Database:
     """A database with the tables of the ledger. Raises UnusableLedgerError from every method.
 
     `tables` are all tables of the product (`collector.tables.metadata`). They are created in an empty
-    database, unless `make` is false.
+    database, unless `make` is false. `fill` adds their rows in the same transaction; it is for a database that
+    must be empty.
     """
 
     def __init__(
@@ -86,10 +87,12 @@ class Database:
         tables: sa.MetaData,
         *,
         make: bool = True,
+        fill: Callable[[sa.Connection], None] | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         check_url(url)
         self._tables = tables
+        self._fill = fill
         self._wall_ns = wall_ns
         self._url = _parse_url(url)
         self.name = _without_secrets(self._url)
@@ -108,7 +111,7 @@ class Database:
             with self.transaction(writes=True) as connection:
                 self._prepare(connection)
             self.follow_file()
-        except UnusableLedgerError:
+        except BaseException:
             self.close()
             raise
 
@@ -187,8 +190,17 @@ class Database:
                 raise NoLedgerError(self._missing_ledger())
             self._tables.create_all(connection, checkfirst=False)
             connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
-            head_chain.begin_chain(connection, self._wall_ns())
+            if self._fill is None:
+                head_chain.begin_chain(connection, self._wall_ns())
+            else:
+                self._fill(connection)
             return
+        if self._fill is not None:
+            message = (
+                f"the database {self.name} contains a ledger: expected an empty database; fix: stop the collectors"
+                " that use it, and create another database"
+            )
+            raise UnusableLedgerError(message)
         version = connection.execute(
             sa.select(sa.func.max(schema.schema_version.c.version))
         ).scalar_one()

@@ -8,15 +8,8 @@ from typing import Any, NamedTuple, Self
 import msgspec
 from sqlalchemy import Connection, MetaData, Row, select
 
-from collector.ledger import head_chain, ledger_queries, row_conversion
+from collector.ledger import day_tiling, head_chain, ledger_queries, row_conversion
 from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.day_tiling import (
-    DayTiling,
-    check_tiling,
-    content_root,
-    revision_root,
-    round_tiling,
-)
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering import evidence, units
 from collector.metering.tiling import SlotState, TilingEntry
@@ -26,7 +19,7 @@ from railscope.timestamps import DAY_NS
 class Revision(msgspec.Struct, frozen=True):
     """A tiling as stored in the ledger, its hash, and the revision that it supersedes."""
 
-    tiling: DayTiling
+    tiling: day_tiling.DayTiling
     number: int
     supersedes: int | None
     content_root: str
@@ -66,12 +59,14 @@ class Ledger:
         """Close all connections."""
         self.database.close()
 
-    def write(self, tiling: DayTiling) -> WrittenRevision:
+    def write(self, tiling: day_tiling.DayTiling) -> WrittenRevision:
         """Write one tiling; see `write_days`."""
         return self.write_days([tiling])[0]
 
     def write_days(
-        self, tilings: Sequence[DayTiling], check: Callable[[Connection], None] = accept_any
+        self,
+        tilings: Sequence[day_tiling.DayTiling],
+        check: Callable[[Connection], None] = accept_any,
     ) -> list[WrittenRevision]:
         """Write each tiling as the newest revision of its day, unless that revision has the same content.
 
@@ -84,13 +79,13 @@ class Ledger:
             return self.write_days_in(connection, tilings)
 
     def write_days_in(
-        self, connection: Connection, tilings: Sequence[DayTiling]
+        self, connection: Connection, tilings: Sequence[day_tiling.DayTiling]
     ) -> list[WrittenRevision]:
         """Write tilings as `write_days`, within a transaction that writes more."""
-        tilings = [round_tiling(tiling) for tiling in tilings]
+        tilings = [day_tiling.round_tiling(tiling) for tiling in tilings]
         for tiling in tilings:
-            check_tiling(tiling)
-        rooted = [(tiling, content_root(tiling)) for tiling in tilings]
+            day_tiling.check_tiling(tiling)
+        rooted = [(tiling, day_tiling.content_root(tiling)) for tiling in tilings]
         written: dict[int, WrittenRevision] = {}
         while len(written) < len(rooted):
             # Several tilings of one GPU-day are written one after another.
@@ -196,7 +191,7 @@ class Ledger:
             tiling = row_conversion.parse_tiling(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UnusableLedgerError(self._unreadable(revision_name, error)) from error
-        if content_root(tiling) != head.content_root:
+        if day_tiling.content_root(tiling) != head.content_root:
             message = (
                 f"the ledger {self.database.name} was altered: {revision_name} does not match what was"
                 " written; fix: restore it from a backup"
@@ -211,15 +206,15 @@ class Ledger:
         )
 
 
-def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
+def _is_same(head: Row[Any], tiling: day_tiling.DayTiling, root: str) -> bool:
     """True if a revision has this content, in any capacity units."""
     if head.content_root == root or head.capacity_units == tiling.capacity_units:
         return bool(head.content_root == root)
-    return bool(head.content_root == revision_root(tiling, head.capacity_units))
+    return bool(head.content_root == day_tiling.revision_root(tiling, head.capacity_units))
 
 
 def _write(
-    connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
+    connection: Connection, rooted: Mapping[int, tuple[day_tiling.DayTiling, str]]
 ) -> dict[int, WrittenRevision]:
     """Write tilings of different GPU-days; those that another writer has written first are omitted."""
     keys = {

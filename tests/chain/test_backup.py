@@ -1,4 +1,4 @@
-"""The commands of the page on backups, with a real collector: what a restore brings back, and what it reports as lost."""
+"""The commands of the page on availability, with a real collector: a move, a restore, and what it reports as lost."""
 
 from __future__ import annotations
 
@@ -52,17 +52,21 @@ class RestorableSite:
 
     def __init__(self, site: ProgramDirectory, database: str = "") -> None:
         self.site = site
-        self.environment = QUICK | (
-            {"RAILSCOPE_COLLECTOR_LEDGER__URL": database} if database else {}
-        )
-        self.database = database
         self.sender = FrameSender()
         quarter = (
             (time.time_ns() // SECOND - 3600) // 900 * 900
         )  # evidence is stored by quarters of an hour
         self.at = self.first = quarter - START_WALL_NS // SECOND
         (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest_token("token-n1")}"\n')
-        (site.directory / "collector.toml").write_text(
+        self.configure(database)
+
+    def configure(self, database: str) -> None:
+        """Set `ledger.url`; without one, the ledger is in the state directory."""
+        self.database = database
+        self.environment = QUICK | (
+            {"RAILSCOPE_COLLECTOR_LEDGER__URL": database} if database else {}
+        )
+        (self.site.directory / "collector.toml").write_text(
             f'state_directory = "{self.state}"\n'
             + (f'[ledger]\nurl = "{database}"\n' if database else "")
         )
@@ -133,7 +137,7 @@ class RestorableSite:
         for text, own in ((f"sqlite:///{STATE}/ledger.sqlite", "URL"), ("URL", database),
                           (STATE, str(self.state)), (BACKUP, str(directory / "backup"))):  # fmt: skip
             command = command.replace(text, own)
-        if command.startswith("railscope bill"):
+        if command.startswith(("railscope bill", "railscope collector")):
             command += f" --config {directory}/collector.toml"
         command = re.sub(r"^railscope ", f"{sys.executable} -m railscope ", command)
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -152,10 +156,14 @@ class RestorableSite:
         finally:
             database.close()
         spans = (span for each in found.intervals.get("n1", ()) for span in each.gpus[GPU].spans)
+        # A span of several bodies has their times, each with the delay of its own delivery.
         return {
-            round((second - START_WALL_NS) / SECOND) - self.first
+            second - self.first
             for span in spans
-            for second in range(span.first_ns, span.last_ns + 1, SECOND)
+            for second in range(
+                round((span.first_ns - START_WALL_NS) / SECOND),
+                round((span.last_ns - START_WALL_NS) / SECOND) + 1,
+            )
         }
 
     async def stores(self, seconds: set[int]) -> None:
@@ -237,6 +245,30 @@ async def test_an_older_database_is_detected_and_accepted(
     await wait_until(is_verified, "the loss is in the audit log", 1)
     named = await one.run_command(f"{commands('Verify after a restore')[0]}; false")
     assert re.findall(r"to explain: ([\w ]+ \d+) of record", named) == ["head 1", "price book 1"]
+
+
+async def test_a_ledger_moves_to_postgresql_while_agents_keep_their_frames(
+    site: ProgramDirectory, server: postgresql.PostgreSQL
+) -> None:
+    one = RestorableSite(site)
+    await one.start()
+    await one.send(one.body())
+    await one.stores(FIRST)
+    assert await one.run_command(f"railscope bill prices publish {PRICES}") == ""
+    second = one.body()
+    await one.send(second)  # received, and perhaps not stored
+    one.configure(server.database())
+    assert await one.run("Move the ledger from SQLite to PostgreSQL") == []
+    await one.send(second)  # an agent that received no response
+    await one.send(one.body())  # an agent that kept it in its spool
+    await one.stores(ALL)
+    await one.reaches("railscope_ledger_replaced", 0)
+    assert await one.metric("railscope_collector_missing_frames") == 0
+
+    async def is_verified() -> bool:
+        return await one.run("Verify after a restore") == []
+
+    await wait_until(is_verified, "all records are in the audit log", 1)
 
 
 async def test_an_older_audit_log_is_detected(

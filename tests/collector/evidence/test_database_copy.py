@@ -1,0 +1,234 @@
+"""A ledger that moves from SQLite to PostgreSQL: equal rows, the same identity, and days as without the move."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner, Result
+from hypothesis import given, strategies as st
+from ledger_days import LATER, a_day
+from stories import fleet_histories, spelled_files
+from support.audit import draft, without_triggers
+from support.books import ALL, ONE, TWO, books_with, manager_after
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector, content
+from support.postgresql import PostgreSQL
+from support.story import DAY, NodeReporter, accept
+
+from collector.billing import tables
+from collector.ledger import audit_outbox, database_copy
+from collector.ledger.database import Database, UnusableLedgerError
+from collector.ledger.ledger_store import Ledger
+from collector.tables import metadata
+from railscope.cli import root
+from railscope.service import lock_state_directory
+
+DAYS = range(DAY, DAY + 1)
+
+
+@pytest.fixture
+def target(server: PostgreSQL) -> Iterator[str]:
+    """URL of an empty database of PostgreSQL."""
+    address = server.database()
+    yield address
+    server.drop(address)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """State directory with the ledger of a cluster: evidence, days, bills, and records of them."""
+    directory = tmp_path / "state"
+    site = FinalizingCollector(directory, f"sqlite:///{directory / 'ledger.sqlite'}")
+    accept(site.core, a_day(NodeReporter()))
+    asyncio.run(site.round(LATER, everything=True))
+    site.finalizer.close()
+    ledger = Ledger.open(site.url, metadata)
+    books = books_with(ledger, ALL)
+    books.close(ONE, manager_after(ONE))
+    with ledger.database.transaction(writes=True) as connection:
+        audit_outbox.take_rows(connection, "log", 2)
+    ledger.close()
+    return directory
+
+
+def copied(state: Path, url: str, *options: str) -> Result:
+    """Run the command with the settings of a collector."""
+    settings = state / "collector.toml"
+    settings.write_text(f'state_directory = "{state}"\n[ledger]\nurl = "{url}"\n')
+    command = ["collector", "copy-database", "--config", str(settings), *options]
+    return CliRunner().invoke(root, command)
+
+
+def rows_of(url: str) -> dict[str, list[Any]]:
+    """Return all rows, by table."""
+    database = Database(url, metadata, make=False)
+    try:
+        with database.transaction() as connection:
+            return {
+                name: sorted(map(tuple, connection.execute(sa.select(table))), key=repr)
+                for name, table in metadata.tables.items()
+            }
+    finally:
+        database.close()
+
+
+def tables_in(url: str) -> list[str]:
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    try:
+        return sa.inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+
+
+def damage(state: Path, statement: sa.Executable) -> None:
+    """Change rows of the ledger outside the program."""
+    database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
+    with database.transaction(writes=True) as connection:
+        without_triggers(connection)
+        connection.execute(statement)
+    database.close()
+
+
+def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
+    source = f"sqlite:///{state / 'ledger.sqlite'}"
+    before = rows_of(source)
+    result = copied(state, target)
+    assert result.exit_code == 0, result.output
+    assert rows_of(target) == before == rows_of(source)
+    counts = {name: len(rows) for name, rows in before.items()}
+    assert dict(
+        re.findall(
+            r"^(\w+): ([\d,]+) rows, sum of SHA-256 [0-9a-f]{64}$", result.output, re.MULTILINE
+        )
+    ) == {name: f"{count:,}" for name, count in counts.items()}
+    for name in (
+        "evidence_part",
+        "evidence_claim",
+        "ledger_entry",
+        "billing_charge",
+        "audit_taken",
+    ):
+        assert counts[name], name
+    ledger = Ledger.open(target, metadata)
+    with ledger.database.transaction(writes=True) as connection:
+        audit_outbox.put_record(connection, "next", draft(0))
+        last = connection.execute(sa.select(sa.func.max(audit_outbox.outbox_rows.c.number)))
+        assert last.scalar_one() == counts["audit_outbox"] + 1
+    books = books_with(ledger, ALL)
+    books.close(TWO, manager_after(TWO))
+    ledger.close()
+
+
+def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
+    lock = lock_state_directory(state)
+    try:
+        result = copied(state, target)
+    finally:
+        os.close(lock)
+    assert (result.exit_code, tables_in(target)) == (1, [])
+    assert "is in use by another collector" in result.output
+
+
+def test_a_ledger_is_not_replaced(state: Path, target: str) -> None:
+    Ledger.open(target, metadata).close()
+    before = rows_of(target)
+    result = copied(state, target)
+    assert result.exit_code == 1
+    assert "contains a ledger: expected an empty database" in result.output
+    assert rows_of(target) == before
+
+
+def test_it_needs_a_file_and_a_server(state: Path, target: str) -> None:
+    result = copied(state, f"sqlite:///{state / 'other.sqlite'}")
+    assert (result.exit_code, "expected postgresql://" in result.output) == (1, True)
+    result = copied(state, target, "--from", str(state / "missing.sqlite"))
+    assert (result.exit_code, "no ledger in" in result.output) == (1, True)
+    assert tables_in(target) == []
+    damage(state, sa.text("UPDATE ledger_schema SET version = 5"))
+    result = copied(state, target)
+    assert (result.exit_code, "has schema version 5: expected" in result.output) == (1, True)
+    assert tables_in(target) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        (sa.update(tables.price_books).values(text="x"), "it was changed by hand"),
+        (sa.text("UPDATE ledger_entry SET qty_capns = 'x'"), "invalid input syntax for type numeric"),
+        (sa.text("UPDATE ledger_entry SET reason = char(0)"), "cannot contain NUL"),
+    ],
+)  # fmt: skip
+def test_a_damaged_ledger_is_not_copied(
+    state: Path, target: str, statement: sa.Executable, problem: str
+) -> None:
+    damage(state, statement)
+    result = copied(state, target)
+    assert (result.exit_code, problem in result.output) == (1, True), result.output
+    assert tables_in(target) == []
+
+
+def test_an_interrupted_copy_leaves_an_empty_database(state: Path, target: str) -> None:
+    """All rows are written and read back when it ends; another collector that starts meanwhile waits."""
+    source = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)
+    tables_seen: list[str] = []
+
+    def interrupt(connection: sa.Connection) -> None:
+        assert connection.execute(sa.select(metadata.tables["billing_charge"])).first()
+        tables_seen.extend(tables_in(target))
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            database_copy.copy_database(source, target, metadata, interrupt)
+        assert tables_seen == tables_in(target) == []
+        database_copy.copy_database(source, target, metadata, lambda _: None).close()
+        with pytest.raises(UnusableLedgerError, match="contains a ledger"):
+            database_copy.copy_database(source, target, metadata, lambda _: None)
+    finally:
+        source.close()
+
+
+@fewer_examples(20)
+@given(
+    fleet_histories(),
+    spelled_files(),
+    st.lists(st.integers(5, 60), min_size=1, max_size=3),
+    st.data(),
+)
+async def test_days_are_those_of_a_ledger_that_never_moved(
+    server: PostgreSQL, story, texts, sizes, data
+) -> None:
+    directory = Path(tempfile.mkdtemp())
+    file = f"sqlite:///{directory / 'moved.db'}"
+    alone = FinalizingCollector(directory / "alone", f"sqlite:///{directory / 'alone.db'}")
+    moved = FinalizingCollector(directory / "moved", file)
+    alone.texts = moved.texts = dict(texts)
+    envelopes = story.envelopes(sizes)
+    cut = data.draw(st.integers(0, len(envelopes)))
+    accept(alone.core, envelopes)
+    accept(moved.core, envelopes[:cut])
+    await moved.round(data.draw(st.sampled_from([0, 4000, 8000, LATER])))
+    checkpoint = moved.checkpoint()
+    moved.finalizer.close()
+    source, moved.url = Database(file, metadata), server.database()
+    database_copy.copy_database(source, moved.url, metadata, lambda _: None).close()
+    source.close()
+    moved.restart(checkpoint)
+    accept(moved.core, envelopes[cut:])
+    for each in (alone, moved):
+        for turn in range(2):
+            await each.round(LATER + 400 * turn)
+    assert content(moved.stores.ledger, DAYS) == content(alone.stores.ledger, DAYS)
+    for each in (alone, moved):
+        each.finalizer.close()
+    server.drop(moved.url)
+    shutil.rmtree(directory)
