@@ -53,6 +53,8 @@ class ReceiptSigner:
     """Issues and verifies receipts; without a key it does neither."""
 
     _key: bytes = b""
+    is_awaited: bool = False
+    """True until the key of a shared database was read."""
 
     def open(self, database: Database) -> None:
         """Read the key of a database server, or create it. Blocking; raises UnusableLedgerError."""
@@ -62,6 +64,7 @@ class ReceiptSigner:
         with database.transaction(writes=True) as connection:
             connection.execute(insert_new(connection, receipt_keys).values(new))
             self._key = connection.execute(sa.select(receipt_keys.c.key)).scalar_one()
+        self.is_awaited = False
 
     def issue(self, record: FrameRecord) -> str:
         """Return the receipt of a record; empty without a key, or if the collector's clock was in doubt."""

@@ -62,7 +62,7 @@ _REASONS = {
     HTTPStatus.UNPROCESSABLE_ENTITY: ("schema", "bounds", "age", "time"),
     HTTPStatus.UPGRADE_REQUIRED: ("version",),
     HTTPStatus.TOO_MANY_REQUESTS: ("rate", "schemas", "starts", "audited_events"),
-    HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "read_only", "storage", "evidence"),
+    HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "read_only", "storage", "evidence", "receipt"),
 }
 """Reasons why an envelope is not acknowledged, by the status of the response."""
 _STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
@@ -219,6 +219,12 @@ class Ingest:
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         now_ns, text = self.wall_ns(), request.headers.get(wire.RECEIPT_HEADER, "")
+        if text and self.core.receipts.is_awaited:
+            # Without it, the facts would have the time of this delivery, and differ from those at the first one.
+            message = (
+                "the receipt cannot be verified before the database was reached for the first time"
+            )
+            raise NotAcknowledgedError(message, "receipt")
         receipt = self.core.receipts.verify(credential.name, body, text, now_ns) if text else None
         record = segment_files.FrameRecord(
             credential.name,

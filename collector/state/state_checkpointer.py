@@ -70,6 +70,8 @@ class StateCheckpointer:
     """
     limits: IngestLimits = field(default_factory=IngestLimits)
     quarantine: segment_files.RecordQuarantine = field(init=False)
+    skipped: int = 0
+    """Records that the restart skipped: the database has none of their evidence."""
 
     def __post_init__(self) -> None:
         """Place the quarantine next to the frame log."""
@@ -86,15 +88,17 @@ class StateCheckpointer:
                 self._replay(record, self._unpack(record))
             except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
+                self.skipped += 1
 
     def begin_positions(self, *, is_incomplete: bool) -> None:
         """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError."""
+        self.core.receipts.is_awaited = True
         try:
             identity = durable_files.read_json(self.directory / IDENTITY, StateIdentity)
         except durable_files.DamagedFileError as error:
             log.warning("identity_replaced", problem=str(error))
             identity = None
-        if identity is None or is_incomplete:
+        if identity is None or is_incomplete or self.skipped:
             identity = StateIdentity(token_hex(16))
         identity.starts += 1
         durable_files.write_json(self.directory / IDENTITY, identity)

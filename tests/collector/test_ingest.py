@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import msgspec
+import psycopg
 import pytest
 from makers import SECOND, FrameSender, gpu_schema
 from running_collector import (
@@ -24,7 +25,7 @@ from collector.framelog.received_frames import MAX_STREAMS
 from collector.framelog.segment_files import segment_numbers, segment_path
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
-from railscope.wire import RunEnd, pack
+from railscope.wire import RECEIPT_HEADER, RunEnd, pack
 
 PATIENCE_SECONDS = 60
 
@@ -297,3 +298,41 @@ async def test_with_a_shared_database_an_acknowledgement_names_what_is_stored(
         _, reply = await running.post(body)
         assert reply["log"] != first["log"], "frames were lost"
     server.drop(url)
+
+
+async def test_records_that_a_restart_skips_are_not_stored(tmp_path: Path, server: PostgreSQL):
+    """The state directory has another identity then, so that agents send their envelopes again."""
+    sender, url = FrameSender(), server.database()
+    settings = settings_in(tmp_path, ledger=LedgerSettings(url=url))
+    lower = msgspec.structs.replace(settings, limits=IngestLimits(gaps_per_stream=1))
+    logs = []
+    for started in (settings, lower, settings):
+        async with run_collector(started) as running:
+            logs.append(running.collector.core.evidence.intervals.unstored.log)
+            for frame in gpu_frames(sender, rows=20)[::2] if len(logs) == 1 else ():
+                assert (await running.post(sender.body([frame], schemas=True), at=60))[0] == 200
+    assert logs[0] != logs[1] == logs[2]
+    server.drop(url)
+
+
+async def test_a_receipt_waits_for_the_key_of_the_database(tmp_path: Path, server: PostgreSQL):
+    sender, name = FrameSender(), "created_later"
+    settings = settings_in(
+        tmp_path,
+        ledger=LedgerSettings(url=server.address(name)),
+        metering=MeteringSettings(period_seconds=0.1),
+    )
+    headers = {RECEIPT_HEADER: "unknown"}
+    async with run_collector(settings) as running:
+        body = sender.body(gpu_frames(sender), schemas=True)
+        status, reply = await running.post(body, headers=headers)
+        assert (status, reply.keys()) == (503, {"error"})
+        assert "receipt" in reply["error"]
+        assert (await running.post(sender.body(gpu_frames(sender, at=10))))[0] == 200
+        with psycopg.connect(server.address("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        async with asyncio.timeout(60):
+            while running.collector.core.receipts.is_awaited:  # noqa: ASYNC110 - of a real server
+                await asyncio.sleep(0.02)
+        assert (await running.post(body, headers=headers))[0] == 200
+    server.drop(server.address(name))
