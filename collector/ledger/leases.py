@@ -174,8 +174,9 @@ class Lease:
                     self._lose(f"not renewed: {error}")
 
     def lose(self, problem: str) -> None:
-        """Record that a write found the lease lost."""
+        """Record that a write was rejected because the lease was lost."""
         with self._turn:
+            log.warning("late_write_rejected", lease=self.name, problem=problem)
             self._lose(problem)
 
     def release(self) -> None:
@@ -210,6 +211,7 @@ class Lease:
         started_seconds = _boot_seconds()
         with database.transaction(writes=True) as connection:
             if _is_server(connection):
+                schema.limit_idle_time(connection, round(LEASE_SECONDS))
                 expires_at = _clock() + timedelta(seconds=self.seconds)
                 renewal = sa.update(rows).where(term.is_row()).values(expires_at=expires_at)
                 is_mine = connection.execute(renewal).rowcount == 1
@@ -228,6 +230,7 @@ class Lease:
         named = rows.c.name == self.name
         with database.transaction(writes=True) as connection:
             is_server = _is_server(connection)
+            schema.limit_idle_time(connection, round(LEASE_SECONDS))
             if connection.execute(sa.select(rows.c.name).where(named)).first() is None:
                 new = schema.insert_new(connection, rows)
                 connection.execute(new.values(name=self.name, holder="", epoch=0))

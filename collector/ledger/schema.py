@@ -243,12 +243,11 @@ def lock(connection: sa.Connection, key: int) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
-def limit_idle_time(connection: sa.Connection) -> None:
+def limit_idle_time(connection: sa.Connection, max_seconds: int = _MAX_IDLE_SECONDS) -> None:
     """Let the server end this transaction if its client pauses in it, so that its locks do not last."""
     if connection.dialect.name == "postgresql":
-        connection.execute(
-            sa.text(f"SET LOCAL idle_in_transaction_session_timeout = '{_MAX_IDLE_SECONDS}s'")
-        )
+        limit = f"SET LOCAL idle_in_transaction_session_timeout = '{max_seconds}s'"
+        connection.execute(sa.text(limit))
 
 
 def make_append_only(table: sa.Table) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -146,6 +147,33 @@ def test_the_server_ends_a_write_that_is_paused_and_its_lease_can_be_taken(
     with pytest.raises(UnusableLedgerError):
         ledger.write_days([metered(held("GPU-0", "stale"))], pause)
     assert revision_of(ledger, "GPU-0", DAY) is None
+
+
+def test_the_server_ends_a_renewal_that_is_paused(database: Database):
+    """Otherwise a collector that is suspended between change and commit would hold the row for hours."""
+    limits: list[str] = []
+
+    def read_limit(connection: sa.Connection, *statement: Any) -> None:
+        if "UPDATE collector_lease" in statement[1]:
+            query = sa.text("SHOW idle_in_transaction_session_timeout")
+            limits.append(str(connection.execute(query).scalar()))
+
+    sa.event.listen(database.engine, "after_cursor_execute", read_limit)
+    lease = leases.Lease(NAME)
+    taken(lease, database)
+    lease.renew()
+    assert limits == ["10s", "10s"]
+
+
+def test_a_late_write_is_logged_also_if_the_renewal_has_found_the_lease_lost(database: Database):
+    paused, other = leases.Lease(NAME), leases.Lease(NAME)
+    taken(paused, database)
+    expire(database)
+    taken(other, database)
+    with capture_logs() as lines:
+        paused.renew()
+        paused.lose("taken by another collector")
+    assert [line["event"] for line in lines] == ["lease_lost", "late_write_rejected"]
 
 
 def test_a_write_that_starts_while_another_takes_the_lease_waits_and_fails(
