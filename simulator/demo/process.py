@@ -109,9 +109,14 @@ class Program:
             message = f"process {self.name} ended by itself: {self.log_tail()}"
             raise ProgramError(message)
 
-    def log_tail(self) -> str:
+    def log_tail(self, lines: int = 5) -> str:
         """Return the end of the log."""
-        return "\n".join(list(self._lines)[-5:]) or "its log is empty"
+        return "\n".join(list(self._lines)[-lines:]) or "its log is empty"
+
+    @property
+    def pid(self) -> int:
+        """Return its process id; 0 before the start."""
+        return self._process.pid if self._process else 0
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""

@@ -65,6 +65,11 @@ class DatabaseServer:
         """Directory of the data."""
         return self.directory / "data"
 
+    @property
+    def socket(self) -> Path:
+        """Socket on which it listens."""
+        return self.directory / ".s.PGSQL.5432"
+
     def url(self, database: str = "postgres") -> str:
         """Return the URL of a database for libpq."""
         return f"postgresql://{USER}@/{database}?host={quote(str(self.directory), safe='')}"
@@ -220,10 +225,10 @@ class DatabasePair:
         """Make the standby accept writes, and wait until it does. Blocking."""
         self.standby.execute("SELECT pg_promote(true, 60)")
 
-    def dump_rows(self, statement: str) -> list[tuple[Any, ...]]:
+    def dump_rows(self, statement: str, *parameters: str | int) -> list[tuple[Any, ...]]:
         """Return the rows of a query of the collectors' database. Blocking."""
         with psycopg.connect(self.url) as connection:
-            return connection.execute(statement.encode()).fetchall()
+            return connection.execute(statement.encode(), parameters or None).fetchall()
 
     def stop(self) -> None:
         """End both servers. Blocking."""

@@ -1,32 +1,68 @@
-"""Collectors and a database server fail under a simulated cluster; the ledger does not differ."""
+"""Collectors, links and a database server fail under a simulated cluster; nothing that is recorded differs."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from simulator.failover.comparisons import compare_records, compare_statements
 from simulator.failover.database_pair import DatabaseServerError, find_program
 
 NODES, SECONDS = 6, 60
 
 
-@pytest.mark.timeout(600)
-def test_the_ledger_is_that_of_one_collector_that_received_everything(tmp_path: Path) -> None:
+def run(directory: Path, *options: str) -> list[str]:
+    """Run to the end; return the lines of standard output."""
     try:
         find_program("initdb")
     except DatabaseServerError as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-P", "-m", "simulator.failover", "--directory", str(tmp_path)]
-    command += ["--nodes", str(NODES), "--seconds", str(SECONDS)]
+    command = [sys.executable, "-P", "-m", "simulator.failover", "--directory", str(directory)]
+    command += ["--nodes", str(NODES), "--seconds", str(SECONDS), *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.timeout(600)
+def test_ledger_and_statements_are_those_of_one_collector_that_received_everything(tmp_path: Path):
+    lines = run(tmp_path)
     rows = (tmp_path / "ledger.jsonl").read_text().splitlines()
     assert rows == sorted(rows)
     assert rows == (tmp_path / "reference.jsonl").read_text().splitlines()
-    assert ended.stdout.splitlines()[-1] == f"books: {len(rows)} rows, 0 differences"
+    assert lines[-1] == f"books: {len(rows)} rows, 0 differences"
     entries = [json.loads(row) for row in rows if json.loads(row)["part"] == "entries"]
     assert len({entry["gpu"] for entry in entries}) == NODES * 8
+    for pattern in (
+        r"lease: the late write of collector \w, with epoch \d+, was rejected",
+        r"closed period: 2 statements with \d{2,} lines, 0 differences",
+        r"audit log of b, which was lost: consistent",
+        r"audit records of the ledger: \d+ .*1 billing.close.*, 0 differences",
+    ):
+        assert any(re.match(pattern, line) for line in lines), (pattern, lines)
+    assert_that_differences_are_found(tmp_path)
+
+
+def assert_that_differences_are_found(directory: Path) -> None:
+    """Compare the run with an altered statement, and with a log that is there twice."""
+    statements = {
+        path.stem: path.read_bytes() for path in (directory / "statements-a").glob("*.json")
+    }
+    altered = {tenant: text.replace(b"0", b"1", 1) for tenant, text in statements.items()}
+    assert compare_statements(statements, statements).differences == 0
+    assert compare_statements(altered, statements).differences == len(statements)
+    assert compare_statements({}, {}).differences == 1, "nothing was compared"
+    logs = {name: directory / f"collector-{name}" / "audit" for name in ("a", "b", "c")}
+    assert compare_records(logs | {"again": logs["a"]}, {"unknown"}).differences > 1
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_differs_after_drawn_failures(tmp_path: Path, seed: int):
+    assert run(tmp_path, "--seed", str(seed))[-1].endswith(" rows, 0 differences")
