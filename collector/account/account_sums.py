@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger import row_conversion
 from collector.ledger.day_tiling import DayTiling, MeasuredShare
 from collector.metering import evidence, measures, tiling
 from collector.metering.units import Tiling, Units, exact, round_parts
@@ -246,6 +247,20 @@ class CounterAmounts:
             add_totals(amounts.days.setdefault(day, {}), totals)
             add_totals(self._sum, totals)
         amounts.upto_ns = max(upto_ns, amounts.upto_ns)
+
+
+class FinalizedGpus(NamedTuple):
+    """The ledger's sums by month of some GPUs, and the last finalized day of each."""
+
+    sums: TimeSums
+    amounts: AmountTotals
+    days: dict[str, int]
+    numbers: dict[row_conversion.GpuDay, int]
+    """The newest revision of each day that may still change."""
+    clock_suspect: list[evidence.ClockDoubt]
+    """Marks of all days; the same mark appears once per day."""
+    heads: dict[str, int]
+    """Number of the newest head of the chain when the GPU was read."""
 
 
 def add_totals(totals: AmountTotals, more: Mapping[AmountKey, int], sign: int = 1) -> None:

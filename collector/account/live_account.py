@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -233,17 +233,12 @@ class FinalizedSums:
         self.clock_suspect.subtract(old.clock_suspect)
         self.clock_suspect += Counter()
 
-    def add_gpus(
-        self,
-        sums: account_sums.TimeSums,
-        days: Mapping[str, int],
-        clock_suspect: Iterable[usage_evidence.ClockDoubt],
-    ) -> None:
+    def add_gpus(self, gpus: account_sums.FinalizedGpus) -> None:
         """Add the ledger's sums by month, and its marks, of GPUs up to their last days."""
-        account_sums.add_sums(self.sums, sums)
-        self.capacity = exact(self.capacity + sum(sums.values()))
-        self.days |= days
-        self.clock_suspect.update(clock_suspect)
+        account_sums.add_sums(self.sums, gpus.sums)
+        self.capacity = exact(self.capacity + sum(gpus.sums.values()))
+        self.days |= gpus.days
+        self.clock_suspect.update(gpus.clock_suspect)
 
 
 @dataclass(slots=True)
@@ -304,6 +299,15 @@ class LiveAccount:
             return account_sums.GpuTimeAccount(
                 now_ns, gpus, capacity + self.finalized.capacity, sums, suspect
             )
+
+    def add_finalized(self, gpus: account_sums.FinalizedGpus) -> None:
+        """Add the ledger's sums of GPUs, and release their facts of finalized days; `lock` is held."""
+        self.finalized.add_gpus(gpus)
+        self.amounts.add_gpus(gpus.amounts)
+        for gpu in gpus.days:
+            self.book.changed.add(gpu)
+            self.book.forget(gpu, self.finalized.open_ns(gpu))
+        self.is_ready = True
 
     def holders(self, gpu: str) -> set[str]:
         """Return the tenants that hold a part of a GPU, as of the last refresh."""

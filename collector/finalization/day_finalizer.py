@@ -100,7 +100,7 @@ class DayFinalizer:
 
     def _record_stored(self, interval: node_intervals.EvidenceInterval) -> None:
         self.counts.intervals += 1
-        self._open_days.record_stored(interval)
+        self._open_days.record_stored(interval.gpus, interval.start_ns)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -200,12 +200,7 @@ class DayFinalizer:
             ledger_days.read_finalized, stores.ledger, new, oldest_day
         )
         async with self.live.lock:
-            self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
-            self.live.amounts.add_gpus(finalized.amounts)
-            for gpu in finalized.days:
-                self.book.changed.add(gpu)
-                self.book.forget(gpu, self.live.finalized.open_ns(gpu))
-            self.live.is_ready = True
+            self.live.add_finalized(finalized)
         self._days.add_gpus(finalized)
         self._open_days.stale |= new
 
@@ -254,12 +249,7 @@ class DayFinalizer:
         self._epoch = term.epoch if term else 0
         changes |= self._late
         new = changes - self._handled
-        if any(not (change.node or change.gpu) for change in new):
-            self.book.late.update(self.book.gpus)  # a file may name other tenants now
-        self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
-        for change in new:
-            if change.gpu and not claim_events.is_gpu(change.gpu):
-                self.book.late.update(self.book.gpus_in(claim_events.node_of_key(change.gpu)))
+        self._open_days.record_changes(new)
         await self._read_claims(stores, new)
         if term is not None:
             try:

@@ -7,14 +7,14 @@ of accounts of several collectors would count a node twice that moved from one t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import structlog
 
 from collector import config
 from collector.account import account_sums, live_account
-from collector.evidence import claim_events, evidence_book
+from collector.evidence import claim_events, evidence_book, evidence_tables
 from collector.finalization import ledger_days
 from collector.ledger import head_chain
 from collector.ledger.database import call_database
@@ -40,6 +40,8 @@ class FollowedAccount:
     _head: head_chain.ChainHead | None = None
     """Newest entry of the ledger when it was read."""
     _accounted: set[str] = field(default_factory=set)
+    _handled: set[evidence_tables.EvidenceChange] = field(default_factory=set)
+    """Changes of the period that were counted."""
 
     def __post_init__(self) -> None:
         """Create the counter of open days."""
@@ -70,9 +72,14 @@ class FollowedAccount:
         stores, now_ns = await call_database(self.open), self.wall_ns()
         self.book.merge_contacts(await call_database(stores.store.contacts))
         await self._read_ledger(stores, now_ns)
-        changes = await call_database(stores.store.changes, now_ns - _CHANGES_NS)
-        await self._read_claims(stores, {change.gpu for change in changes if change.gpu})
-        self._release(now_ns)
+        changes = set(await call_database(stores.store.changes, now_ns - _CHANGES_NS))
+        new, self._handled = changes - self._handled, changes
+        try:
+            await self._read_claims(stores, {change.gpu for change in new if change.gpu})
+            self._record_stored(new)
+        except BaseException:
+            self._handled -= new
+            raise
         files = await call_database(stores.store.files)
         homes = await call_database(stores.store.homes)
         homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
@@ -98,12 +105,7 @@ class FollowedAccount:
             if not is_same:
                 self.live.finalized = live_account.FinalizedSums()
                 self.live.amounts = account_sums.CounterAmounts()
-            self.live.finalized.add_gpus(finalized.sums, finalized.days, finalized.clock_suspect)
-            self.live.amounts.add_gpus(finalized.amounts)
-            for gpu in finalized.days:
-                self.book.changed.add(gpu)
-                self.book.forget(gpu, self.live.finalized.open_ns(gpu))
-            self.live.is_ready = True
+            self.live.add_finalized(finalized)
         self._head = head
         self._accounted |= new
         self._counter.stale |= new
@@ -126,12 +128,12 @@ class FollowedAccount:
         gpus = self.book.gpus_in(claim_events.node_of_key(gpu))
         return min(map(self.live.finalized.open_ns, gpus), default=-timestamps.FOREVER_NS)
 
-    def _release(self, now_ns: int) -> None:
-        """Release the facts that their collectors have stored."""
-        wait_seconds = self.settings.quiet_seconds + 2 * self.settings.period_seconds
-        quiet_ns = now_ns - round(wait_seconds * timestamps.SECOND_NS)
+    def _record_stored(self, changes: Collection[evidence_tables.EvidenceChange]) -> None:
+        """Count what collectors have stored; the intervals in memory have no other use than to be stored."""
+        self._counter.record_changes(changes)
+        for change in changes:
+            if change.node:
+                self._counter.record_stored(self.book.gpus_in(change.node), change.start_ns)
         for interval in list(self.book.intervals.by_key.values()):
-            if interval.touched_ns <= quiet_ns:
-                self._counter.record_stored(interval.interval)
-                self.book.intervals.release(interval)
+            self.book.intervals.release(interval)
         self.book.unwritten.clear()

@@ -29,7 +29,6 @@ from collector.evidence import (
     evidence_store,
     evidence_tables,
     gpu_evidence,
-    node_intervals,
 )
 from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import (
@@ -41,7 +40,7 @@ from collector.ledger import (
     ledger_store,
     row_conversion,
 )
-from collector.metering import evidence, measures, units
+from collector.metering import measures, units
 from collector.metering.tiling import SlotState
 from railscope.timestamps import DAY_NS, SECOND_NS
 
@@ -188,7 +187,7 @@ class AccountedDays:
     head: int = 0
     """Head of the ledger up to which added days are in the account."""
 
-    def add_gpus(self, finalized: FinalizedGpus) -> None:
+    def add_gpus(self, finalized: account_sums.FinalizedGpus) -> None:
         """Record GPUs whose days were read."""
         if not self.gpus:
             self.head = min(finalized.heads.values(), default=0)
@@ -331,13 +330,23 @@ class OpenDayCounter:
     stale: set[str] = field(default_factory=set)
     """GPUs with stored readings that their open amounts do not include."""
 
-    def record_stored(self, interval: node_intervals.EvidenceInterval) -> None:
-        """Record that an interval was stored in the database."""
-        for gpu in interval.gpus:
+    def record_stored(self, gpus: Iterable[str], start_ns: int) -> None:
+        """Record that evidence of GPUs from a timestamp on was stored in the database."""
+        for gpu in gpus:
             self.stale.add(gpu)
             counted = self.live.amounts.open.get(gpu)
-            if counted and interval.start_ns < counted.upto_ns - SECOND_NS:
+            if counted and start_ns < counted.upto_ns - SECOND_NS:
                 self.book.late.add(gpu)
+
+    def record_changes(self, changes: Collection[evidence_tables.EvidenceChange]) -> None:
+        """Record that claims or files of any collector were stored in the database."""
+        late = {change.gpu for change in changes} & self.book.gpus.keys()
+        if any(not (change.node or change.gpu) for change in changes):
+            late.update(self.book.gpus)  # a file may name other tenants now
+        for change in changes:
+            if change.gpu and not claim_events.is_gpu(change.gpu):
+                late.update(self.book.gpus_in(claim_events.node_of_key(change.gpu)))
+        self.book.late |= late
 
     async def count_new(
         self, stores: MeteringStores, files: gpu_evidence.AdministratorInputs, homes: GpuNodes
@@ -387,25 +396,11 @@ _SUMMED_GPUS_AT_ONCE = 64
 """Their time in 24 hours fits in 64 bits, the limit of SQLite's sums."""
 
 
-class FinalizedGpus(NamedTuple):
-    """The ledger's sums by month of some GPUs, and the last finalized day of each."""
-
-    sums: account_sums.TimeSums
-    amounts: account_sums.AmountTotals
-    days: dict[str, int]
-    numbers: dict[row_conversion.GpuDay, int]
-    """The newest revision of each day that may still change."""
-    clock_suspect: list[evidence.ClockDoubt]
-    """Marks of all days; the same mark appears once per day."""
-    heads: dict[str, int]
-    """Number of the newest head of the chain when the GPU was read."""
-
-
 def read_finalized(
     ledger: ledger_store.Ledger, gpus: Collection[str], since_day: int
-) -> FinalizedGpus:
+) -> account_sums.FinalizedGpus:
     """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
-    finalized = FinalizedGpus({}, {}, {}, {}, [], {})
+    finalized = account_sums.FinalizedGpus({}, {}, {}, {}, [], {})
     for gpu_group in ledger_queries.split_items(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
         with ledger.database.transaction(is_snapshot=True) as connection:
             _read_finalized_group(finalized, connection, gpu_group, since_day)
@@ -413,7 +408,10 @@ def read_finalized(
 
 
 def _read_finalized_group(
-    finalized: FinalizedGpus, connection: Connection, gpus: Collection[str], since_day: int
+    finalized: account_sums.FinalizedGpus,
+    connection: Connection,
+    gpus: Collection[str],
+    since_day: int,
 ) -> None:
     sums, amounts, days, numbers, clock_suspect, heads = finalized
     head = head_chain.newest_head(connection)

@@ -256,5 +256,5 @@ def read_ledger(side: FinalizingCollector) -> FinalizedSums:
     ledger: Ledger = side.stores.ledger
     found = read_finalized(ledger, side.core.evidence.gpus.keys(), DAY)
     sums = FinalizedSums()
-    sums.add_gpus(found.sums, found.days, found.clock_suspect)
+    sums.add_gpus(found)
     return sums
