@@ -89,6 +89,8 @@ class LeafThresholds(Struct, frozen=True, kw_only=True):
     """A leaf that loses packets has this many times the losses of the others and of its past."""
     loss_share: Share = 0.3
     """Share of the NICs in use below a leaf that lose packets if the leaf does."""
+    joined_losses: Share = 0.5
+    """Share of the losses of another leaf of the same jobs below which a leaf just exchanges with that one."""
     min_reported: Share = 0.1
     """Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
     min_uplink_marked: Share = 0.01

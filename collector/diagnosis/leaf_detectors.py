@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +37,7 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
     losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
     paused = _means(view, nic["paused_share"], use)
+    lossy: dict[int, Finding] = {}
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
         if len(positions) < MIN_MEMBERS:
@@ -77,7 +79,42 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
             )
             continue
         usual_losses = float(np.nan_to_num(median_known(losses[other_leaves])))
-        yield from _losses(view, cause, positions, paused, usual_losses)
+        for found in _losses(view, cause, positions, paused, usual_losses):
+            if found.incident_class == "leaf_loss":
+                lossy[leaf] = found
+            else:
+                yield found
+    yield from _origins(view, lossy, losses)
+
+
+def _origins(view: DiagnosisView, lossy: dict[int, Finding], losses: Floats) -> Iterator[Finding]:
+    """Yield the leaves at which packets are lost, without those whose NICs exchange with these.
+
+    A loss is counted by both ends, so that leaves of a job's pods have losses in the share of the traffic between them.
+    Leaves that lose alike are alternatives: hosts cannot distinguish them.
+    """
+    jobs = {leaf: _jobs_of_leaf(view, leaf) for leaf in lossy}
+    rails = {leaf: int(view.groups.nic_rail[view.groups.leaves[leaf][0]]) for leaf in lossy}
+    for leaf, finding in lossy.items():
+        joined = [
+            other
+            for other in lossy
+            if other != leaf and rails[other] == rails[leaf] and jobs[other] & jobs[leaf]
+        ]
+        share = view.thresholds.leaves.joined_losses
+        if all(losses[leaf] >= share * losses[other] for other in joined):
+            alike = tuple(other for other in joined if share * losses[leaf] <= losses[other])
+            yield replace(finding, alternatives=alike)
+
+
+def _jobs_of_leaf(view: DiagnosisView, leaf: int) -> set[int]:
+    """Return the numbers of the jobs below a leaf; NICs without a job exchange with others without one."""
+    of_leaf = {
+        number
+        for number, job in enumerate(view.jobs)
+        if (view.groups.nic_leaf[job.nics] == leaf).any()
+    }
+    return of_leaf or {-1}
 
 
 def _losses(
@@ -114,7 +151,7 @@ def _losses(
     affected = positions[hit[positions]]
     if (
         len(affected) >= MIN_MEMBERS
-        and len(affected) >= 0.3 * len(positions)
+        and len(affected) >= thresholds.loss_share * len(positions)
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
@@ -223,9 +260,15 @@ def _congested_uplink(
         for leaf, name in zip(leaves, names, strict=True)
     )
     affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)
-    cause = Cause("leaf", leaves[0], names[0])
-    parts = tuple(affected.tolist())
-    return Finding("uplink_congested", cause, evidence, parts=parts, alternatives=tuple(leaves[1:]))
+    rail = int(view.groups.nic_rail[view.groups.leaves[leaves[0]][0]])
+    return Finding(
+        "uplink_congested",
+        Cause("leaf", leaves[0], names[0]),
+        evidence,
+        parts=tuple(affected.tolist()),
+        alternatives=tuple(leaves[1:]),
+        subject=f"uplinks of rail {rail}",
+    )
 
 
 def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:

@@ -17,7 +17,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from collector.diagnosis.findings import DiagnosisView, Finding
+from collector.diagnosis.findings import DiagnosisView, Finding, above
+from collector.diagnosis.quantities import DeviceKind
 from collector.workloads.job_roster import JobKey
 
 
@@ -64,7 +65,7 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss"), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
     "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _OWN_LINK},
     "paused_unlocalised": {Relation.RAIL: (*_FABRIC, "ecn_late")},
-    "leaf_loss": {Relation.RAIL: ("lossless_broken",), Relation.PEERS: ("unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "leaf_loss": {Relation.RAIL: ("lossless_broken",), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
     "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken"), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "ecn_late": {Relation.RAIL: _FABRIC},
@@ -133,7 +134,7 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     elif cause.kind == "rack":
         nodes = {devices.gpus[position].node for position in parts}
     elif cause.kind == "storage":
-        nodes = {mount.node for mount in devices.mounts if mount.server == cause.name}
+        nodes = _clients(view, cause.name)
     elif cause.job:
         nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
     if cause.kind == "nic" and finding.incident_class not in {*_OWN_LINK, "transport_retry"}:
@@ -142,6 +143,15 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         jobs |= {job.key for job in view.jobs if nodes.intersection(job.nodes)}
     device = (cause.kind, cause.position, cause.name)
     return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs))
+
+
+def _clients(view: DiagnosisView, server: str) -> set[str]:
+    """Return the nodes that use a file server now, or usually: a mount without requests delays nothing."""
+    names = ("reads", "writes")
+    usual = np.fmax(*(view.base(DeviceKind.MOUNT, name) for name in names))
+    uses = above(np.fmax(usual, np.fmax(*(view.signals.mount[name] for name in names))), 0.0)
+    mounts = enumerate(view.devices.mounts)
+    return {mount.node for p, mount in mounts if mount.server == server and uses[p]}
 
 
 def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:

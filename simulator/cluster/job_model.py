@@ -76,7 +76,7 @@ class ClusterJob:
         self._load_drift = DriftNoise(rng, 20.0)
         self._load = plan.load
         self._is_hung = False
-        """True in an exchange that makes no progress: no rank gets as far as a checkpoint."""
+        """True in an exchange that makes no progress: no rank gets as far as a checkpoint, an evaluation or new input."""
         self._breaks = [
             TimeSpan(seconds_to_ns(begin), seconds_to_ns(begin + length))
             for begin, length in plan.breaks
@@ -121,10 +121,15 @@ class ClusterJob:
         progress = JobProgress(
             present=work / self._load + checkpoint,
             checkpoint=checkpoint,
-            fetch=span.share_recurring(self._fetch, seconds_to_ns(_FETCH_PERIOD_SECONDS)) * work,
         )
-        if self._evaluation_period_ns:
-            progress.evaluating = span.share_recurring(self._evaluation, self._evaluation_period_ns)
+        if not self._is_hung:
+            progress.fetch = work * span.share_recurring(
+                self._fetch, seconds_to_ns(_FETCH_PERIOD_SECONDS)
+            )
+            if self._evaluation_period_ns:
+                progress.evaluating = span.share_recurring(
+                    self._evaluation, self._evaluation_period_ns
+                )
         self._work(span.seconds, work, (pace * supply, speed, pace), progress)
         progress.starving = progress.computing * (1.0 - supply)
         progress.computing -= progress.starving

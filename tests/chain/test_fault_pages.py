@@ -29,6 +29,8 @@ NODES_PER_POD, RAIL = 3, 3
 EVALUATIONS = 50
 """Evaluations, one per second, after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 s here."""
 INTERFACES = {port.rail: port.interface for port in build_node_hardware(NodeSpec("n")).ports}
+ALIKE = ("uplink_congested",)
+"""Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")
 """Begin of the names of alerts that are not about nodes: audit log and metering are behind the shortened rules."""
 
@@ -46,6 +48,8 @@ class Fault(NamedTuple):
     """Severity and class of incidents of the same device that it explains: what is known of it before."""
     symptoms: tuple[str, ...] = ()
     """Alerts on symptoms of the same node, which its incident inhibits."""
+    length_seconds: int = 0
+    """Duration; 0 if it does not end. Faults of several stages go through them in this time."""
 
 
 class FaultCluster(NamedTuple):
@@ -94,6 +98,7 @@ class FaultCluster(NamedTuple):
                 job["pattern"] = "all_to_all"
             job["nodes"] = nodes
             devices |= {"fault": fault.name, "begin_seconds": self.begin_seconds, "strength": 0.9}
+            devices["length_seconds"] = fault.length_seconds
             for table, keys in (("jobs", job), ("faults", devices)):
                 lines += [
                     f"[[{table}]]",
@@ -112,7 +117,8 @@ class FaultCluster(NamedTuple):
                 "nic": {"node": node, "device": INTERFACES[rail], "rail": str(rail)},
                 "gpu": {"node": node, "device": str(rail)},
                 "node": {"node": node},
-                "leaf": {"device": leaf_name(pod, rail), "rail": str(rail)},
+                "leaf": {"rail": str(rail)}
+                | ({} if kind.incident_class in ALIKE else {"device": leaf_name(pod, rail)}),
                 "job": {"device": str(slurm_job_number(specs[nodes[0]]))},
                 "storage": {"device": server_name(1).partition(":")[0]},
             }[entity]
@@ -142,7 +148,31 @@ RECEIVERS = FaultCluster((
     Fault("link_flap", "warning", (0,)),
     Fault("pcie_degraded", "warning", (1,)),
 ))  # fmt: skip
+LEAVES = FaultCluster((
+    Fault("node_partition", "warning"),
+    Fault("leaf_drops", "warning", (0,)),
+    Fault("pfc_off", "warning", (1,), earlier=(("warning", "leaf_loss"),)),
+    Fault("ecn_off", "warning", (2,)),
+    Fault("late_marks", "info", (3,)),
+    Fault("incast", "warning", (4,)),
+    Fault("noisy_neighbour", "warning", (5,)),
+    Fault("link_speed", "warning", (6,), earlier=(("critical", "transceiver_degraded"),), length_seconds=300),
+    Fault("storage_slow", "warning"),
+    Fault("uplink_degraded", "warning", (7,)),
+), more_pods=1, begin_seconds=180)  # fmt: skip
+JOBS = FaultCluster((
+    Fault("node_down", "critical"),
+    Fault("slow_gpu", "warning"),
+    Fault("late_host", "warning"),
+    Fault("slow_input", "warning"),
+    Fault("busy_loader", "warning"),
+    Fault("missing_rank", "critical", entity="job"),
+    Fault("hung_collective", "critical"),
+    Fault("mount_slow", "warning"),
+), begin_seconds=240)  # fmt: skip
 CLUSTERS = [
+    pytest.param(LEAVES, id="leaves"),
+    pytest.param(JOBS, id="jobs"),
     pytest.param(RECEIVERS, id="receivers"),
     pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
     *(pytest.param(FaultCluster([Fault(*pair) for pair in names.items()]), id="-".join(names)) for names in HARD),
@@ -243,8 +273,8 @@ async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultClus
 
 def summary(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Labels of an alert that a page must have."""
-    names = ("severity", "class", "alertname", "node", "device")
-    return tuple(labels.get(name, "") for name in names)
+    device = "" if labels.get("class") in ALIKE else labels.get("device", "")
+    return (*(labels.get(name, "") for name in ("severity", "class", "alertname", "node")), device)
 
 
 def is_critical(labels: tuple[str, ...]) -> bool:

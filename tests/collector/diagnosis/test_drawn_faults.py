@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.cases import third_of
 
@@ -14,7 +15,7 @@ from bench.drawn_faults import FAULTS
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
 from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU
+from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.ranking import EDGES
 from railscope.wire import WireEntity, WireEvent
@@ -155,6 +156,69 @@ def test_a_node_of_a_job_without_a_past_is_down_or_only_separated(name: str, sen
         feed.diagnosis.arrange()
         feed.diagnosis.evaluate(slot)
     assert [each.class_name for each in feed.diagnosis.tracker.incidents] == [name]
+
+
+@pytest.mark.parametrize(
+    ("share", "jobs", "found"),
+    [
+        (1.0, 1, [("leaf-0-2", ["leaf-1-2"])]),
+        (0.2, 1, [("leaf-0-2", [])]),
+        (1.0, 2, [("leaf-0-2", []), ("leaf-1-2", [])]),
+    ],
+)
+def test_leaves_of_one_job_that_lose_alike_are_alternatives(
+    share: float, jobs: int, found: list[tuple[str, list[str]]]
+) -> None:
+    cluster = DrawnCluster(SEED, 2, 6, benign=False)
+    cluster.jobs = cluster.jobs[:jobs]
+    for job, nodes in zip(cluster.jobs, np.array_split(np.arange(12), jobs), strict=True):
+        job.nodes = nodes.tolist()
+    feed = DrawnFeed(cluster, 80)
+    for slot in range(80):
+        row = cluster.draw()
+        if slot >= 50:
+            for nodes, lost in ((slice(6), 5.0), (slice(6, 12), share * 5.0)):
+                row.nic["naks"][nodes, 2] = row.nic["order"][nodes, 2] = lost
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    leaves = PeerGroups(feed.diagnosis.devices).leaf_names
+    roots = [i for i in feed.diagnosis.tracker.incidents if not i.explained_by]
+    assert [(i.cause.name, [leaves[p] for p in i.alternatives]) for i in roots] == found
+    assert {each.class_name for each in roots} == {"leaf_loss"}
+
+
+def test_a_nic_that_stops_receiving_is_not_slow_before_it_is_a_storm() -> None:
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, 70)
+    for slot in range(70):
+        row = cluster.draw()
+        if slot >= 50:  # a frame of the first slot is from the time before, or late
+            row.nic["pausing"][1, 2] = 0.3 if slot == 50 else 0.95
+            row.nic["receive"][1, 2] *= 0.6 if slot == 50 else 0.0
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    assert [each.class_name for each in feed.diagnosis.tracker.incidents] == ["pfc_storm"]
+
+
+def test_a_slow_file_server_explains_no_job_that_does_not_use_it() -> None:
+    cluster = DrawnCluster(SEED, 1, 8, benign=False)
+    other, client = cluster.jobs
+    stall, feed = FAULTS["dataloader_stall"](cluster), DrawnFeed(cluster, 90)
+    for slot in range(90):
+        row = cluster.draw()
+        row.mount["operations"][other.nodes] = 0.0
+        if slot >= 50:
+            stall.effect(cluster, row, slot - 50)
+            row.mount["latency"][client.nodes] *= 20
+            row.gpu["utilization"][client.nodes] *= 0.4
+            cluster.slow_job(row, client, 0.4)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    roots = {i.class_name for i in feed.diagnosis.tracker.incidents if not i.explained_by}
+    assert roots == {"storage_bound", "dataloader_stall"}
 
 
 def test_pause_without_a_cause_is_reported_as_such() -> None:
