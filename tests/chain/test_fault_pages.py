@@ -229,7 +229,7 @@ async def wait_for_incident(site: ProgramDirectory) -> None:
     await wait_until(is_open, "the collector reports an incident", every=1, patience=600)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultCluster) -> None:
     endpoints = await start_cluster(site, cluster)
