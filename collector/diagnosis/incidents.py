@@ -322,8 +322,10 @@ class IncidentTracker:
             self._note(ChangeKind.ESCALATED, incident)
         if finding.cause.kind == "leaf":
             # Which of several leaves comes first may change.
-            others = {finding.cause.position, *finding.alternatives} - {incident.cause.position}
-            incident.alternatives = tuple(sorted(others)) or incident.alternatives
+            other_leaves = {finding.cause.position, *finding.alternatives} - {
+                incident.cause.position
+            }
+            incident.alternatives = tuple(sorted(other_leaves)) or incident.alternatives
         incident.last_slot = slot
         explained = not kind.is_advice and self._slow_jobs(view, incident)
         certainty = 0.6 + 0.3 * min(1.0, finding.strength) + 0.1 * bool(explained)
