@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import select
 
 from collector.billing import billing_store, invoices, period_rating
-from collector.evidence import evidence_store, gpu_evidence
+from collector.evidence import evidence_store, gpu_evidence, loaded_facts
 from collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
 from collector.ledger import ledger_queries, row_conversion, schema
 from collector.metering import holders, tiling, units
@@ -211,7 +211,7 @@ class DatabaseEvidence:
     _homes: dict[str, dict[str, int]] = field(default_factory=dict)
     _files: gpu_evidence.AdministratorInputs | None = None
     _selection: tuple[frozenset[str], int, int] | None = None
-    _loaded: evidence_store.LoadedFacts | None = None
+    _loaded: loaded_facts.LoadedFacts | None = None
 
     @property
     def empty(self) -> bool:

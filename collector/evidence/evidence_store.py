@@ -12,13 +12,11 @@ from sqlalchemy import Connection, func, select
 
 from collector.evidence import (
     claim_events,
-    claim_placement,
     evidence_archive,
     evidence_records,
     evidence_tables,
     gpu_evidence,
-    gpu_node_history,
-    node_claims,
+    loaded_facts,
     node_intervals,
 )
 from collector.ledger import audit_outbox, schema
@@ -33,8 +31,6 @@ else:
 log = structlog.get_logger(__name__)
 
 _LEVEL = 6
-MAX_EARLIER_PARTS = 1344
-"""Parts of 15 minutes in two weeks."""
 
 
 class EncodedInterval(NamedTuple):
@@ -49,63 +45,6 @@ class EncodedInterval(NamedTuple):
     content: bytes
     trusted_start_ns: int = 0
     """The latest trusted start of a boot that was reported late; 0 for none."""
-
-
-class LoadedFacts(NamedTuple):
-    """All facts about the GPUs of some nodes in a window."""
-
-    intervals: dict[str, list[node_intervals.EvidenceInterval]]
-    claims: dict[str, list[claim_events.ReportedClaim]]
-    ended: dict[str, list[claim_events.ReportedEnd]]
-    homes: dict[str, set[str]]
-    quarantine: evidence_records.EvidenceQuarantine
-    version: int = 0
-    contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS
-
-    def assemble(
-        self, gpu: str, files: gpu_evidence.AdministratorInputs
-    ) -> gpu_evidence.AssembledGpu:
-        """Return everything about one of the GPUs."""
-        intervals = self._intervals(gpu)
-        placed = None
-        if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
-            placed = claim_placement.ClaimPlacer(self, files).evidence(gpu)
-        return gpu_evidence.assemble_gpu(self.facts(gpu), intervals, files, placed)
-
-    def facts(self, gpu: str) -> node_claims.GpuFacts:
-        """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
-        claims, ended = self.claims.get(gpu, ()), self.ended.get(gpu, ())
-        return gpu_evidence.collect_facts(gpu, self._intervals(gpu), claims, ended, self.contacts)
-
-    def gpus_in(self, node: str) -> set[str]:
-        """Return the GPUs that were seen in a node."""
-        return {gpu for interval in self.intervals.get(node, ()) for gpu in interval.gpus}
-
-    def has_unplaced(self, node: str) -> bool:
-        """True if a claim of the node names no device."""
-        return bool(self.claims.get(claim_events.unplaced_key(node)))
-
-    def read_claims(
-        self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
-    ) -> None:
-        """Add the claims of GPUs that may have been in force in a window, and their ends."""
-        for gpu_group in evidence_tables.group_items(gpus):
-            for row in connection.execute(evidence_tables.select_claims(gpu_group, *span)):
-                if claim := self.quarantine.claim(row.fact, row.content):
-                    self.claims.setdefault(claim.gpu, []).append(claim)
-            pairs = [
-                (claim.gpu, claim.node, claim.id)
-                for gpu in gpu_group
-                for claim in self.claims.get(gpu, ())
-            ]
-            for few in evidence_tables.group_items(pairs):
-                for row in connection.execute(evidence_tables.select_ends(few)):
-                    key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
-                    end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
-                    self.ended.setdefault(end.gpu, []).append(end)
-
-    def _intervals(self, gpu: str) -> list[node_intervals.EvidenceInterval]:
-        return [c for node in sorted(self.homes.get(gpu, ())) for c in self.intervals.get(node, ())]
 
 
 def compress_interval(
@@ -299,7 +238,7 @@ class EvidenceStore:
         end_ns: int,
         *,
         is_partial: bool = False,
-    ) -> LoadedFacts:
+    ) -> loaded_facts.LoadedFacts:
         """Return the facts about some GPUs in a window, with the facts around it that affect it.
 
         Raises ArchivedEvidenceError if some of them are only in the archive, unless `is_partial`.
@@ -318,17 +257,15 @@ class EvidenceStore:
                 intervals[node] = [
                     interval for part in rows if (interval := self.quarantine.interval(*part))
                 ]
-                if node in shared:
-                    since_ns = start_ns - evidence_tables.CONTEXT_NS
-                    intervals[node] += self._earlier(
-                        connection, intervals[node], shared[node], since_ns
-                    )
+                requested = {gpu for gpu in gpus if node in homes_of.get(gpu, ())}
+                beyond = loaded_facts.BeyondWindow(connection, self.quarantine, node, window)
+                intervals[node] += beyond.find(intervals[node], requested, shared.get(node, set()))
                 if not is_partial:
                     evidence_archive.check_present(connection, node, intervals[node], window)
             span = (start_ns, end_ns)
             requested_homes = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
             known_contacts = evidence_tables.read_contacts(connection, nodes)
-            loaded = LoadedFacts(
+            loaded = loaded_facts.LoadedFacts(
                 intervals, {}, {}, requested_homes, self.quarantine, contacts=known_contacts
             )
             loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_key, nodes)], span)
@@ -339,34 +276,6 @@ class EvidenceStore:
                 for gpu in further_gpus:
                     requested_homes.setdefault(gpu, set()).add(node)
         return loaded
-
-    def _earlier(
-        self,
-        connection: Connection,
-        intervals: Sequence[node_intervals.EvidenceInterval],
-        gpus: set[str],
-        start_ns: int,
-    ) -> list[node_intervals.EvidenceInterval]:
-        """Return earlier intervals of a node, until they show if it had each GPU at a timestamp.
-
-        They reach no further back than a node's reports of two weeks.
-        """
-        earlier = [interval for interval in intervals if interval.start_ns < start_ns]
-        if not earlier:
-            return []
-        node = earlier[0].node
-        end_ns = min(interval.end_ns for interval in earlier)
-        older: list[node_intervals.EvidenceInterval] = []
-        for _ in range(MAX_EARLIER_PARTS):
-            if not any(gpu_node_history.is_undecided(gpu, [*older, *earlier]) for gpu in gpus):
-                break
-            rows = evidence_tables.read_intervals_before(connection, node, end_ns)
-            if not rows:
-                break
-            more = [interval for row in rows if (interval := self.quarantine.interval(*row[:2]))]
-            older += more
-            end_ns = min(row[2] for row in rows)
-        return older
 
     def late_boots(self) -> dict[str, list[node_intervals.EvidenceInterval]]:
         """Return the intervals with boots that were reported late, by GPU."""

@@ -199,27 +199,6 @@ def read_intervals(
     return [(row.part, row.content) for row in connection.execute(query)]
 
 
-def read_intervals_before(
-    connection: sa.Connection, node: str, end_ns: int
-) -> list[tuple[str, bytes, int]]:
-    """Return the last intervals of a node that end before a timestamp, with their ends."""
-    is_of_node = evidence_intervals.c.node == node
-    last = (
-        sa.select(sa.func.max(evidence_intervals.c.end_ns))
-        .where(is_of_node, evidence_intervals.c.end_ns < end_ns)
-        .scalar_subquery()
-    )
-    query = sa.select(
-        evidence_intervals.c.part, evidence_intervals.c.content, evidence_intervals.c.end_ns
-    )
-    rows = connection.execute(
-        query.where(is_of_node, evidence_intervals.c.end_ns == last).order_by(
-            evidence_intervals.c.part
-        )
-    )
-    return [(row.part, row.content, row.end_ns) for row in rows]
-
-
 def select_claims(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
     """Return a query for claims of GPUs that may have been in force in or around a window."""
     late = sa.exists().where(

@@ -19,7 +19,7 @@ from collector.audit.ledger_check import compare_ledger, read_outbox_records
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
 from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
-from collector.evidence import evidence_store, evidence_tables
+from collector.evidence import evidence_tables, loaded_facts
 from collector.evidence.archive_files import ArchiveError
 from collector.evidence.evidence_archive import (
     KEPT_REPORTS,
@@ -211,7 +211,7 @@ async def test_days_that_may_be_revised_are_metered_without_what_was_deleted(
         found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY + day)
         assert found is not None
         assert entries == found.tiling.entries
-    assert KEPT_REPORTS > evidence_store.MAX_EARLIER_PARTS
+    assert KEPT_REPORTS > loaded_facts.MAX_PARTS
 
 
 async def test_the_database_rejects_deletions_of_what_is_not_archived(
