@@ -248,7 +248,7 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     """Several collectors with one PostgreSQL database, one of which shows the nodes of all."""
 
     advertised_url: str = ""
-    """URL by which the other collectors and browsers reach this one, such as https://HOST:9470. Empty: it is alone."""
+    """URL by which the other collectors and browsers reach this one, such as https://HOST:9470. Empty: only its own nodes are shown."""
     name: str = ""
     """Name of this collector among them. Empty: host and port of advertised_url."""
     token_file: str = ""

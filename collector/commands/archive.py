@@ -83,7 +83,7 @@ def verify_command(place: command_options.CommandContext, period: Period | None,
 @_node_option
 @command_options.deciding_command
 def restore_command(place: command_options.CommandContext, period: Period, node: str) -> None:
-    """Insert the evidence of PERIOD that was deleted from the database again, for 30 days.
+    """Insert archived evidence of PERIOD that was deleted from the database, for 30 days.
 
     With it, `railscope bill reconcile` computes the days again. A changed file is rejected as a whole.
     """

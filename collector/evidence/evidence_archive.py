@@ -190,7 +190,7 @@ class EvidenceArchive:
         """Return the days before `end_day` that may have facts in no file, in order.
 
         Facts that were recorded up to `seen_ns` are in files, as far as their day was due then; None if
-        that is unremoved.
+        that time is not known.
         """
         starts = sa.select(sa.func.min(_intervals.c.start_ns))
         newest = sa.select(sa.func.max(archives.c.day))
