@@ -38,6 +38,7 @@ from collector.live_diagnosis import diagnosis_engine, diagnosis_service
 from collector.state import collector_state, feed_follower, record_feed
 from collector.workloads.job_readings import MeasureAverages
 from railscope import settings as setting_files
+from railscope.catalog import collector as catalog
 from railscope.service import run_in_thread
 
 log = structlog.get_logger(__name__)
@@ -173,10 +174,23 @@ class ClusterHead:
         """Incidents of which this collector notifies: none once its lease has expired."""
         return self.incidents if self.lease.is_valid else IncidentTable()
 
-    def diagnosis_cells(self) -> Iterator[view_cells.ViewCell]:
-        """Yield the metrics of the diagnosis that runs here."""
+    def cells(self) -> Iterator[view_cells.ViewCell]:
+        """Yield the metrics of the diagnosis that runs here, and of the collectors."""
         if self.settings.diagnosis.enabled and self.diagnosis:
             yield from self.diagnosis.cells()
+        if not self.is_enabled:
+            return
+        yield view_cells.ViewCell(catalog.CLUSTER_HEAD, (), int(self.lease.is_valid))
+        yield view_cells.ViewCell(catalog.CLUSTER_HEAD_CHANGES, (), self.lease.changes)
+        for reason in ("disconnected", "rejected"):
+            count = getattr(self.records, reason)
+            yield view_cells.ViewCell(catalog.CLUSTER_READERS, (reason,), count)
+        for each in self.state.extent().parts if self.state else ():
+            label = (each.name,)
+            yield view_cells.ViewCell(catalog.CLUSTER_INCLUDED, label, int(each.is_included))
+            yield view_cells.ViewCell(catalog.CLUSTER_REJECTED, label, each.rejected)
+            if each.lag_seconds is not None:
+                yield view_cells.ViewCell(catalog.CLUSTER_LAG, label, each.lag_seconds)
 
     # Records for the head -----------------------------------------------------------------------
 

@@ -120,25 +120,24 @@ class FollowedCollector:
     """Reason why its nodes are unknown; empty if they are not."""
     rejected: int = 0
     """Parts and facts that were not applied, since the start of the term."""
+    rejected_problem: str = ""
+    """Reason of the last one."""
     follower: feed_follower.FeedFollower | None = None
 
     def part(self, nodes: int) -> membership.CollectorPart:
         """Return the collector as views state it."""
         follower = self.follower
-        if follower is None:
-            return membership.CollectorPart(
-                self.member.name, self.member.url, nodes, is_included=False, problem=self.problem
-            )
+        shift_ns = follower.shift_ns if follower else 0
         return membership.CollectorPart(
             self.member.name,
             self.member.url,
             nodes,
             not self.problem,
             self.problem,
-            round(follower.shift_ns / timestamps.SECOND_NS, 3),
+            round(shift_ns / timestamps.SECOND_NS, 3),
             self.rejected,
-            follower.problem,
-            follower.age_seconds(),
+            self.rejected_problem,
+            round(follower.age_seconds(), 3) if follower and follower.is_complete else None,
         )
 
     async def read_own(self, feed: record_feed.RecordFeed) -> None:
@@ -187,7 +186,9 @@ class FollowedCollector:
         async for part in record_feed.read_parts(read):
             before = follower.rejected
             await follower.apply(part, slices)
-            self.rejected += follower.rejected - before
+            if follower.rejected > before:
+                self.rejected += follower.rejected - before
+                self.rejected_problem = follower.problem
             if follower.is_complete and self.problem:
                 self.problem = ""
                 log.info(

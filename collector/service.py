@@ -305,7 +305,7 @@ class Collector:
                 *self.audit.cells(),
                 *self.remote_write.own_cells(),
                 *self.retention.cells(),
-                *self.cluster.diagnosis_cells(),
+                *self.cluster.cells(),
                 view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),

@@ -6,6 +6,7 @@ from railscope.catalog import declare, entities
 START = "Counts from the start of the collector."
 _COLLECTOR = declare.MetricTable(entities.CLUSTER, resets=START, detail=declare.BASIC)
 _NODE = declare.MetricTable(entities.FLEET_NODE, detail=declare.BASIC)
+_PEER = declare.MetricTable(entities.CLUSTER_COLLECTOR, resets="Counts from the start of the term of the head.", detail=declare.BASIC)
 _INVENTORY = declare.MetricTable(entities.INVENTORY_NODE, detail=declare.BASIC)
 
 NODES = _COLLECTOR.gauge("railscope_cluster_nodes", "Nodes that have ever reported to the collector, except stale nodes whose inventory row has ended.", "collector")
@@ -58,6 +59,12 @@ REVISED_DAYS = _COLLECTOR.counter("railscope_collector_revised_gpu_days_total", 
 FINALIZER = _COLLECTOR.gauge("railscope_collector_finalizer", "1 if this collector holds the lease `finalization` of its database, and so writes the ledger days of all GPUs in it, 0 otherwise.", "collector")
 FINALIZER_EPOCH = _COLLECTOR.gauge("railscope_collector_finalizer_epoch", "Epoch of the lease `finalization` while this collector holds it; 0 otherwise.", "collector")
 FINALIZER_CHANGES = _COLLECTOR.counter("railscope_collector_finalizer_changes_total", "Times that this collector took, released or lost the lease `finalization`.", "collector")
+CLUSTER_HEAD = _COLLECTOR.gauge("railscope_collector_cluster_head", "1 if this collector holds the lease `head` and shows the nodes of all collectors, 0 otherwise; absent without `[cluster]`.", "collector")
+CLUSTER_HEAD_CHANGES = _COLLECTOR.counter("railscope_collector_cluster_head_changes_total", "Times that this collector took, released or lost the lease `head`.", "collector")
+CLUSTER_READERS = _COLLECTOR.counter("railscope_collector_cluster_disconnected_readers_total", "Readers of the collector's records that were disconnected (disconnected): they did not read, or were too slow; or that were not accepted, because there were too many (rejected).", "collector", about=entities.REJECTION)
+CLUSTER_INCLUDED = _PEER.gauge("railscope_collector_cluster_included", "1 if the head shows the nodes of a collector, 0 if they are unknown. Of the head only.", "head, connections to the collectors")
+CLUSTER_LAG = _PEER.gauge("railscope_collector_cluster_lag_seconds", "Time since the head last had all records of a collector. Of the head only.", "head, heartbeats of the collectors")
+CLUSTER_REJECTED = _PEER.counter("railscope_collector_cluster_rejected_records_total", "Records and facts of a collector that the head rejected, because they are invalid or beyond a bound. Of the head only.", "head, checks of the records")
 CLOCK_SUSPECT = _COLLECTOR.gauge("railscope_collector_clock_suspect", "1 while the collector's wall clock is suspect or unconfirmed: nothing is finalized or closed.", "collector")
 LOG_LINES_LOST = _COLLECTOR.counter("railscope_collector_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "collector")
 SINK_DROPPED = _COLLECTOR.counter("railscope_collector_influx_dropped_lines_total", "Lines dropped because the InfluxDB server was unreachable for too long.", "collector")

@@ -14,13 +14,17 @@ from running_collector import run_collector
 from structlog.testing import capture_logs
 from support import postgresql
 from test_cluster_head import (
+    ReportingNode,
+    extent_of,
+    report,
     running,
     settings_of,
+    until_page,
     until_true,
 )
 from test_record_feed import Feed
 
-from collector.config import LedgerSettings
+from collector.config import IngestLimits, LedgerSettings
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger import database as databases, membership
 from collector.record_exchange import RecordServer
@@ -188,3 +192,27 @@ async def test_a_start_on_a_full_disk_serves_its_own_nodes(tmp_path: Path):
     async with run_collector(settings, prepare) as one:
         status, _ = await one.get("/api/v1/nodes")
         assert status == 200
+
+
+async def test_records_that_the_head_rejects_are_stated(tmp_path: Path, database: str):
+    """The head has lower limits than the collector that accepted the records."""
+    settings = settings_of(tmp_path, "a", database)
+    strict = msgspec.structs.replace(settings, limits=IngestLimits(columns_per_schema=1))
+    async with run_collector(strict) as head:
+        await until_true(lambda: head.collector.cluster.state)
+        async with running(tmp_path, database, ["b"]) as others:
+            await report({"n2": ReportingNode("n2")}, others | {"n2": others["b"]})
+            page = await until_page(head, "Rejected: ")
+            assert "records of b, the last one of n2: " in page
+            parts = {part["name"]: part for part in (await extent_of(head))["parts"]}
+            assert parts["b"]["is_included"], "the others of the collector are not affected"
+            assert parts["b"]["rejected"] > 0 == parts["a"]["rejected"]
+            assert parts["b"]["lag_seconds"] < 10
+            _, text = await head.get("/metrics")
+            assert "\nrailscope_collector_cluster_head 1\n" in text
+            assert '\nrailscope_collector_cluster_included{collector="b"} 1\n' in text
+            assert '\nrailscope_collector_cluster_rejected_records_total{collector="a"} 0\n' in text
+            assert '\nrailscope_collector_cluster_lag_seconds{collector="b"} ' in text
+            _, text = await others["b"].get("/metrics")
+            assert "\nrailscope_collector_cluster_head 0\n" in text
+            assert "railscope_collector_cluster_included" not in text, "of the head only"
