@@ -212,6 +212,7 @@ class Collector:
             await self._wait_for_space()
             await service.run_in_thread(self.restore)
             tune_interpreter()
+            await self.core.receipts.open_at_start(self.database.open)
             await self._serve()
         finally:
             watchdog.cancel()
@@ -432,9 +433,8 @@ class Collector:
         if not self.database.is_embedded:
             self.core.evidence.first_age_ns = node_intervals.LATE_NS
         self.checkpointer.restore(self.log.stats)
-        self.clock.open(
-            max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
-        )
+        newest_ns = max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
+        self.clock.open(newest_ns)
         if self.cluster.diagnoses_alone:
             self.diagnosis.open()
         self.log.continue_at(self.checkpointer.first_segment)

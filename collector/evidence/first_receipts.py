@@ -7,11 +7,14 @@ can neither invent a receipt nor change it. Without a receipt, an envelope has t
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -19,12 +22,13 @@ import sqlalchemy as sa
 
 from collector.evidence.node_intervals import LATE_NS
 from collector.framelog.segment_files import FrameRecord
-from collector.ledger.database import Database
+from collector.ledger.database import Database, UnusableLedgerError, call_database
 from collector.ledger.schema import insert_new, key_numbers, make_append_only, metadata
 from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import MAX_RECEIPT_CHARACTERS, SentAt
 
 _KEY_BYTES = _CODE_BYTES = 32
+_START_SECONDS = 5.0
 _PURPOSE = "receipt of an envelope"
 
 receipt_keys = sa.Table(
@@ -55,6 +59,7 @@ class ReceiptSigner:
     _key: bytes = b""
     is_awaited: bool = False
     """True until the key of a shared database was read."""
+    _reading: asyncio.Task[None] | None = None
 
     def open(self, database: Database) -> None:
         """Read the key of a database server, or create it. Blocking; raises UnusableLedgerError."""
@@ -65,6 +70,17 @@ class ReceiptSigner:
             connection.execute(insert_new(connection, receipt_keys).values(new))
             self._key = connection.execute(sa.select(receipt_keys.c.key)).scalar_one()
         self.is_awaited = False
+
+    async def open_at_start(self, open_database: Callable[[], Database]) -> None:
+        """Read the key, before frames are received: a database that does not respond soon is read later."""
+
+        async def read_key() -> None:
+            with suppress(UnusableLedgerError):  # every user of the database reports it
+                await call_database(lambda: self.open(open_database()))
+
+        if self.is_awaited:
+            self._reading = asyncio.create_task(read_key())
+            await asyncio.wait({self._reading}, timeout=_START_SECONDS)
 
     def issue(self, record: FrameRecord) -> str:
         """Return the receipt of a record; empty without a key, or if the collector's clock was in doubt."""
