@@ -9,7 +9,7 @@ import click
 
 BENCHES = (
     "agent", "agent_fabric", "agent_gpu", "replay", "audit", "metering", "tenants", "jobs", "export",
-    "collector", "console", "dashboards", "cardinality",
+    "collector", "console", "scale", "dashboards", "cardinality",
 )  # fmt: skip
 
 

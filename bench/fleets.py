@@ -76,8 +76,10 @@ class FleetCost:
 class LoadProcess:
     """The load generator, controlled by one command per line."""
 
-    def __init__(self, server: harness.ServerProcess, nodes: int, streams: Path) -> None:
-        arguments = [str(server.port), str(nodes), str(streams)]
+    def __init__(
+        self, server: harness.ServerProcess, nodes: int, streams: Path, first: int = 0
+    ) -> None:
+        arguments = [str(server.port), str(nodes), str(streams), str(first)]
         self._command = [sys.executable, "-m", "bench.loader", *arguments]
         self._server = server
         self.reconnections = 0

@@ -201,6 +201,11 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def kill(self) -> None:
+        """End the process at once, without a clean stop."""
+        self._process.kill()
+        self._process.wait()
+
     @property
     def pid(self) -> int:
         """Return its process id."""

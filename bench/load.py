@@ -157,17 +157,17 @@ def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tup
 
 
 class LoadNodes:
-    """The nodes of one load, and their requests in each turn."""
+    """The nodes of one load, and their requests in each turn; `first` is the number of the first node."""
 
-    def __init__(self, streams: Sequence[SourceLoad], count: int) -> None:
+    def __init__(self, streams: Sequence[SourceLoad], count: int, first: int = 0) -> None:
         self._streams = streams
-        self.count = count
+        self.count, self.first = count, first
         self._common = {
             schema.stream: wire.schema_hash(schema)
             for schema in (stream.schema for stream in streams)
             if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
         }
-        self._digests = [self._digests_of(number) for number in range(count)]
+        self._digests = [self._digests_of(first + number) for number in range(count)]
         self.values_per_turn = sum(s.rows * columns_of(s.schema) for s in streams)
         self.columns = sum(columns_of(stream.schema) for stream in streams)
 
@@ -181,9 +181,10 @@ class LoadNodes:
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
-        node_schemas = [of_node(stream.schema, number) for stream in self._streams]
+        node_schemas = [of_node(stream.schema, self.first + number) for stream in self._streams]
         requested = [schema for schema in node_schemas if wire.schema_hash(schema).hex() in digests]
-        return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
+        origin_of_node = origin(self.first + number)
+        return wire.pack(wire.envelope(origin_of_node, [], requested, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:
         """Return the request body of every node in a turn."""
@@ -210,7 +211,8 @@ class LoadNodes:
             )
             for part in pieces
         ]
-        return wire.pack(wire.envelope(origin(number), batches, (), agent_version=__version__))
+        origin_of_node = origin(self.first + number)
+        return wire.pack(wire.envelope(origin_of_node, batches, (), agent_version=__version__))
 
 
 def name(number: int) -> str:

@@ -1,6 +1,6 @@
 """The load generator: its own process, controlled by one command per line.
 
-Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one JSON answer
+Run as `python -m bench.loader PORT NODES STREAMS FIRST`. Commands on standard input, one JSON answer
 each: `prepare FIRST COUNT` builds the requests of some turns, `post CONNECTIONS TURNS` sends the
 next ones, or all, as fast as they are acknowledged, `periodic CONNECTIONS SECONDS` spreads all over
 time. Like an agent, it sends the schemas that the collector requests, and then the frames again.
@@ -29,12 +29,12 @@ _PAUSE_SECONDS = 0.2
 class PreparedTurns(Sequence[http_requests.Request]):
     """The requests of some turns; each carries the node's clock at the time of the lookup."""
 
-    def __init__(self, nodes: int, first: int, bodies: list[bytes]) -> None:
+    def __init__(self, nodes: load.LoadNodes, first: int, bodies: list[bytes]) -> None:
         self._nodes, self._first, self.bodies = nodes, first, bodies
 
     def split(self, turns: int) -> tuple[PreparedTurns, PreparedTurns]:
         """Return the first turns, and the others."""
-        end = turns * self._nodes
+        end = turns * self._nodes.count
         return (
             PreparedTurns(self._nodes, self._first, self.bodies[:end]),
             PreparedTurns(self._nodes, self._first + turns, self.bodies[end:]),
@@ -44,8 +44,8 @@ class PreparedTurns(Sequence[http_requests.Request]):
         return len(self.bodies)
 
     def __getitem__(self, position: Any) -> Any:
-        turn, number = divmod(position, self._nodes)
-        body = self.bodies[position]
+        turn, number = divmod(position, self._nodes.count)
+        body, number = self.bodies[position], self._nodes.first + number
         return load.head(number, self._first + turn, PATH, CONTENT_TYPE, len(body)), body
 
 
@@ -55,7 +55,7 @@ class LoadGenerator:
     def __init__(self, port: int, nodes: load.LoadNodes) -> None:
         self._port = port
         self._nodes = nodes
-        self._requests = PreparedTurns(nodes.count, 0, [])
+        self._requests = PreparedTurns(nodes, 0, [])
         self._later = self._requests
 
     def do(self, command: str, *arguments: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class LoadGenerator:
     def _prepare(self, first: int, count: int) -> dict[str, Any]:
         turns = range(first, first + count)
         bodies = [body for turn in turns for body in self._nodes.bodies(turn)]
-        self._later = PreparedTurns(self._nodes.count, first, bodies)
+        self._later = PreparedTurns(self._nodes, first, bodies)
         values = len(bodies) * self._nodes.values_per_turn
         return {"requests": len(bodies), "bytes_per_value": sum(map(len, bodies)) / max(values, 1)}
 
@@ -98,7 +98,7 @@ class LoadGenerator:
                 return
             if status == _CONFLICT:
                 body = self._nodes.schemas(number, json.loads(content)["unknown_schemas"])
-                head = load.head(number, 0, PATH, CONTENT_TYPE, len(body))
+                head = load.head(self._nodes.first + number, 0, PATH, CONTENT_TYPE, len(body))
                 status, content = wire.post((head, body))
                 if status == _NOT_NOW:
                     time.sleep(_PAUSE_SECONDS)
@@ -113,8 +113,8 @@ class LoadGenerator:
 
 def main() -> None:
     """Execute commands until standard input ends."""
-    port, count, streams = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    loader = LoadGenerator(port, load.LoadNodes(load.load(streams), count))
+    port, count, first = (int(sys.argv[position]) for position in (1, 2, 4))
+    loader = LoadGenerator(port, load.LoadNodes(load.load(Path(sys.argv[3])), count, first))
     for line in sys.stdin:
         click.echo(json.dumps(loader.do(*line.split())))
         sys.stdout.flush()

@@ -72,6 +72,14 @@ FIGURES = {
         "rail_history",
         "not modified",
     ),
+    "scale": (
+        "processor time per frame received, 12 nodes / 6",
+        "processor time per frame of the head, 12 nodes / 6",
+        "nodes of a lost collector fresh in the views, 4 nodes",
+        "another head shows 8 nodes",
+        "memory per node, head, in addition",
+        "cores of a head, 12 nodes at their full rate",
+    ),
     "replay": ("CPU of 1,000 samples, 1 s apart", "CPU of 1,000 samples, 10 s apart"),
     "jobs": (
         "refresh of the jobs / its period",
@@ -121,9 +129,23 @@ EXACT = {
     "cardinality": "series of a node",
 }
 """Limits that hold after a quick run as well, by text in their lines."""
-SLOW = {"agent", "agent_fabric", "cardinality", "collector", "console", "dashboards", "tenants"}
+SLOW = {
+    "agent",
+    "agent_fabric",
+    "cardinality",
+    "collector",
+    "console",
+    "dashboards",
+    "scale",
+    "tenants",
+}
 """Left to `make thorough`: each takes more CPU time than all others together."""
-NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus", "cardinality": "prometheus"}
+NEEDED = {
+    "agent_gpu": "cc",
+    "dashboards": "prometheus",
+    "cardinality": "prometheus",
+    "scale": "psql",
+}
 """Program that a bench needs."""
 
 

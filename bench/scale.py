@@ -1,0 +1,337 @@
+"""`python -m bench.scale`: three collectors with one database, and the head that shows all nodes, as the cluster grows.
+
+The nodes are those of `bench.collector`, in equal shares. Turns of all sizes are measured in one run of the same processes:
+first the receiving collectors and the head, then the loss of a collector, then that of the head. Processor time of periodic
+work (views, diagnosis) is measured between turns and subtracted from that of frames.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from bench import fleets, harness, load
+from collector.access.credentials import digest_token
+from simulator.failover.database_pair import running_pair
+
+COLLECTORS = ("a", "b", "c")
+GROWTH = harness.Aim("<=", 1.25)
+FAILOVER = harness.Aim("<=", 60, " s")
+_KIB = 1024
+_POLL_SECONDS, _LIMIT_SECONDS = 0.2, 600.0
+_TOKEN = "token-of-the-collectors"  # noqa: S105 - of the processes of this bench
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSize:
+    """Sizes of the cluster, and amount of measurement."""
+
+    nodes: tuple[int, ...]
+    envelopes: int
+    """Minimum envelopes of a measurement."""
+    quiet_seconds: float
+    """Time in which the periodic work alone is measured."""
+    change_seconds: float = 8.0
+    """Time in which an agent leaves a collector that does not respond: five attempts (docs/operator.md)."""
+    period_seconds: float = 10.0
+    """Period of the envelopes of an agent."""
+
+
+THOROUGH = ScaleSize((100, 1000, 10_000), envelopes=4000, quiet_seconds=20.0)
+QUICK = ScaleSize((6, 12), envelopes=12, quiet_seconds=1.0, change_seconds=1.0, period_seconds=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Cost of one size of the cluster."""
+
+    nodes: int
+    receiving_seconds: float
+    """Processor time per envelope of a collector that receives it and passes it on."""
+    head_seconds: float
+    """Processor time per envelope that the head applies."""
+    periodic_shares: tuple[float, float]
+    """Share of a core without frames: of a collector that receives, and of the head."""
+    registration_seconds: float
+    """Processor time of receiving collector and head to register a node."""
+    receiving_bytes: int
+    """Resident memory of a collector that receives."""
+    head_bytes: int
+
+    def text(self, frames: int) -> str:
+        """Return all figures; an envelope has a number of frames."""
+        per_frame = [1e6 * each / frames for each in (self.receiving_seconds, self.head_seconds)]
+        periodic = ", ".join(f"{100 * each:.1f} %" for each in self.periodic_shares)
+        memory = ", ".join(map(harness.mebibytes, (self.receiving_bytes, self.head_bytes)))
+        return (
+            f"per envelope {1e3 * self.receiving_seconds:.2f} ms where received, {1e3 * self.head_seconds:.2f} ms at the head"
+            f" (per frame {per_frame[0]:.1f} and {per_frame[1]:.1f} us); periodic work {periodic} of a core (receiving, head);"
+            f" {1e3 * self.registration_seconds:.1f} ms to register a node, in all collectors; resident {memory}"
+        )
+
+
+class HeadPart(NamedTuple):
+    """Part of a collector in the views of the head."""
+
+    nodes: int
+    is_included: bool
+    complete_ns: float
+    """Time up to which the head has all of its records."""
+
+
+@dataclass
+class ScaledCluster:
+    """Three collectors; the first one is the head. Each has nodes of its own numbers."""
+
+    url: str
+    directory: Path
+    max_nodes: int
+    stack: ExitStack
+    servers: dict[str, harness.ServerProcess] = field(default_factory=dict)
+    turn: int = 0
+    shown: dict[str, HeadPart] = field(default_factory=dict)
+    """Parts of the views when they were last read."""
+
+    def start(self) -> None:
+        """Start all, the head first."""
+        share = _share(self.max_nodes)
+        numbers = [at * share + number for at in range(len(COLLECTORS)) for number in range(share)]
+        lines = [f'"{load.name(n)}" = "{digest_token(load.token(n))}"' for n in numbers]
+        collector_lines = ["[collectors]", f'others = "{digest_token(_TOKEN)}"']
+        tokens, token = self.directory / "tokens.toml", self.directory / "token"
+        tokens.write_text("\n".join(["[nodes]", *lines, *collector_lines, ""]), encoding="ascii")
+        token.write_text(_TOKEN, encoding="ascii")
+        for name in COLLECTORS:
+            port = harness.free_port()
+            variables = {
+                "ALLOW_ANONYMOUS_READ": "true",
+                "LISTEN": f"{harness.HOST}:{port}",
+                "TOKENS_FILE": str(tokens),
+                "STATE_DIRECTORY": str(self.directory / f"collector-{name}"),
+                "LEDGER__URL": self.url,
+                "AUDIT__REQUIRED_WITNESSES": "0",
+                "STALE_SECONDS": "86400",
+                "CLUSTER__ADVERTISED_URL": f"http://{harness.HOST}:{port}",
+                "CLUSTER__NAME": name,
+                "CLUSTER__TOKEN_FILE": str(token),
+            }
+            server = harness.ServerProcess(
+                [sys.executable, "-m", "railscope", "collector", "run"],
+                port=port,
+                log=self.directory / f"{name}.log",
+                environment={f"RAILSCOPE_COLLECTOR_{key}": text for key, text in variables.items()},
+            )
+            self.servers[name] = self.stack.enter_context(server)
+            self.wait(lambda: self.parts("a") or None)
+        self.wait(lambda: len(self.parts("a")) == len(COLLECTORS) or None)
+
+    def parts(self, name: str) -> dict[str, HeadPart]:
+        """Return the part of each collector in the views of the head; none of another collector."""
+        with suppress(OSError, ValueError):
+            document = json.loads(harness.http_get(self.servers[name].port, "/api/v1/cluster"))
+            timestamp_ns = document.get("timestamp_ns", 0)
+            return {
+                each["name"]: HeadPart(
+                    each["nodes"],
+                    each["is_included"],
+                    timestamp_ns - 1e9 * (each["lag_seconds"] or 0),
+                )
+                for each in document.get("collectors", {}).get("parts", [])
+            }
+        return {}
+
+    def wait(self, condition: Callable[[], object]) -> float:
+        """Wait until a condition has a result; return the seconds."""
+        started = time.monotonic()
+        while condition() is None:
+            if time.monotonic() > started + _LIMIT_SECONDS:
+                logs = "\n".join(server.log_end() for server in self.servers.values())
+                message = f"no result within {_LIMIT_SECONDS:g} s; the head shows {self.shown}; ends of the logs:\n{logs}"
+                raise harness.BenchError(message)
+            time.sleep(_POLL_SECONDS)
+        return time.monotonic() - started
+
+    def wait_for_nodes(self, head: str, **counts: int) -> float:
+        """Wait until the head shows these numbers of nodes; return the seconds."""
+
+        def is_shown() -> bool | None:
+            self.shown = self.parts(head)
+            included = {name: each.nodes for name, each in self.shown.items() if each.is_included}
+            return all(included.get(name) == count for name, count in counts.items()) or None
+
+        return self.wait(is_shown)
+
+    def load_process(self, origin: str, count: int, to: str = "") -> fleets.LoadProcess:
+        """Return the load generator of the nodes of a collector, which send to it or to another one."""
+        first = COLLECTORS.index(origin) * _share(self.max_nodes)
+        server = self.servers[to or origin]
+        return fleets.LoadProcess(server, count, self.directory / "streams", first)
+
+    def settle(self, head: str) -> None:
+        """Wait until the views of the head contain everything that was received until now."""
+        sent_ns = time.time_ns()
+
+        def is_applied() -> bool | None:
+            self.shown = self.parts(head)
+            present = [
+                each.complete_ns for name, each in self.shown.items() if name in self.servers
+            ]
+            return (len(present) == len(self.servers) and min(present) > sent_ns) or None
+
+        self.wait(is_applied)
+
+    # Measurements -------------------------------------------------------------------------------
+
+    def measure(self, nodes: int, previous_nodes: int, size: ScaleSize) -> StepCost:
+        """Add nodes up to a number, and measure frames of the collectors that are not the head."""
+        share, receivers = _share(nodes), [name for name in COLLECTORS if name != "a"]
+        with ExitStack() as stack:
+            loaders = {
+                name: stack.enter_context(self.load_process(name, share)) for name in COLLECTORS
+            }
+            with self._costs() as registering:
+                for loader in loaders.values():
+                    self._send(loader, 1)
+                self.wait_for_nodes("a", **dict.fromkeys(COLLECTORS, share))
+            self.turn += 1
+            self.settle("a")
+            memory = {name: server.memory().resident for name, server in self.servers.items()}
+            with self._costs() as quiet:
+                time.sleep(size.quiet_seconds)
+            turns = max(1, size.envelopes // (share * len(receivers)))
+            for name in receivers:
+                loaders[name].execute("prepare", self.turn, turns)
+            with self._costs() as sending:
+                for name in receivers:
+                    loaders[name].execute("post", fleets.CONNECTIONS)
+                self.settle("a")
+            self.turn += turns
+        envelopes = turns * share * len(receivers)
+
+        def of_frames(names: Sequence[str]) -> float:
+            return sum(
+                sending[name].cpu_seconds - quiet[name].share_of_core * sending[name].wall_seconds
+                for name in names
+            )
+
+        added = nodes - previous_nodes
+        registered = sum(each.cpu_seconds for each in registering.values())
+        return StepCost(
+            nodes,
+            of_frames(receivers) / envelopes,
+            of_frames(["a"]) / envelopes,
+            (quiet["b"].share_of_core, quiet["a"].share_of_core),
+            registered / added,
+            memory["b"],
+            memory["a"],
+        )
+
+    def _send(self, loader: fleets.LoadProcess, turns: int) -> None:
+        loader.execute("prepare", self.turn, turns)
+        loader.execute("post", fleets.CONNECTIONS)
+
+    @contextmanager
+    def _costs(self) -> Iterator[dict[str, harness.ProcessStopwatch]]:
+        """Measure the cost of all collectors."""
+        with ExitStack() as stack:
+            yield {name: stack.enter_context(each.measure()) for name, each in self.servers.items()}
+
+    def lose(self, name: str, to: str, share: int, size: ScaleSize) -> tuple[float, float]:
+        """Kill a collector that is not the head; return when its nodes have sent to another one, and are fresh in the views.
+
+        Both are seconds after the end. Agents change after some time, and each sends once per period.
+        """
+        with self.load_process(name, share, to) as loader:
+            loader.execute("prepare", self.turn, 1)
+            self.servers.pop(name).kill()
+            started = time.monotonic()
+            time.sleep(size.change_seconds)
+            loader.execute("periodic", fleets.CONNECTIONS, size.period_seconds)
+            sent = time.monotonic() - started
+            self.wait_for_nodes("a", **{to: 2 * share})
+        self.turn += 1
+        return sent, time.monotonic() - started
+
+    def take_over(self, to: str, nodes: int) -> tuple[float, float]:
+        """Kill the head; return the seconds until another one shows its nodes, and their processor time."""
+        self.servers.pop("a").kill()
+        with self.servers[to].measure() as spent:
+            seconds = self.wait_for_nodes(to, **{to: nodes})
+        return seconds, spent.cpu_seconds
+
+
+def _share(nodes: int) -> int:
+    return nodes // len(COLLECTORS)
+
+
+@click.option(
+    "--nodes",
+    "sizes",
+    help="Sizes of the cluster, such as 100,1000,10000: nodes of all collectors together.",
+)
+@harness.benchmark("Scale", full=THOROUGH, quick=QUICK)
+def main(
+    report: harness.BenchReport, size: ScaleSize, directory: Path, *, sizes: str | None
+) -> None:
+    """Measure three collectors and their head as the cluster grows, and print ratios."""
+    nodes = tuple(map(int, sizes.split(","))) if sizes else size.nodes
+    streams = load.streams_of_a_node(directory)
+    load.save(streams, directory / "streams")
+    frames = sum(stream.rows for stream in streams)
+    steps: list[StepCost] = []
+    with running_pair() as pair, ExitStack() as stack:
+        cluster = ScaledCluster(pair.url, directory, nodes[-1], stack)
+        cluster.start()
+        for previous_nodes, node_count in zip((0, *nodes), nodes, strict=False):
+            steps.append(cluster.measure(node_count, previous_nodes, size))
+            click.echo(f"{node_count:,} nodes: {steps[-1].text(frames)}", err=True)
+        share = _share(nodes[-1])
+        sent, fresh = cluster.lose("b", "c", share, size)
+        cluster.settle("a")
+        takeover, takeover_cpu = cluster.take_over("c", 2 * share)
+    first, before, last = steps[0], steps[-2], steps[-1]
+    name = f"{last.nodes:,} nodes / {first.nodes:,}"
+    report.ratio(
+        f"processor time per frame received, {name}",
+        last.receiving_seconds / first.receiving_seconds,
+        GROWTH,
+    )
+    report.ratio(
+        f"processor time per frame of the head, {name}",
+        last.head_seconds / first.head_seconds,
+        GROWTH,
+    )
+    report.ratio(f"nodes of a lost collector fresh in the views, {share:,} nodes", fresh, FAILOVER)
+    report.ratio("of it, until the last of its nodes has sent", sent, unit=" s")
+    report.ratio(f"another head shows {2 * share:,} nodes", takeover, FAILOVER)
+    report.ratio("takeover, processor time per node", 1e3 * takeover_cpu / (2 * share), unit=" ms")
+    added = last.nodes - before.nodes
+    receiving_bytes = (last.receiving_bytes - before.receiving_bytes) / _share(added)
+    head_bytes = (last.head_bytes - before.head_bytes - receiving_bytes * _share(added)) / added
+    report.ratio("memory per node, collector that receives it", receiving_bytes / _KIB, unit=" KiB")
+    report.ratio("memory per node, head, in addition", head_bytes / _KIB, unit=" KiB")
+    per_second = last.nodes / size.period_seconds
+    receiving = last.receiving_seconds * per_second / len(COLLECTORS) + last.periodic_shares[0]
+    # The head applies the envelopes of all, and receives those of its own nodes.
+    head = last.head_seconds * per_second + last.receiving_seconds * per_second / len(COLLECTORS)
+    for title, cores in (
+        ("collector that receives", receiving),
+        ("head", head + last.periodic_shares[1]),
+    ):
+        report.ratio(
+            f"cores of a {title}, {last.nodes:,} nodes at their full rate, calculated", cores
+        )
+    for step in steps:
+        report.figure(f"{step.nodes:,} nodes", step.text(frames))
+
+
+if __name__ == "__main__":
+    main()
