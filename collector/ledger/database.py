@@ -31,6 +31,17 @@ from railscope.service import Parameters, ResultT, run_to_end
 from railscope.settings import SettingsError, read_named_file
 
 _BUSY_SECONDS = 60
+_CONNECTION = {
+    "client_encoding": "utf8",
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,
+}
+"""Parameters of connections to PostgreSQL, unless the URL has them. A server whose machine or network is gone closes
+nothing: by its defaults, the kernel waits for it for up to two hours.
+"""
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
 _SECRETS = ("password", "sslpassword")
 _threads = ThreadPoolExecutor(16, thread_name_prefix="database")
@@ -172,7 +183,9 @@ class Database:
             self._url,
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
-            connect_args={"client_encoding": "utf8", "connect_timeout": _BUSY_SECONDS},
+            connect_args={
+                name: value for name, value in _CONNECTION.items() if name not in self._url.query
+            },
         )
 
     def _prepare(self, connection: sa.Connection) -> None:

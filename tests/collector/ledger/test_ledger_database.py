@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -36,6 +41,52 @@ def test_a_server_that_is_not_there_is_named_without_its_password(refused):
     assert "hunter" not in message
     assert "check that the server runs" in message
     assert "\n" not in message
+
+
+def test_connections_to_a_server_that_is_gone_end_within_half_a_minute():
+    """A server that accepts nothing is enough: the options are those of the socket."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        url = f"postgresql://meter@127.0.0.1:{port}/ledger?connect_timeout=2&keepalives_count=3"
+        assert socket_options(url) == {
+            "idle": 10,
+            "interval": 5,
+            "count": 3,
+            "unanswered": 30,
+        }
+
+
+def socket_options(url: str) -> dict[str, int]:
+    """Return the options of the connection that a ledger tries to open."""
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Ledger.open, url, metadata)
+        while not (found := [each for each in map(options_of, own_sockets()) if each]):
+            assert not opening.done()
+        with pytest.raises(UnusableLedgerError, match="timeout"):
+            opening.result()
+    return found[0]
+
+
+def own_sockets() -> Iterator[socket.socket]:
+    """Duplicates of the sockets of this process."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(path.readlink()).startswith("socket:"):
+                yield socket.socket(fileno=os.dup(int(path.name)))
+
+
+def options_of(duplicate: socket.socket) -> dict[str, int]:
+    """Return the options of a connection with a limit for what is unanswered; none of another socket."""
+    names = {"idle": "KEEPIDLE", "interval": "KEEPINTVL", "count": "KEEPCNT"}
+    with duplicate, contextlib.suppress(OSError):
+        # The option that is set last.
+        if limit := duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT):
+            found = {
+                key: duplicate.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+                for key, name in names.items()
+            }
+            return found | {"unanswered": limit // 1000}
+    return {}
 
 
 def test_a_directory_that_is_not_there(tmp_path):
