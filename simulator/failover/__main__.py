@@ -345,7 +345,7 @@ def print_step(text: str) -> None:
 @click.option(
     "--seconds",
     type=click.IntRange(min=40),
-    default=200,
+    default=180,
     show_default=True,
     help="Time for which the nodes ship frames.",
 )
