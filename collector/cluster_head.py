@@ -185,7 +185,8 @@ class ClusterHead:
         for reason in ("disconnected", "rejected"):
             count = getattr(self.records, reason)
             yield view_cells.ViewCell(catalog.CLUSTER_READERS, (reason,), count)
-        for each in self.state.extent().parts if self.state else ():
+        followed = list(self.state.followed.values()) if self.state else []
+        for each in (collector.part(0) for collector in followed):
             label = (each.name,)
             yield view_cells.ViewCell(catalog.CLUSTER_INCLUDED, label, int(each.is_included))
             yield view_cells.ViewCell(catalog.CLUSTER_REJECTED, label, each.rejected)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from makers import SECOND, START_BOOT_NS, START_WALL_NS
+from support.examples import fewer_examples
+from support.story import no_turns
 from test_cluster_head import ReportingNode
 
+from collector.account.live_account import LiveAccount
 from collector.config import IngestLimits
 from collector.evidence.batch_facts import MAX_IN_FORCE_ON_GPU
 from collector.evidence.claim_events import MAX_CHARACTERS, ReportedClaim, ReportedEnd
 from collector.evidence.evidence_memory import GpuMemory
+from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_node_history import GpuPresence
 from collector.evidence.node_intervals import FirstContact, LayoutSpans, NodeReceipts, SampleSpan
 from collector.fleet.schemas import StoredSchemas
@@ -373,3 +378,37 @@ async def test_a_part_beyond_a_bound_is_left_out_and_stated(
     assert not follower.core.evidence.gpus
     await follower.apply(changed(NODE, name="n2"), TimeSlices())
     assert "n2" in follower.nodes, "others are not affected"
+
+
+class DamagedStream(NamedTuple):
+    """Changes of single bytes of a stream, by their position as a fraction."""
+
+    changes: list[tuple[float, int]]
+
+    def apply(self, content: bytes) -> bytes:
+        damaged = bytearray(content)
+        for position, value in self.changes:
+            damaged[int(position * len(damaged))] = value
+        return bytes(damaged)
+
+
+damage = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=8
+).map(DamagedStream)
+
+
+@given(damage)
+@fewer_examples(300)
+async def test_a_damaged_stream_is_left_out_or_ends_the_connection(damaged: DamagedStream):
+    """Nothing else: another error would end the term of the head, or be stored and fail later."""
+    with tempfile.TemporaryDirectory() as directory:
+        feed, node = Feed(Path(directory)), ReportingNode("n1")
+        feed.accept(node)
+        encoded = b"".join([encode_part(part) for part in await feed.parts()])
+        feed.accept(node)
+        with contextlib.suppress(FeedError):
+            async for part in read_from(damaged.apply(encoded)):
+                await feed.apply(part)
+        core = feed.follower.core
+        account = LiveAccount(core.evidence, AdministratorInputs)
+        await account.refresh(START_WALL_NS + 60 * SECOND, no_turns)
