@@ -323,7 +323,8 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
         async def extent() -> Any:
             found = await extent_of(head)
             parts = {part["name"]: part for part in found["parts"]}
-            return found if parts["c"]["is_included"] and parts["c"]["nodes"] == 3 else None
+            included = all(parts[name]["is_included"] for name in ("b", "c"))
+            return found if included and parts["c"]["nodes"] == 3 else None
 
         found = await until(extent)
         assert found["text"] == "2 of 3 collectors, 5 of 6 nodes", "n4 is not reported by anyone"
