@@ -47,6 +47,7 @@ _ROUND_QUERY = f"%{review_decisions.name}.recorded_ns >%"
 _LIMIT_SECONDS = 120.0
 """Maximum wait after the end of a step for what must follow from it."""
 _MAX_RESPONSE_BYTES = 16 << 20
+_PORTS = 10_000
 _CHILD = "simulator.failover.child"
 
 
@@ -328,11 +329,13 @@ class FailoverRun:
 
 
 def free_port() -> int:
-    """Return a port that no program listens on."""
-    with socket.socket() as free:
-        free.bind((failures.HOST, 0))
-        port: int = free.getsockname()[1]
-        return port
+    """Return a port that no program listens on, and that the kernel chooses for none meanwhile (ip(7))."""
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    while True:
+        port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind((failures.HOST, port))
+            return port
 
 
 def print_step(text: str) -> None:
