@@ -354,8 +354,7 @@ class Shipper:
         sent = wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
         return await client.post(body, sent, proof)
 
-    # An envelope is removed and counted as one step on the spool's thread: it counts even if the waiting
-    # task is cancelled meanwhile.
+    # Removed and counted in one step on the spool's thread: it counts even if the waiting task is cancelled.
 
     async def _remove_shipped(
         self,
@@ -395,7 +394,8 @@ class Shipper:
                 self.stats.dropped_frames["unstored"] += frames
             else:
                 spooled, frames = self._spool.newest, 0
-        frames += self._spool.receive(spooled, receipt, self.clock.now().boot_ns)
+        now_ns = self.clock.now().boot_ns
+        frames += self._spool.receive(spooled, receipt, now_ns, self._client.url)
         self._update_stats()
         return frames
 
@@ -447,3 +447,4 @@ class Shipper:
         stats.unstored_bytes = queue.size - queue.waiting_bytes
         stats.unstored_envelopes = queue.unstored_count
         stats.unstored_since_ns = queue.unstored_since_ns
+        stats.collector_logs = queue.responding.count

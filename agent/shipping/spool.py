@@ -15,7 +15,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -98,6 +98,56 @@ class EvidenceReceipt(msgspec.Struct, frozen=True):
     """Signed receipt for another collector, if the envelope must be sent again; empty for a repetition."""
 
 
+FIRST_PAUSE_NS, MAX_PAUSE_NS = 60_000_000_000, 3_600_000_000_000
+"""Time without a response after which one of several collectors behind a URL counts as lost; doubled if it was not."""
+
+
+@dataclass(slots=True)
+class RespondingLogs:
+    """Logs of the collectors that respond at one URL: several of them if it is that of a load balancer.
+
+    A collector that lost its disk responds with a new log. One that responds with an earlier log again has lost
+    nothing: to send each one what only another one has received would never end.
+    """
+
+    responses_ns: dict[str, int] = field(default_factory=dict)
+    """Time of the last response by log, the newest last."""
+    is_alternating: bool = False
+    pause_ns: int = FIRST_PAUSE_NS
+    _url: str = ""
+
+    @property
+    def count(self) -> int:
+        """Number of collectors at the URL, as far as their responses show it."""
+        return len(self.responses_ns) if self.is_alternating else 1
+
+    def record(self, url: str, name: str, boot_ns: int) -> frozenset[str]:
+        """Record a response, and return the logs whose receipts count: the envelopes in them are not sent again."""
+        if url != self._url or not (url and name):
+            self.responses_ns, self._url = {}, url
+            self.pause_ns, self.is_alternating = FIRST_PAUSE_NS, False
+        newest, last_ns = next(reversed(self.responses_ns), name), self.responses_ns.pop(name, None)
+        if last_ns is not None and newest != name:
+            if not self.is_alternating:
+                log.warning(
+                    "several_collectors_found",
+                    url=url,
+                    logs=len(self.responses_ns) + 1,
+                    advice="list each collector in collector.urls, in place of a load balancer",
+                )
+            elif boot_ns - last_ns > self.pause_ns:
+                self.pause_ns = min(2 * self.pause_ns, MAX_PAUSE_NS)
+            self.is_alternating = True
+        self.responses_ns[name] = boot_ns
+        if len(self.responses_ns) > _MAX_LOGS:
+            del self.responses_ns[next(iter(self.responses_ns))]
+        if not self.is_alternating:
+            return frozenset((name,))
+        return frozenset(
+            n for n, at_ns in self.responses_ns.items() if boot_ns - at_ns <= self.pause_ns
+        )
+
+
 class ReceivedEnvelope(NamedTuple):
     """A receipt of an envelope: its position, the envelope's number, and the time."""
 
@@ -125,8 +175,9 @@ class Spool:
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
         self._next = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
-        self._log = ""
-        """The log of the last acknowledgement; empty for a collector whose acknowledgements name none."""
+        self.responding = RespondingLogs()
+        self._logs = frozenset(("",))
+        """Logs whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
         self._receipts: dict[str, deque[ReceivedEnvelope]] = {}
         """Receipts by log, in the order of their positions."""
         self._received: dict[int, int] = {}
@@ -213,13 +264,18 @@ class Spool:
         return True
 
     def receive(
-        self, spooled: SpooledEnvelope | None, receipt: EvidenceReceipt, boot_ns: int
+        self,
+        spooled: SpooledEnvelope | None,
+        receipt: EvidenceReceipt,
+        boot_ns: int,
+        url: str = "",
     ) -> int:
         """Record that a collector received an envelope, and remove those whose evidence is stored.
 
-        Return its frames; 0 if they were received before, or the envelope was dropped.
+        `url` is that of a collector, or of a load balancer of several. Return the envelope's frames; 0 if they were
+        received before, or the envelope was dropped.
         """
-        self.select_log(receipt.log)
+        self.select_log(receipt.log, boot_ns, url)
         receipts = self._receipts.setdefault(receipt.log, deque())
         if receipts and receipt.position < receipts[-1].position:
             log.error("collector_state_replaced", problem="its positions have decreased")
@@ -246,22 +302,22 @@ class Spool:
                 self.remove(envelope)
         return frames
 
-    def select_log(self, name: str) -> None:
+    def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
         """Continue with another log: envelopes that only others have received wait again."""
-        if name == self._log:
-            return
-        self._log = name
+        logs = self.responding.record(url, name, boot_ns)
         self._receipts[name] = self._receipts.pop(name, deque())
         if len(self._receipts) > _MAX_LOGS:
             del self._receipts[next(iter(self._receipts))]
-        self._sort_by_receipts()
+        if logs != self._logs:
+            self._logs = logs
+            self._sort_by_receipts()
 
     def _sort_by_receipts(self) -> None:
-        """Divide the envelopes into those that this log has received, and those that wait."""
-        receipts = self._receipts.get(self._log, ())
+        """Divide the envelopes into those that these logs have received, and those that wait."""
+        receipts = [each for name in self._logs for each in self._receipts.get(name, ())]
         self._received = {
             receipt.number: receipt.boot_ns
-            for receipt in receipts
+            for receipt in sorted(receipts, key=lambda receipt: receipt.boot_ns)
             if receipt.number in self._envelopes
         }
         self._waiting = {n: e for n, e in self._envelopes.items() if n not in self._received}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.collector import ScriptedCollector, frames_in, take
 from support.disk import small_file_system
 from support.shipping import RunningShipper, link_to, run_shipper
 
+from agent.shipping.spool import FIRST_PAUSE_NS, MAX_PAUSE_NS, RespondingLogs
+from railscope.timestamps import SECOND_NS
 from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, Envelope
 
 
@@ -193,28 +197,74 @@ async def test_a_collector_that_rejects_only_new_frames_fails(tmp_path: Path) ->
             assert run.stats.failures == 2
 
 
-async def test_alternating_collectors_get_each_envelope_once(tmp_path: Path) -> None:
-    async with (
-        StoringCollector().serving() as collector,
-        run_shipper(tmp_path, link_to(collector)) as run,
-    ):
-        assert isinstance(collector, StoringCollector)
-        both: dict[str, list[Any]] = {"a": [], "b": []}
-        positions = {"a": 0, "b": 0}
-        for _ in range(4):
-            for log, taken in both.items():
-                collector.log, collector.taken = log, taken
-                collector.position = positions[log]
-                await run.flush()
-                await run.shipped(len(run.sent))
-                await run.shipper.wait_until_sent()
-                positions[log] = collector.position
-        assert not collector.duplicates
-        assert sorted(both["b"]) == run.sent
-        assert sorted(both["a"]) == run.sent[:-1]
-        collector.stored = collector.position
-        await send(run, 1)
-        assert unstored(run) == (0, 1)
+@dataclass
+class BalancedCollectors(StoringCollector):
+    """Two collectors behind a load balancer, which forwards each request to the next one."""
+
+    received: dict[str, list[Any]] = field(default_factory=lambda: {"a": [], "b": []})
+    positions: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
+    present: str = "ab"
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        self.log = self.present[-1] if self.log == self.present[0] else self.present[0]
+        self.taken, self.position = self.received[self.log], self.positions[self.log]
+        answer = await super().handle(request)
+        self.positions[self.log] = self.position
+        return answer
+
+
+async def test_a_load_balancer_causes_no_endless_resending(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with (
+            BalancedCollectors().serving() as collector,
+            run_shipper(tmp_path, link_to(collector)) as run,
+        ):
+            assert isinstance(collector, BalancedCollectors)
+            for _ in range(10):
+                await send(run, 1)
+            known = collector.positions["a"] + collector.positions["b"]
+            for _ in range(10):
+                await send(run, 1)
+            assert sum(collector.positions.values()) == known + 10, "each is sent once"
+            assert len(collector.duplicates) + known <= 10 + 4
+            assert {frame for taken in collector.received.values() for frame in taken} == set(
+                run.sent
+            )
+            assert run.stats.collector_logs == 2
+            collector.present = "b"  # a is lost
+            run.clock.advance(FIRST_PAUSE_NS // SECOND_NS + 1)
+            await run.clock.asleep(1)
+            await send(run, 2)
+            assert set(collector.received["b"]) == set(run.sent), "the other one gets the rest"
+            collector.stored = collector.position + 1
+            await send(run, 1)
+            assert unstored(run) == (0, 0)
+    (warning,) = (entry for entry in logs if entry["event"] == "several_collectors_found")
+    assert warning["logs"] == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8000)), min_size=1, max_size=60))
+def test_logs_at_one_url(responses: list[tuple[str, int]]) -> None:
+    """A log counts if it responded last, or within the pause of one that is known to alternate; pauses grow."""
+    responding, now_ns, pauses = RespondingLogs(), 0, []
+    last_ns: dict[str, int] = {}
+    for name, seconds in responses:
+        now_ns += seconds * SECOND_NS
+        last_ns[name] = now_ns
+        logs = responding.record("http://balancer", name, now_ns)
+        pauses.append(responding.pause_ns)
+        assert name in logs
+        if not responding.is_alternating:
+            assert logs == {name}
+        else:
+            assert logs == {n for n, at_ns in last_ns.items() if now_ns - at_ns <= pauses[-1]}
+    names = [name for name, _ in groupby(name for name, _ in responses)]
+    assert responding.is_alternating is (len(names) > len(set(names)))
+    assert pauses == sorted(pauses)
+    assert FIRST_PAUSE_NS <= pauses[0] <= pauses[-1] <= MAX_PAUSE_NS
+    assert responding.record("http://other", "a", now_ns) == {"a"}
+    assert responding.count == 1
 
 
 async def test_a_restarted_agent_sends_again_what_is_not_stored(tmp_path: Path) -> None:
