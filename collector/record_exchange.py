@@ -152,17 +152,17 @@ class FollowedCollector:
     async def read_other(self, access: PeerAccess) -> None:
         """Read the records of another collector until cancelled, again after each failure."""
         timeout = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
-        tls = server_connections.client_tls("cluster.ca_file", access.ca_file)
         url = self.member.url + RECORDS_PATH
         headers = {"Authorization": f"Bearer {access.token}"}
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             while True:
                 try:
+                    tls = server_connections.client_tls("cluster.ca_file", access.ca_file)
                     async with session.get(url, ssl=tls, allow_redirects=False) as response:
                         if response.status == HTTPStatus.OK:
                             await self._apply(response.content.readexactly)
                         problem = f"status {response.status}: expected 200"
-                except record_feed.FeedError as error:
+                except (record_feed.FeedError, setting_files.SettingsError) as error:
                     problem = str(error)
                 except TimeoutError:
                     problem = f"no response for {SILENCE_SECONDS:g} s"

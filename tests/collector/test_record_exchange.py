@@ -27,7 +27,7 @@ from test_record_feed import Feed
 from collector.config import IngestLimits, LedgerSettings
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger import database as databases, membership
-from collector.record_exchange import RecordServer
+from collector.record_exchange import FollowedCollector, PeerAccess, RecordServer
 from collector.service import Collector
 from collector.tables import metadata
 from railscope.settings import SettingsError
@@ -216,3 +216,17 @@ async def test_records_that_the_head_rejects_are_stated(tmp_path: Path, database
             _, text = await others["b"].get("/metrics")
             assert "\nrailscope_collector_cluster_head 0\n" in text
             assert "railscope_collector_cluster_included" not in text, "of the head only"
+
+
+async def test_a_certificate_file_that_was_deleted_is_stated(tmp_path: Path):
+    feed = Feed(tmp_path)
+    member = membership.ClusterMember("b", "https://127.0.0.1:9", "holder", 0.0)
+    followed = FollowedCollector(member, lambda: feed.follower)
+    access = PeerAccess("token", str(tmp_path / "missing.pem"))
+    reading = asyncio.create_task(followed.read_other(access))
+    try:
+        await until_true(lambda: "missing.pem" in followed.problem)
+        assert not reading.done(), "it continues once the file is back"
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

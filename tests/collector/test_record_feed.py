@@ -276,7 +276,7 @@ async def test_all_claims_that_a_node_may_report_reach_the_head(tmp_path: Path):
     text = dict.fromkeys(("source", "owner", "tenant", "workload", "profile", "boot"), LONG)
     claim = ReportedClaim(START_WALL_NS, GPU, "n1", "", ClaimAuthority.SCHEDULER, **text)
     lasting = [msgspec.structs.replace(claim, id=f"a{n}") for n in range(MAX_IN_FORCE_ON_GPU - 1)]
-    ended = [msgspec.structs.replace(claim, id=f"b{n}") for n in range(5000)]
+    ended = [msgspec.structs.replace(claim, id=f"z{n}") for n in range(5000)]
     book.add_claims(ended)
     book.add_claims(ReportedEnd(START_WALL_NS + 1, GPU, "n1", each.id) for each in ended)
     book.add_claims(lasting)
