@@ -88,8 +88,9 @@ class Collector:
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.note_rotation
-        state_files = segment_files.StateFiles(self.directory)
-        self.state_files = self.log.files = self.checkpoints.files = state_files
+        self.state_files = state_files = segment_files.StateFiles(self.directory)
+        self.log.files = self.checkpoints.files = state_files
+        self.checkpointer.waiting.state_files = state_files
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
@@ -100,9 +101,8 @@ class Collector:
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, RecordedCredentials(self.directory / "identities"))
         self.tokens.on_change = self.access.set_credentials
-        self.entries = audit_api.SignedEntries(
-            self.trail.log.directory, self.trail.log.signer.public
-        )
+        signed = self.trail.log
+        self.entries = audit_api.SignedEntries(signed.directory, signed.signer.public)
         find_seller(self.settings.billing.seller_file, ())  # raises SettingsError
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._find_tenant
@@ -126,6 +126,7 @@ class Collector:
             lambda: self.clock.hold_reason,
             self.audit.watch.check,
             self._set_decisions,
+            self.checkpointer.waiting,
         )
         self.retention = evidence_retention.EvidenceRetention(
             self.settings, self.database.open, self.clock, self.audit.watch.check

@@ -4,6 +4,7 @@
   claim_events     facts from claim events, and the ends of claims
   batch_facts      facts from one batch, and bounds on facts in memory
   evidence_memory, evidence_book   facts in memory, fed by the state of the collector
+  waiting_evidence   facts on disk while the database is unavailable
   evidence_tables, evidence_store, evidence_records   facts in the ledger's database, audit records
   gpu_node_history, node_claims, claim_placement   the node and the claims that have a GPU, and when
   review_rules, review_decisions   evidence that is pending review, and its decisions

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from collector.evidence import (
     batch_facts,
@@ -29,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 INTERVAL_BYTES = 64 << 10
 """Usual size of a node's evidence of 15 minutes."""
+MAX_PENDING_INTERVALS_PER_NODE = 2048
+"""Three weeks of evidence of one node, pending for the database."""
 _MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
 """Maximum number of remembered problems, and of those reported individually per kind and node."""
 
@@ -58,7 +59,7 @@ class GpuMemory(msgspec.Struct):
         for layout in self.layouts:
             if layout.parts == parts:
                 return not node_intervals.add_span(layout.spans, span)
-        self.layouts.append(node_intervals.LayoutSpans(parts, [replace(span)]))
+        self.layouts.append(node_intervals.LayoutSpans(parts, [msgspec.structs.replace(span)]))
         return True
 
     def forget(
@@ -235,6 +236,17 @@ class UnstoredFacts:
         if position is not None:
             self._waiting[node][fact] = position
 
+    def move_to_disk(self, node: str, fact: Hashable) -> None:
+        """Record that a fact which is not stored is on disk, among others of its node."""
+        position = self._waiting.get(node, {}).pop(fact, None)
+        if position is not None:
+            on_disk = self._waiting[node].get(ON_DISK, position)
+            self._waiting[node][ON_DISK] = min(position, on_disk)
+
+    def leave_disk(self, node: str) -> None:
+        """Record that all facts of a node which were on disk are stored."""
+        self._waiting.get(node, {}).pop(ON_DISK, None)
+
     def end_write(self, *, is_stored: bool) -> None:
         """Record the end of a write: the transaction was committed, or may not have been."""
         if not is_stored:
@@ -254,6 +266,8 @@ class UnstoredFacts:
 
 CONTACTS = "contacts"
 """The first contacts of a node, as one fact."""
+ON_DISK = "on disk"
+"""The intervals of a node that wait on disk, as one fact."""
 
 
 @dataclass(slots=True)
@@ -263,6 +277,8 @@ class IntervalMemory:
     by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Number of usual intervals in memory, by node."""
+    on_disk: Counter[str] = field(default_factory=Counter)
+    """Number of intervals that wait on disk, by node."""
     unstored: UnstoredFacts = field(default_factory=UnstoredFacts)
     """These intervals, and the other facts that are to be written to the database."""
 
@@ -341,6 +357,28 @@ class IntervalMemory:
         interval.stored = False
         self.unstored.add(key[0], key)
         return interval
+
+    def share_of_node(self, max_intervals: int) -> int:
+        """Return the maximum weight of the intervals of one node in memory, of that of all nodes."""
+        return min(
+            max(1, max_intervals // max(1, len(self.counts))), MAX_PENDING_INTERVALS_PER_NODE
+        )
+
+    def move_to_disk(self, intervals: Iterable[IntervalInMemory]) -> None:
+        """Remove intervals that were written to disk, unless they were added to meanwhile."""
+        for interval in intervals:
+            self.on_disk[interval.interval.node] += 1
+            if interval.stored:
+                self.unstored.move_to_disk(interval.interval.node, interval.key)
+                self.release(interval)
+
+    def leave_disk(self, nodes: Mapping[str, int]) -> None:
+        """Record that the database has a file, with the number of intervals of each node."""
+        for node, number in nodes.items():
+            self.on_disk[node] -= number
+            if self.on_disk[node] <= 0:
+                del self.on_disk[node]
+                self.unstored.leave_disk(node)
 
     def release(self, interval: IntervalInMemory) -> None:
         """Remove an interval that is stored in the database."""

@@ -26,6 +26,7 @@ from collector.evidence import (
     evidence_tables,
     node_intervals,
     review_rules,
+    waiting_evidence,
 )
 from collector.finalization import evidence_writer, ledger_days
 from collector.ledger import database, leases, row_conversion
@@ -67,9 +68,12 @@ class DayFinalizer:
     """Raises UnusableLedgerError if the database is not the one used before."""
     decided: Callable[[review_rules.ReviewDecisions], None] = lambda _decisions: None
     """Called with the decisions of people about evidence under review."""
+    waiting: waiting_evidence.WaitingEvidence | None = None
+    """Evidence that waits on disk."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
     lease: leases.Lease = field(default_factory=lambda: leases.Lease(leases.FINALIZATION))
     is_failing: bool = False
+    _is_disk_full: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _stores: ledger_days.MeteringStores | None = None
     _open_days: ledger_days.OpenDayCounter = field(init=False)
@@ -91,7 +95,9 @@ class DayFinalizer:
     def __post_init__(self) -> None:
         """Create the parts."""
         self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
-        self._writer = evidence_writer.EvidenceWriter(self.book, self.wall_ns, self._record_stored)
+        self._writer = evidence_writer.EvidenceWriter(
+            self.book, self.wall_ns, self._record_stored, self.waiting
+        )
 
     @property
     def rejected(self) -> set[Hashable]:
@@ -104,15 +110,51 @@ class DayFinalizer:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        renewing = asyncio.create_task(self.lease.run())
+        tasks = [
+            asyncio.create_task(work) for work in (self.lease.run(), self._keep_memory_small())
+        ]
         try:
             while True:
                 await self.attempt()
                 await run_in_thread(work_limits.return_free_memory)
                 await asyncio.sleep(self.settings.period_seconds)
         finally:
-            renewing.cancel()
+            for task in tasks:
+                task.cancel()
             await database.call_database(self.lease.release)
+
+    async def _keep_memory_small(self) -> None:
+        """Move evidence to disk while the database does not keep up, until cancelled.
+
+        A write that waits for a standby may last longer than a round should.
+        """
+        while True:
+            await asyncio.sleep(self.settings.period_seconds)
+            await self.move_to_disk()
+
+    async def move_to_disk(self) -> None:
+        """Move evidence to disk that two rounds have not stored, if much waits in memory."""
+        if self.hold_reason():
+            return  # facts in memory may still be placed differently
+        late_seconds = self.settings.quiet_seconds + 2 * self.settings.period_seconds
+        quiet_ns = self.wall_ns() - round(late_seconds * SECOND_NS)
+        try:
+            await self._writer.move_to_disk(quiet_ns)
+        except (OSError, waiting_evidence.WaitingEvidenceError) as error:
+            if not self._is_disk_full:
+                log.error(
+                    "evidence_move_failed",
+                    problem=str(error),
+                    advice="it stays in memory; beyond its share of it, an agent keeps its frames",
+                )
+            self._is_disk_full = True
+        else:
+            self._is_disk_full = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the size of the evidence that waits on disk."""
+        return self.waiting.size_bytes if self.waiting else 0
 
     def close(self) -> None:
         """Release the lease and close the database."""
@@ -188,6 +230,7 @@ class DayFinalizer:
             return None
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         await self._writer.write_evidence(stores.store, None if everything else quiet_ns)
+        await self._writer.write_waiting(stores.store)
         return None if texts is None or self.hold_reason() else stores
 
     async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:

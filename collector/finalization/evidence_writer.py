@@ -3,6 +3,8 @@
 An interval of the evidence is removed from memory once the database has it. If the database rejects a value, the
 facts are divided until all but the rejected ones are written. Those stay in memory and in the checkpoint, are not
 stored in the sense of acknowledgements, and are written again after the next start.
+
+While the database does not keep up, intervals wait on disk (`collector.evidence.waiting_evidence`).
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from collector.evidence import (
     evidence_tables,
     node_claims,
     node_intervals,
+    waiting_evidence,
 )
 from collector.ledger import database
-from railscope.timestamps import SECOND_NS
+from railscope import service, timestamps
 
 log = structlog.get_logger(__name__)
 
-MARGIN_NS = 300 * SECOND_NS
+MARGIN_NS = 300 * timestamps.SECOND_NS
 """Maximum delay until facts recorded by another collector become visible."""
 _YIELD_EVERY = 16
 
@@ -42,6 +45,10 @@ class EvidenceWriter:
     wall_ns: Callable[[], int]
     on_stored: Callable[[node_intervals.EvidenceInterval], None]
     """Called with each interval that was written."""
+    waiting: waiting_evidence.WaitingEvidence | None = None
+    """Files of intervals that wait on disk; None if all wait in memory."""
+    _queued: set[Hashable] = field(default_factory=set)
+    """Keys of intervals that are selected for the present write: they stay in memory."""
     rejected: set[Hashable] = field(default_factory=set)
     """Facts that the database rejected: keys of intervals, claims, first contacts by node and GPU."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
@@ -121,9 +128,68 @@ class EvidenceWriter:
             if interval.is_due(quiet_ns) and interval.key not in self.rejected
         ]
         claims = [fact for fact in self.book.unwritten if fact not in self.rejected]
-        for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
-            await self._write_accepted(store, fact_group, claims)
-            claims = []
+        self._queued = {interval.key for interval in intervals}
+        try:
+            for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
+                await self._write_accepted(store, fact_group, claims)
+                claims = []
+        finally:
+            self._queued.clear()
+
+    async def move_to_disk(self, quiet_ns: int) -> None:
+        """Move intervals to disk that are due at a time, if a node has more than half of its share in memory.
+
+        Raises OSError, WaitingEvidenceError: they stay in memory then.
+        """
+        memory, waiting = self.book.intervals, self.waiting
+        if waiting is None:
+            return
+        share = memory.share_of_node(waiting.limits.pending_evidence_intervals)
+        if max(memory.counts.values(), default=0) <= share // 2:
+            return
+        for keys in evidence_tables.group_items(list(memory.by_key)):
+            group = [
+                memory.by_key[key]
+                for key in keys
+                if key in memory.by_key and key not in self._queued | self.rejected
+            ]
+            group = [interval for interval in group if interval.is_due(quiet_ns)]
+            for interval in group:
+                interval.stored = True  # so that no write begins with it
+            nodes = [interval.interval.node for interval in group]
+            if not group:
+                continue
+            try:
+                contents = [content async for _, content in self._encode(group)]
+                await service.run_in_thread(waiting.write, nodes, contents)
+            except BaseException:
+                for interval in group:
+                    interval.stored = False
+                raise
+            memory.move_to_disk(group)
+
+    async def write_waiting(self, store: evidence_store.EvidenceStore) -> None:
+        """Write the intervals that wait on disk, the oldest file first."""
+        waiting = self.waiting
+        for name in list(waiting.sizes) if waiting else ():
+            if waiting is None or name in self.rejected:
+                continue
+            try:
+                contents = await service.run_in_thread(waiting.read, name)
+            except waiting_evidence.WaitingEvidenceError as error:
+                self.rejected.add(name)
+                advice = "restore the file from a backup, then restart"
+                log.error("waiting_evidence_damaged", problem=str(error), advice=advice)
+                continue
+            intervals = [
+                evidence_memory.IntervalInMemory(node_intervals.decode_interval(content))
+                for content in contents
+            ]
+            await self._write_accepted(store, intervals, ())
+            if any(interval.key in self.rejected for interval in intervals):
+                self.rejected.add(name)
+                continue
+            self.book.intervals.leave_disk(await service.run_in_thread(waiting.delete, name))
 
     async def _write_accepted(
         self,
@@ -162,7 +228,7 @@ class EvidenceWriter:
                     evidence_store.compress_interval(
                         interval.interval, content, self.book.contacts_of(interval.interval.node)
                     )
-                    async for interval, content in _encode_intervals(intervals, unstored)
+                    async for interval, content in self._encode(intervals, unstored)
                 ]
                 early = node_claims.find_early_claims(claims, self.book.receipts)
                 await database.call_database(store.write, written, claims, self.wall_ns, early)
@@ -174,8 +240,28 @@ class EvidenceWriter:
             self.book.unwritten.pop(fact, None)
         for interval in intervals:
             self.on_stored(interval.interval)
-            if interval.stored:
+            if interval.stored and self._is_in_memory(interval):
                 self.book.intervals.release(interval)
+
+    def _is_in_memory(self, interval: evidence_memory.IntervalInMemory) -> bool:
+        return self.book.intervals.by_key.get(interval.key) is interval
+
+    async def _encode(
+        self,
+        intervals: Sequence[evidence_memory.IntervalInMemory],
+        unstored: evidence_memory.UnstoredFacts | None = None,
+    ) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
+        """Yield intervals with their encoding, yielding to the event loop periodically.
+
+        `unstored` is given if they are written to the database.
+        """
+        for number, interval in enumerate(intervals):
+            interval.stored = True
+            if unstored is not None and self._is_in_memory(interval):
+                unstored.begin_write(interval.interval.node, interval.key)
+            yield interval, node_intervals.encode_interval(interval.interval)
+            if number % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
 
     @contextmanager
     def _writing(self) -> Iterator[evidence_memory.UnstoredFacts]:
@@ -187,15 +273,3 @@ class EvidenceWriter:
             unstored.end_write(is_stored=False)
             raise
         unstored.end_write(is_stored=True)
-
-
-async def _encode_intervals(
-    intervals: Sequence[evidence_memory.IntervalInMemory], unstored: evidence_memory.UnstoredFacts
-) -> AsyncIterator[tuple[evidence_memory.IntervalInMemory, bytes]]:
-    """Yield intervals with their encoding, yielding to the event loop periodically."""
-    for number, interval in enumerate(intervals):
-        interval.stored = True
-        unstored.begin_write(interval.interval.node, interval.key)
-        yield interval, node_intervals.encode_interval(interval.interval)
-        if number % _YIELD_EVERY == 0:
-            await asyncio.sleep(0)

@@ -5,10 +5,6 @@ Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, pa
 log is opened; a damaged record inside is reported and skipped by searching for the next marker.
 Senders do not have the marker, so no payload can be mistaken for a record.
 
-A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
-not accept must not end the collector at each start. It is quarantined: skipped, counted, and copied
-to a separate directory, as its segment will be deleted eventually; the log has the reason.
-
 Files lost from the state directory are reported, not read as defaults. The frame log has two small
 files next to its segments. `frames.extent` contains the size of the newest segment; it is
 overwritten in place after each group, without being synchronized, so a power loss can only make it
@@ -28,10 +24,10 @@ import os
 import re
 import secrets
 import struct
+import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -158,54 +154,6 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
 
 log = structlog.get_logger(__name__)
 
-MAX_BYTES = 256 << 20
-"""Maximum size of the quarantine directory.
-
-Above it, further records are counted and stay in their segments.
-"""
-_SUFFIX = ".record"
-
-
-@dataclass(slots=True)
-class RecordQuarantine:
-    """Records that were skipped; call `open` first."""
-
-    directory: Path
-    records: int = 0
-    """Records in the directory, and those since the start that did not fit."""
-    _size_bytes: int = 0
-
-    def open(self) -> None:
-        """Count the existing records. Blocking; raises OSError."""
-        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
-        self.records, self._size_bytes = len(found), sum(found)
-
-    def put(self, segment: int, record: FrameRecord, problem: str) -> None:
-        """Quarantine a record, each once. Blocking."""
-        content = encode_record(record)
-        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
-        path = self.directory / name
-        log.error(
-            "record_quarantined",
-            node=record.node,
-            segment=segment,
-            problem=problem,
-            size_bytes=len(record.body),
-            file=str(path),
-        )
-        if path.exists():
-            return
-        self.records += 1
-        if self._size_bytes + len(content) > MAX_BYTES:
-            return
-        try:
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-            write_durably(path, content)
-            self._size_bytes += len(content)
-        except OSError as error:
-            log.error("quarantine_write_failed", file=str(path), problem=str(error))
-
-
 EXTENT, MANIFEST = "frames.extent", "frames.manifest"
 _EXTENT = re.compile(rb"([0-9]{10}) ([0-9]{20})\n")
 
@@ -219,6 +167,8 @@ class SegmentManifest(msgspec.Struct):
     """First segment after the newest checkpoint; 0 if none was made."""
     clock: bool = False
     """True if the file of the clock existed."""
+    evidence: dict[str, int] = {}
+    """Files of evidence that waits for the database, with their sizes."""
     accepted: bool = False
     """True if an administrator accepts the losses, for the next start."""
 
@@ -236,6 +186,7 @@ class StateFiles:
     next_segment: int = 1
     """No segment of a lower number may begin: one of them may have been lost."""
     _descriptor: int = -1
+    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def _frames(self) -> Path:
@@ -305,6 +256,13 @@ class StateFiles:
                 "missing schema: frames that refer to it cannot be read",
             )
 
+    def compare_evidence(self, sizes: Mapping[str, int]) -> None:
+        """Record files of waiting evidence that are missing or too short."""
+        for name, size in sorted(self.manifest.evidence.items()):
+            if (found := sizes.get(name, 0)) < size:
+                self._report_lost_file(f"waiting/{name}", f"{found} bytes: expected {size}")
+        self.manifest.evidence = dict(sizes)
+
     def _report_lost_file(self, name: str, problem: str) -> None:
         self.damage[name] = problem
         self.is_incomplete = not self.manifest.accepted
@@ -359,14 +317,23 @@ class StateFiles:
         if self.manifest.sealed.pop(number, None) is not None:
             self._write_manifest()
 
+    def record_evidence(self, name: str, size: int) -> None:
+        """Record a file of waiting evidence, or with size 0 that it is about to be deleted. Raises OSError."""
+        if size:
+            self.manifest.evidence[name] = size
+        else:
+            self.manifest.evidence.pop(name, None)
+        self._write_manifest()
+
     def record_checkpoint(self, first_segment: int) -> None:
         """Record a new checkpoint. Raises OSError."""
         self.manifest.checkpoint = first_segment
         self._write_manifest()
 
     def _write_manifest(self) -> None:
-        if not self.is_incomplete:
-            write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
+        with self._writing:  # the last content stays: several threads change it
+            if not self.is_incomplete:
+                write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
 
     def find_new_losses(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
         """Compare the directory of a running collector; return new losses. Blocking.

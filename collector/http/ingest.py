@@ -43,8 +43,6 @@ MAX_LOOP_BYTES, MAX_LOOP_EVENT_BYTES = 256 << 10, 64 << 10
 """Bodies that are larger when decompressed, have larger events, or are of unknown size, are decoded in a
 thread, and so are schemas. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
 """
-MAX_PENDING_INTERVALS_PER_NODE = 2048
-"""Three weeks of evidence of one node, pending for the database."""
 MAX_KNOWN_STARTS = 64
 MAX_LARGE_ENVELOPES = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
@@ -346,12 +344,11 @@ class Ingest:
 
     def _check_evidence(self, node: str) -> None:
         """Reject frames of a node that has used its share of the pending evidence."""
-        pending = self.core.evidence.intervals.counts
-        share = max(1, self.limits.pending_evidence_intervals // max(1, len(pending)))
-        share = min(share, MAX_PENDING_INTERVALS_PER_NODE)
-        if pending[node] > share:
+        intervals = self.core.evidence.intervals
+        share = intervals.share_of_node(self.limits.pending_evidence_intervals)
+        if (pending := intervals.counts[node]) > share:
             text = (
-                f"{pending[node]} intervals of evidence of {node} wait for the database:"
+                f"{pending} intervals of evidence of {node} wait for the database:"
                 f" expected at most {share}"
             )
             raise NotAcknowledgedError(text, "evidence")

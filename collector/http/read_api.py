@@ -28,7 +28,7 @@ from collector.diagnosis.incident_table import IncidentTable
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import schema_columns, view_cells
 from collector.fleet.fleet import FleetNode, StreamRow
-from collector.framelog import framelog, segment_files
+from collector.framelog import framelog
 from collector.http import gpus_api, incidents_api
 from collector.http.access_control import (
     RouteHandler,
@@ -40,6 +40,7 @@ from collector.http.access_control import (
 from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
+from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
 from collector.views import find_fresh_rows, node_rollups
 from railscope import exposition, reading, server_connections, service, timestamps
@@ -60,7 +61,7 @@ class CollectorMetrics:
     tokens: TokensFile
     connections: server_connections.ServerConnections
     conflicts: IdentityConflictDetector
-    quarantine: segment_files.RecordQuarantine
+    quarantine: state_checkpointer.RecordQuarantine
     limits: Sequence[work_limits.LogRateLimit] = ()
     """All rate limits of log lines."""
     audit: Callable[[], list[view_cells.ViewCell]] = list
@@ -75,7 +76,7 @@ class CollectorMetrics:
 
     def cells(self, views: view_refresh.CollectorViews) -> list[view_cells.ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
-        counts = self.core.counts
+        counts, intervals = self.core.counts, self.core.evidence.intervals
         plain = [
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
@@ -96,7 +97,8 @@ class CollectorMetrics:
             (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
             (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
-            (catalog.EVIDENCE_WAITING, len(self.core.evidence.intervals.by_key)),
+            (catalog.EVIDENCE_WAITING, len(intervals.by_key) + intervals.on_disk.total()),
+            (catalog.EVIDENCE_WAITING_SIZE, self.finalizer.waiting_bytes),
             (catalog.EVIDENCE_STORED, self.finalizer.counts.intervals),
             (catalog.EVIDENCE_REJECTED, len(self.finalizer.rejected)),
             (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),

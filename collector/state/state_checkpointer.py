@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 
@@ -20,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from collector.config import IngestLimits
-from collector.evidence import evidence_memory
+from collector.evidence import evidence_memory, waiting_evidence
 from collector.fleet.fleet import SeenEvent, events_of
 from collector.framelog import framelog, segment_files
 from collector.state import StateError, collector_state, state_checkpoint
@@ -48,6 +49,59 @@ class StateIdentity(Struct):
     starts: int = 0
 
 
+MAX_QUARANTINE_BYTES = 256 << 20
+"""Maximum size of the quarantine directory.
+
+Above it, further records are counted and stay in their segments.
+"""
+_SUFFIX = ".record"
+
+
+@dataclass(slots=True)
+class RecordQuarantine:
+    """Records that were skipped; call `open` first.
+
+    A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
+    not accept must not end the collector at each start. It is skipped, counted, and copied to a separate
+    directory, as its segment will be deleted eventually; the log has the reason.
+    """
+
+    directory: Path
+    records: int = 0
+    """Records in the directory, and those since the start that did not fit."""
+    _size_bytes: int = 0
+
+    def open(self) -> None:
+        """Count the existing records. Blocking; raises OSError."""
+        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
+        self.records, self._size_bytes = len(found), sum(found)
+
+    def put(self, segment: int, record: segment_files.FrameRecord, problem: str) -> None:
+        """Quarantine a record, each once. Blocking."""
+        content = segment_files.encode_record(record)
+        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
+        path = self.directory / name
+        log.error(
+            "record_quarantined",
+            node=record.node,
+            segment=segment,
+            problem=problem,
+            size_bytes=len(record.body),
+            file=str(path),
+        )
+        if path.exists():
+            return
+        self.records += 1
+        if self._size_bytes + len(content) > MAX_QUARANTINE_BYTES:
+            return
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            durable_files.write_durably(path, content)
+            self._size_bytes += len(content)
+        except OSError as error:
+            log.error("quarantine_write_failed", file=str(path), problem=str(error))
+
+
 class _RecordSkippedError(StateError):
     """A record that a restart must skip; the message states the reason."""
 
@@ -69,18 +123,23 @@ class StateCheckpointer:
     Called with a timestamp: older events are dropped. None while no segment may be deleted.
     """
     limits: IngestLimits = field(default_factory=IngestLimits)
-    quarantine: segment_files.RecordQuarantine = field(init=False)
+    quarantine: RecordQuarantine = field(init=False)
+    waiting: waiting_evidence.WaitingEvidence = field(init=False)
     skipped: int = 0
     """Records that the restart skipped: the database has none of their evidence."""
 
     def __post_init__(self) -> None:
-        """Place the quarantine next to the frame log."""
-        self.quarantine = segment_files.RecordQuarantine(self.directory / "quarantine")
+        """Place the quarantine and the waiting evidence next to the frame log."""
+        self.quarantine = RecordQuarantine(self.directory / "quarantine")
+        self.waiting = waiting_evidence.WaitingEvidence(
+            self.directory / waiting_evidence.DIRECTORY, self.limits
+        )
 
     def restore(self, stats: segment_files.FrameLogStats) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
         self._drop_partial()
         self.quarantine.open()
+        self.core.evidence.intervals.on_disk = self.waiting.open()
         self.first_segment = self._read_checkpoint()
         for number, record in self._records(stats):
             self.core.schemas.segment = number
@@ -107,6 +166,8 @@ class StateCheckpointer:
         unstored.log, unstored.position = identity.log, 1
         for interval in book.intervals.by_key.values():
             unstored.add(interval.interval.node, interval.key)
+        for node in book.intervals.on_disk:
+            unstored.add(node, evidence_memory.ON_DISK)
         for fact in book.unwritten:
             unstored.add(fact.node, fact)
         for node in book.receipts:

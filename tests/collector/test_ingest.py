@@ -336,3 +336,38 @@ async def test_a_receipt_waits_for_the_key_of_the_database(tmp_path: Path, serve
                 await asyncio.sleep(0.02)
         assert (await running.post(body, headers=headers))[0] == 200
     server.drop(server.address(name))
+
+
+async def test_frames_are_received_while_evidence_waits_on_disk(tmp_path: Path, server: PostgreSQL):
+    """While the database is away, over a restart, and until the files are in the database."""
+    sender, name = FrameSender(), "created_after_the_restart"
+    settings = settings_in(
+        tmp_path,
+        ledger=LedgerSettings(url=server.address(name)),
+        limits=IngestLimits(pending_evidence_intervals=4),
+        metering=MeteringSettings(period_seconds=0.1, quiet_seconds=0),
+    )
+    quarters = [sender.body(gpu_frames(sender, at=900 * n), schemas=True) for n in range(12)]
+    for half in (quarters[:6], quarters[6:]):
+        async with run_collector(settings) as running, asyncio.timeout(PATIENCE_SECONDS):
+            intervals = running.collector.core.evidence.intervals
+            for quarter in half:
+                while (await running.post(quarter, at=12_000))[0] != 200:  # noqa: ASYNC110 - some wait in memory
+                    await asyncio.sleep(0.1)
+            while intervals.counts["n1"] > 2:  # noqa: ASYNC110 - no event for tests
+                await asyncio.sleep(0.01)
+            assert intervals.counts["n1"] + intervals.on_disk["n1"] >= 6
+            first = (await running.post(quarters[0], at=12_000))[1]
+            assert first["stored"] < first["position"]
+            if half[-1] is quarters[-1]:
+                with psycopg.connect(server.address("postgres"), autocommit=True) as connection:
+                    connection.execute(f"CREATE DATABASE {name}".encode())
+                while intervals.counts or intervals.on_disk:  # noqa: ASYNC110 - no event for tests
+                    await asyncio.sleep(0.01)
+                reply = (await running.post(quarters[0], at=12_000))[1]
+                assert reply["stored"] >= first["position"]
+    assert not list((tmp_path / "state" / "waiting").iterdir())
+    with psycopg.connect(server.address(name)) as connection:
+        found = connection.execute("SELECT count(DISTINCT start_ns) FROM evidence_part").fetchone()
+    assert found == (12,)
+    server.drop(server.address(name))

@@ -10,7 +10,7 @@ from support.story import at, core_in, no_turns
 
 from collector.account.account_sums import GpuTimeAccount
 from collector.account.live_account import LiveAccount
-from collector.config import MeteringSettings
+from collector.config import IngestLimits, MeteringSettings
 from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.review_decisions import (
@@ -19,6 +19,7 @@ from collector.evidence.review_decisions import (
     record_decision,
 )
 from collector.evidence.review_rules import ReviewDecisions
+from collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
 from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
 from collector.finalization.day_finalizer import DayFinalizer
@@ -36,6 +37,8 @@ SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
 class FinalizingCollector:
     """One collector. `now` is a second of the story."""
 
+    limits = IngestLimits()
+
     def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.url, self.settings = directory, url, settings
@@ -48,6 +51,8 @@ class FinalizingCollector:
         self.core = core
         self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, is_ready=False)
+        self.waiting = WaitingEvidence(self.directory / DIRECTORY, self.limits)
+        core.evidence.intervals.on_disk = self.waiting.open()
         self.finalizer = DayFinalizer(
             core.evidence,
             self.live,
@@ -57,6 +62,7 @@ class FinalizingCollector:
             self.directory / "seen",
             wall_ns=lambda: at(self.now),
             decided=self._decided,
+            waiting=self.waiting,
         )
 
     def _decided(self, decisions: ReviewDecisions) -> None:

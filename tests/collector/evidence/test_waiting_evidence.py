@@ -1,0 +1,265 @@
+"""Evidence that waits on disk while the database is away: memory stays small, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from hypothesis import given, strategies as st
+from ledger_days import LATER, a_day, ledger_hours
+from structlog.testing import capture_logs
+from support.disk import memory_directory
+from support.examples import fewer_examples
+from support.finalizing import FinalizingCollector, content
+from support.story import DAY, NodeReporter, accept, at, gpus_of
+
+from collector.config import IngestLimits
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.waiting_evidence import WaitingEvidence, WaitingEvidenceError
+from collector.finalization.ledger_days import MeteringStores
+from collector.framelog.segment_files import StateFiles
+from collector.state.state_checkpointer import StateCheckpointer
+from railscope.service import run_in_thread
+from simulator.failover.database_pair import DatabaseServer, server_identity
+
+MINUTE, QUARTER, HOUR = 60, 900, 3600
+
+
+class WaitingCollector(FinalizingCollector):
+    """A collector of a shared database with four intervals in memory."""
+
+    limits = IngestLimits(pending_evidence_intervals=4)
+
+    def begin(self) -> WaitingCollector:
+        StateCheckpointer(self.directory, self.core).begin_positions(is_incomplete=False)
+        return self
+
+    def acknowledge(self, node: str = "n1") -> tuple[int, int]:
+        """Return the position of an acknowledgement, and that up to which all is stored."""
+        fields = self.core.evidence.intervals.unstored.acknowledge(node)
+        return int(fields["position"]), int(fields["stored"])
+
+    @property
+    def in_memory(self) -> int:
+        return self.core.evidence.intervals.counts.total()
+
+    @property
+    def on_disk(self) -> int:
+        return self.core.evidence.intervals.on_disk.total()
+
+    async def attempt(self, now: float) -> bool:
+        """Run one round and move what is beyond the bound; true if the round succeeded."""
+        self.now = now
+        succeeded = await self.finalizer.attempt()
+        await self.finalizer.move_to_disk()
+        return succeeded
+
+
+@pytest.fixture
+def database() -> Iterator[DatabaseServer]:
+    """A server that may be stopped."""
+    identity = server_identity()
+    with tempfile.TemporaryDirectory(prefix="postgresql-", dir=memory_directory()) as name:
+        if identity:
+            os.chown(name, identity["user"], identity["group"])
+        found = DatabaseServer(Path(name), {"fsync": "off"})
+        found.initialize()
+        found.start()
+        found.execute("CREATE DATABASE ledger")
+        yield found
+        found.kill()
+
+
+async def test_the_ledger_is_complete_after_a_long_outage_and_a_restart(
+    tmp_path: Path, database: DatabaseServer
+):
+    """The database is away for 19 hours, and memory holds one; a restart reads a checkpoint of the outage."""
+    undisturbed = FinalizingCollector(tmp_path / "two", f"sqlite:///{tmp_path / 'ledger'}")
+    accept(undisturbed.core, a_day(NodeReporter()))
+    await undisturbed.round(LATER)
+    site = WaitingCollector(tmp_path / "one", database.url("ledger")).begin()
+    envelopes, first = a_day(NodeReporter()), 0
+    end = LATER
+    for now in range(0, end, QUARTER):
+        arrived = [each for each in envelopes if each[0].received_wall_ns < at(now)]
+        accept(site.core, arrived)
+        del envelopes[: len(arrived)]
+        position, stored = site.acknowledge()
+        if now == 2 * HOUR:
+            database.kill()
+            first = position
+        is_away = 2 * HOUR <= now < 21 * HOUR
+        if now == 21 * HOUR:
+            assert site.on_disk > 70
+            database.start()
+        assert await site.attempt(now) != is_away
+        assert not is_away or stored <= first
+        assert site.in_memory <= 4
+        if now == 12 * HOUR:
+            site.restart(site.checkpoint())
+            site.begin()
+            assert site.on_disk > 30
+    database.execute("UPDATE collector_lease SET expires_at = NULL", "ledger")  # of the first start
+    await site.round(end)
+    assert (site.on_disk, site.waiting.sizes) == (0, {})
+    position, _ = site.acknowledge()
+    await site.round(end + HOUR, everything=True)
+    assert site.acknowledge()[1] >= position
+    assert content(site.stores.ledger, range(DAY, DAY + 1)) == content(
+        undisturbed.stores.ledger, range(DAY, DAY + 1)
+    )
+    assert ledger_hours(site) == ledger_hours(undisturbed)
+    for each in (site, undisturbed):
+        each.finalizer.close()
+
+
+class PausedStore(EvidenceStore):
+    """A store whose writes wait for an event."""
+
+    started, resumed = Event(), Event()
+
+    def write(self, *args: object) -> None:
+        self.started.set()
+        assert self.resumed.wait(60)
+        super().write(*args)  # type: ignore[arg-type]
+
+
+class PausedCollector(WaitingCollector):
+    """A collector whose commits hang."""
+
+    def _open(self) -> MeteringStores:
+        stores = super()._open()
+        self.paused = PausedStore(stores.ledger.database)
+        return MeteringStores(stores.ledger, self.paused)
+
+
+async def test_evidence_is_moved_to_disk_while_a_commit_hangs(tmp_path: Path, url: str):
+    """Intervals that are being written stay in memory, and so does all that is added to them."""
+    site = PausedCollector(tmp_path / "one", url).begin()
+    node = NodeReporter()
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(0, QUARTER, 30)))
+    site.now = 2 * QUARTER
+    writing = asyncio.create_task(site.finalizer.attempt())
+    assert await run_in_thread(PausedStore.started.wait, 60)
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), range(2 * QUARTER, 20 * QUARTER, 30)))
+    site.now = 21 * QUARTER
+    await site.finalizer.move_to_disk()
+    assert site.in_memory <= 2, "those that are being written"
+    assert site.on_disk >= 17
+    position, stored = site.acknowledge()
+    PausedStore.resumed.set()
+    assert await writing
+    assert stored < position
+    await site.round(21 * QUARTER, everything=True)
+    assert (site.in_memory, site.on_disk) == (0, 0)
+    assert site.acknowledge()[1] >= position
+    assert site.finalizer.counts.intervals == 21
+    site.finalizer.close()
+
+
+class InterruptedFiles(WaitingEvidence):
+    """Files that call a function while they are written."""
+
+    before: Callable[[], None] = staticmethod(lambda: None)
+
+    def write(self, *args: object) -> None:
+        self.before()
+        super().write(*args)  # type: ignore[arg-type]
+
+
+async def test_what_is_added_during_a_move_stays_in_memory(tmp_path: Path, url: str):
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    files = InterruptedFiles(tmp_path / "files", site.limits)
+    site.finalizer.waiting = site.finalizer._writer.waiting = files  # noqa: SLF001 - in place of its own
+    node = NodeReporter()
+    frames = node.frames(gpus_of("GPU-0"), range(0, 6 * QUARTER, 30))
+    accept(site.core, [node.record([frame]) for frame in frames if frame is not frames[3]])
+    late = node.record([frames[3]], sent=6 * QUARTER)
+    files.before = lambda: accept(site.core, [late])
+    site.now = 6 * QUARTER + MINUTE
+    await site.finalizer.move_to_disk()
+    assert site.in_memory == 2, "the one that was added to, and one that was added to recently"
+    position, stored = site.acknowledge()
+    assert stored < position
+    await site.round(8 * QUARTER, everything=True)
+    assert (site.in_memory, site.on_disk, files.sizes) == (0, 0, {})
+    assert site.acknowledge()[1] >= position
+    site.finalizer.close()
+
+
+async def test_a_file_that_is_lost_or_damaged_is_reported(tmp_path: Path, url: str):
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    states = StateFiles(site.directory)
+    site.waiting.state_files = states
+    accept(site.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 8 * QUARTER, 30)))
+    site.now = 10 * QUARTER
+    await site.finalizer.move_to_disk()
+    (name,) = site.waiting.sizes
+    path = site.directory / "waiting" / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with capture_logs() as logs:
+        await site.round(site.now)
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == [
+        "waiting_evidence_damaged"
+    ]
+    assert site.finalizer.rejected == {name}
+    assert site.on_disk == 9
+    for remains, problem in (
+        (whole, None),
+        (whole[:-1], f"{len(whole) - 1} bytes"),
+        (b"", "0 bytes"),
+    ):
+        path.write_bytes(remains)
+        states = StateFiles(site.directory)
+        states.open()
+        found = WaitingEvidence(path.parent, site.limits, states)
+        found.open()
+        expected = f"{problem}: expected {len(whole)}"
+        assert states.damage.get(f"waiting/{name}") == (expected if problem else None)
+    path.write_bytes(whole)
+    site.restart(site.checkpoint())
+    await site.round(site.now)
+    assert site.on_disk == 0
+    site.finalizer.close()
+
+
+async def test_beyond_the_bound_on_disk_evidence_stays_in_memory(tmp_path: Path, url: str):
+    """Agents then keep their frames; see `test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence`."""
+    site = WaitingCollector(tmp_path / "one", url)
+    site.waiting.limits = IngestLimits(pending_evidence_intervals=4, waiting_evidence_bytes=100)
+    accept(site.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 8 * QUARTER, 30)))
+    site.now = 10 * QUARTER
+    with capture_logs() as logs:
+        for _ in range(2):
+            await site.finalizer.move_to_disk()
+    (line,) = [line for line in logs if line["event"] == "evidence_move_failed"]
+    assert "limits.waiting_evidence_bytes" in line["problem"]
+    assert (site.in_memory, site.on_disk) == (9, 0)
+    await site.round(site.now)
+    assert site.in_memory == 0
+    site.finalizer.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.binary(max_size=40)), min_size=1))
+@fewer_examples(50)
+def test_files_return_what_was_written(found: list[tuple[str, bytes]]):
+    with tempfile.TemporaryDirectory() as name:
+        files = WaitingEvidence(Path(name), IngestLimits())
+        files.write([node for node, _ in found], [each for _, each in found])
+        again = WaitingEvidence(Path(name), IngestLimits())
+        assert again.open().total() == len(found)
+        (file,) = again.sizes
+        assert again.size_bytes == files.size_bytes == (Path(name) / file).stat().st_size
+        assert again.read(file) == [each for _, each in found]
+        raw = (Path(name) / file).read_bytes()
+        (Path(name) / file).write_bytes(raw[:-1])
+        with pytest.raises(WaitingEvidenceError):
+            again.read(file)
+        assert sum(again.delete(file).values()) == len(found)
+        assert not WaitingEvidence(Path(name), IngestLimits()).open()
