@@ -87,17 +87,21 @@ def restore_command(place: command_options.CommandContext, period: Period, node:
 
     With it, `railscope bill reconcile` computes the days again. A changed file is rejected as a whole.
     """
+    files = 0
     with place.archive() as archive:
         for file in _files(archive, period, node):
             if archive.deleted_nodes(file):
+                files += 1
                 count = archive.restore(file, time.time_ns())
                 click.echo(f"restored {file.name}: {job_metering.format_count(count, 'fact')}")
+    if not files:
+        click.echo("nothing to restore: the database has all evidence of these files")
 
 
 @archive_group.command("run")
 @command_options.ledger_command
 def run_command(place: command_options.CommandContext) -> None:
-    """Archive and delete what is due now, as a running collector does periodically."""
+    """Archive and delete what is due now, as a running collector does every `archive.period_seconds`."""
     service.configure_logs("warning")
     with place.archive() as archive:
         archive.store.probe()
@@ -107,4 +111,6 @@ def run_command(place: command_options.CommandContext) -> None:
                 click.echo(line)
         finally:
             retention.close()
+    if retention.idle_reason:
+        click.echo(f"nothing is done: {retention.idle_reason}")
     click.echo(f"{retention.archived:,} facts archived, {retention.deleted:,} deleted")

@@ -381,7 +381,13 @@ class EvidenceArchive:
 
     def read(self, file: EvidenceFile) -> list[archive_files.EvidenceRow]:
         """Return the facts of a file. Raises ArchiveError if it is missing or was changed."""
-        content = self.store.read(file.name)
+        try:
+            content = self.store.read(file.name)
+        except archive_files.ArchiveError as error:
+            if file.location == self.store.location:
+                raise
+            message = f"{error}; it was written to {file.location}; fix: set archive.url to that, or copy its files"
+            raise archive_files.ArchiveError(message) from error
         found = sha256(content).hexdigest()
         if found != file.sha256:
             message = (

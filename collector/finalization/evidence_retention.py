@@ -51,12 +51,15 @@ def find_first_needed_day(
         return 0
     homes = evidence_tables.gpu_nodes.c
     since = select(homes.gpu_uuid, func.min(homes.since_ns)).group_by(homes.gpu_uuid)
+    oldest = select(func.min(evidence_tables.evidence_intervals.c.start_ns))
     with database.transaction() as connection:
         since_ns: dict[str, int] = {row[0]: row[1] for row in connection.execute(since)}
+        oldest_day = (connection.execute(oldest).scalar() or 0) // DAY_NS
         days: dict[str, int] = {}
         for gpus in evidence_tables.group_items(sorted(since_ns)):
             for gpu, last in connection.execute(ledger_queries.last_days(gpus)):
                 days[gpu] = last + 1
+            days |= ledger_queries.find_missing_days(connection, gpus, oldest_day)
     unwritten = (days.get(gpu, first_ns // DAY_NS) for gpu, first_ns in since_ns.items())
     # The day before is read as well, so that the edges of a window do not affect its result.
     return min([day, *unwritten]) - 1
@@ -81,6 +84,10 @@ class EvidenceRetention:
     archived_until: int | None = None
     """First day that is not archived completely; None before the first round."""
     is_failing: bool = False
+    idle_reason: str = ""
+    """Reason for which the last round did nothing; empty if there was none."""
+    _processed: tuple[int, int] | None = None
+    """Epoch of the lease, and time up to which this process has archived what was recorded."""
     _store: archive_files.ArchiveStore | None = field(init=False)
     _lease: leases.Lease = field(default_factory=lambda: leases.Lease(LEASE))
 
@@ -130,13 +137,18 @@ class EvidenceRetention:
 
     def steps(self) -> Iterator[str]:
         """Archive what is due, then delete what is due; yield the result of each file or transaction."""
+        self.idle_reason = ""
         if self._store is None or self._is_held():
+            self.idle_reason = "no archive is configured, or the clock is suspect"
             return
         self.check()
         now_ns, database, chosen = self.wall_ns(), self.open(), self.settings.archive
         term = self._lease.take(database)
         if term is None:
+            self.idle_reason = "another collector of the database archives"
             return
+        epoch, processed_ns = self._processed or (0, None)
+        seen_ns = processed_ns if epoch == term.epoch else term.processed_ns
         pattern = archive_files.compile_pod_pattern(chosen.pod_pattern)
         archive = evidence_archive.EvidenceArchive(
             database,
@@ -148,7 +160,7 @@ class EvidenceRetention:
         with database.transaction() as connection:
             nodes = evidence_archive.find_nodes(connection)
         end_day = now_ns // DAY_NS - chosen.archive_after_days
-        days = archive.find_due_days(end_day, term.processed_ns)
+        days = archive.find_due_days(end_day, seen_ns)
         self.archived_until = min(days, default=end_day)
         for day in days:
             for count in archive.write_day(day, nodes, now_ns):
@@ -162,6 +174,7 @@ class EvidenceRetention:
         self._lease.take(database)
         try:
             term.store_progress(database, now_ns - _MARGIN_NS)
+            self._processed = (term.epoch, now_ns - _MARGIN_NS)
         except leases.LostLeaseError:
             log.info("archive_progress_not_stored", advice="the holder does the same again")
 

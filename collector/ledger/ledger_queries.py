@@ -233,6 +233,28 @@ def read_marks(
                 yield key, mark
 
 
+def find_missing_days(
+    connection: Connection, gpus: Collection[str], since_day: int
+) -> dict[str, int]:
+    """Return the first day of each GPU that is not in the ledger between two that are, from a day on.
+
+    Such a day could not be written, and has not been written since.
+    """
+    column = revisions.c.day
+    is_selected = (revisions.c.gpu_uuid.in_(gpus), column >= since_day)
+    counts = select(
+        revisions.c.gpu_uuid,
+        func.max(column) - func.min(column) + 1 - func.count(column.distinct()),
+    )
+    missing = connection.execute(counts.where(*is_selected).group_by(revisions.c.gpu_uuid)).all()
+    found: dict[str, int] = {}
+    for gpu in (row[0] for row in missing if row[1]):
+        query = select(column).where(revisions.c.gpu_uuid == gpu, column >= since_day)
+        days = set(connection.execute(query).scalars())
+        found[gpu] = min(set(range(min(days), max(days))) - days)
+    return found
+
+
 def last_days(gpus: Collection[str]) -> Select[Any]:
     """Select the last day in the ledger of each of some GPUs."""
     query = select(revisions.c.gpu_uuid, func.max(revisions.c.day).label("day"))

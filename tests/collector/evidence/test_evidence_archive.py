@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from ledger_days import HOURS, a_day
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, event, func, select, text, update
 from sqlalchemy.exc import DBAPIError
+from support.audit import without_triggers
 from support.books import PRICES
 from support.command_line import run
 from support.finalizing import FinalizingCollector, content
@@ -35,6 +37,7 @@ from collector.evidence.evidence_tables import (
 )
 from collector.finalization import ledger_days
 from collector.finalization.evidence_retention import EvidenceRetention, find_first_needed_day
+from collector.ledger import schema
 from collector.ledger.audit_outbox import TimedActor, outbox_rows
 from collector.ledger.database import Database
 from collector.metering.units import Period
@@ -379,7 +382,7 @@ async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missi
     assert reconciled.exit_code == 1
     assert f"railscope collector archive restore {days} --node n1" in reconciled.output
     assert "2 files compared, 0 broken" in archive("verify", days)
-    assert archive("restore", days, "--node", "n2") == ""
+    assert archive("restore", days, "--node", "n2").startswith("nothing to restore: ")
     file = archiving.directory / archiving.files()[0].name
     content_ = file.read_bytes()
     file.chmod(0o640)
@@ -409,6 +412,54 @@ async def test_evidence_that_is_still_needed_is_not_deleted(archiving: Archiving
         new = {"gpu_uuid": "GPU-7", "node": "n7", "since_ns": at(2 * DAY_SECONDS + 5)}
         connection.execute(evidence_tables.gpu_nodes.insert().values(new))
     assert find_first_needed_day(database, METERING, later) == DAY + 1, "GPU-7 is in no ledger day"
+
+
+async def test_evidence_of_a_day_that_could_not_be_written_is_not_deleted(
+    archiving: ArchivingCollector,
+):
+    database, later = archiving.database, at(NOW + 100 * DAY_SECONDS)
+    assert find_first_needed_day(database, METERING, later) == DAY + DAYS - 1
+    with database.transaction(writes=True) as connection:
+        without_triggers(connection)
+        for table in (schema.entries, schema.shares, schema.claims, schema.revisions):
+            connection.execute(table.delete().where(table.c.day == DAY + 1))
+    assert find_first_needed_day(database, METERING, later) == DAY
+
+
+async def test_a_file_of_another_store_is_read_from_a_copy(
+    archiving: ArchivingCollector, tmp_path: Path
+):
+    assert await archiving.retention.attempt()
+    moved = ArchivingCollector(archiving.site, tmp_path / "moved")
+    (file, *_) = archiving.files()
+    with pytest.raises(
+        ArchiveError, match=f"it was written to {archiving.directory}; fix: set archive.url"
+    ):
+        moved.archive.read(file)
+    shutil.copytree(archiving.directory, moved.directory, dirs_exist_ok=True)
+    assert moved.archive.read(file) == archiving.archive.read(file)
+
+
+async def test_a_round_searches_only_what_was_recorded_after_the_last_one(
+    archiving: ArchivingCollector, tmp_path: Path
+):
+    keeping = ArchivingCollector(archiving.site, tmp_path / "kept", delete_after_days=0)
+
+    def count_statements() -> int:
+        statements: list[str] = []
+
+        def listen(*arguments: object) -> None:
+            statements.append(str(arguments[2]))
+
+        event.listen(archiving.database.engine, "before_cursor_execute", listen)
+        list(keeping.retention.steps())
+        event.remove(archiving.database.engine, "before_cursor_execute", listen)
+        return sum("evidence_archived_fact" in each for each in statements)
+
+    keeping.now += 3600
+    first = count_statements()
+    keeping.now += 3600
+    assert count_statements() == 1 < first, "the last archived day"
 
 
 async def test_evidence_of_days_that_are_not_closed_is_not_deleted(archiving: ArchivingCollector):
