@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,10 @@ class FailoverRun:
     """Copies of the frame logs of collectors that have ended."""
     _logs: dict[str, Path] = field(default_factory=dict)
     """Audit logs of all collectors; of one that was lost, a copy from before its loss."""
+    _turns: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    """Of each collector: it may take longer to start than the time until its next failure."""
     _network: cluster_files.ClusterNetwork = field(default_factory=cluster_files.ClusterNetwork)
 
     def __post_init__(self) -> None:
@@ -119,9 +124,13 @@ class FailoverRun:
     # Failures -----------------------------------------------------------------------------------
 
     async def _fail(self, failure: failures.Failure, pair: DatabasePair) -> None:
-        """Let one failure begin and end."""
-        name, kind = failure.collector, failure.kind
+        """Let one failure begin and end, after the previous one of its collector."""
         await self._wait_until(failure.start)
+        async with self._turns[failure.collector]:
+            await self._let_fail(failure, pair)
+
+    async def _let_fail(self, failure: failures.Failure, pair: DatabasePair) -> None:
+        name, kind = failure.collector, failure.kind
         if kind is FailureKind.PROMOTION:
             await run_in_thread(pair.primary.kill)
             await run_in_thread(pair.promote)
@@ -269,7 +278,7 @@ class FailoverRun:
             for name, log in self._logs.items():
                 url, witness = self._network.collector_url(name[0]), self.directory / "witness"
                 store = WitnessStore.for_collector(witness, url, is_only=False)
-                audited = comparisons.AuditedCollector(name, log, store)
+                audited = comparisons.AuditedCollector(name, log, store, name not in COLLECTORS)
                 yield comparisons.verify_log(audited, pair.url)
             ids = {row[0] for row in pair.dump_rows("SELECT id FROM audit_outbox")}
             yield comparisons.compare_records(self._logs, ids)

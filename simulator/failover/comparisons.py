@@ -122,11 +122,13 @@ class AuditedCollector(NamedTuple):
     name: str
     log: Path
     store: WitnessStore
+    is_lost: bool = False
+    """True if it is a copy from before the loss of its collector."""
 
     @property
     def is_replaced(self) -> bool:
-        """True if the witness has a checkpoint of another log with another key."""
-        return bool(self.held_note) and not self.is_witnessed
+        """True if the witness has a checkpoint of the log that a lost collector had before."""
+        return bool(self.held_note) and not self.is_witnessed and not self.is_lost
 
     @property
     def held_note(self) -> str:
@@ -153,6 +155,8 @@ def verify_log(audited: AuditedCollector, ledger: str) -> ComparisonResult:
         witness_state = f"the witness {'has' if is_reported else 'has NOT'} reported that it is another log than before"
         if not is_reported:
             return ComparisonResult(f"audit log of {audited.name}: {witness_state}", 1)
+    elif audited.is_lost and not (audited.log / "checkpoint").exists():
+        return ComparisonResult(f"audit log of {audited.name}: nothing was signed", 0)
     try:
         state = run_command("audit", "verify", audited.log, *options).partition(" of ")[0]
     except CommandError as error:
