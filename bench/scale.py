@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ COLLECTORS = ("a", "b", "c")
 GROWTH = harness.Aim("<=", 1.25)
 FAILOVER = harness.Aim("<=", 60, " s")
 _KIB = 1024
+_NEVER, _VIEW_SECONDS = 86_400.0, 2.0
 _POLL_SECONDS, _LIMIT_SECONDS = 0.2, 600.0
 _TOKEN = "token-of-the-collectors"  # noqa: S105 - of the processes of this bench
 
@@ -39,6 +41,8 @@ class ScaleSize:
     """Minimum envelopes of a measurement."""
     quiet_seconds: float
     """Time in which the periodic work alone is measured."""
+    moved_nodes: int = 3000
+    """Nodes of the cluster that loses collectors."""
     change_seconds: float = 8.0
     """Time in which an agent leaves a collector that does not respond: five attempts (docs/operator.md)."""
     period_seconds: float = 10.0
@@ -95,6 +99,8 @@ class ScaledCluster:
     directory: Path
     max_nodes: int
     stack: ExitStack
+    view_seconds: float
+    """Time between two refreshes of the views."""
     servers: dict[str, harness.ServerProcess] = field(default_factory=dict)
     turn: int = 0
     shown: dict[str, HeadPart] = field(default_factory=dict)
@@ -119,6 +125,7 @@ class ScaledCluster:
                 "LEDGER__URL": self.url,
                 "AUDIT__REQUIRED_WITNESSES": "0",
                 "STALE_SECONDS": "86400",
+                "VIEW_REFRESH_SECONDS": str(self.view_seconds),
                 "CLUSTER__ADVERTISED_URL": f"http://{harness.HOST}:{port}",
                 "CLUSTER__NAME": name,
                 "CLUSTER__TOKEN_FILE": str(token),
@@ -130,8 +137,12 @@ class ScaledCluster:
                 environment={f"RAILSCOPE_COLLECTOR_{key}": text for key, text in variables.items()},
             )
             self.servers[name] = self.stack.enter_context(server)
-            self.wait(lambda: self.parts("a") or None)
-        self.wait(lambda: len(self.parts("a")) == len(COLLECTORS) or None)
+            self.wait(partial(self._find_included, name))
+
+    def _find_included(self, name: str) -> bool | None:
+        """True if the head has applied the snapshot of a collector."""
+        log = (self.directory / "a.log").read_text(encoding="utf-8")
+        return f"collector_included collector={name} " in log or None
 
     def parts(self, name: str) -> dict[str, HeadPart]:
         """Return the part of each collector in the views of the head; none of another collector."""
@@ -175,6 +186,21 @@ class ScaledCluster:
         server = self.servers[to or origin]
         return fleets.LoadProcess(server, count, self.directory / "streams", first)
 
+    def wait_until_applied(self, sent_ns: int, names: Sequence[str], share: int) -> None:
+        """Wait until the head has applied the last envelope of each collector, which was sent after a time."""
+        first = {name: COLLECTORS.index(name) * _share(self.max_nodes) for name in names}
+        paths = [f"/api/v1/nodes/{load.name(number + share - 1)}" for number in first.values()]
+
+        def is_applied() -> bool | None:
+            for path in paths:
+                document = json.loads(harness.http_get(self.servers["a"].port, path))
+                streams = document.get("streams", {}).values()
+                if max((each["timestamp_ns"] for each in streams), default=0) < sent_ns:
+                    return None
+            return True
+
+        self.wait(is_applied)
+
     def settle(self, head: str) -> None:
         """Wait until the views of the head contain everything that was received until now."""
         sent_ns = time.time_ns()
@@ -198,11 +224,11 @@ class ScaledCluster:
                 name: stack.enter_context(self.load_process(name, share)) for name in COLLECTORS
             }
             with self._costs() as registering:
+                sent_ns = time.time_ns()
                 for loader in loaders.values():
-                    self._send(loader, 1)
-                self.wait_for_nodes("a", **dict.fromkeys(COLLECTORS, share))
+                    self._send(loader)
+                self.wait_until_applied(sent_ns, COLLECTORS, share)
             self.turn += 1
-            self.settle("a")
             memory = {name: server.memory().resident for name, server in self.servers.items()}
             with self._costs() as quiet:
                 time.sleep(size.quiet_seconds)
@@ -210,9 +236,11 @@ class ScaledCluster:
             for name in receivers:
                 loaders[name].execute("prepare", self.turn, turns)
             with self._costs() as sending:
-                for name in receivers:
-                    loaders[name].execute("post", fleets.CONNECTIONS)
-                self.settle("a")
+                for _ in range(turns):
+                    sent_ns = time.time_ns()
+                    for name in receivers:
+                        loaders[name].execute("post", fleets.CONNECTIONS, 1)
+                self.wait_until_applied(sent_ns, receivers, share)
             self.turn += turns
         envelopes = turns * share * len(receivers)
 
@@ -234,8 +262,8 @@ class ScaledCluster:
             memory["a"],
         )
 
-    def _send(self, loader: fleets.LoadProcess, turns: int) -> None:
-        loader.execute("prepare", self.turn, turns)
+    def _send(self, loader: fleets.LoadProcess) -> None:
+        loader.execute("prepare", self.turn, 1)
         loader.execute("post", fleets.CONNECTIONS)
 
     @contextmanager
@@ -243,6 +271,16 @@ class ScaledCluster:
         """Measure the cost of all collectors."""
         with ExitStack() as stack:
             yield {name: stack.enter_context(each.measure()) for name, each in self.servers.items()}
+
+    def register(self, nodes: int) -> None:
+        """Let a number of nodes send for the first time, and wait until the views have them."""
+        share = _share(nodes)
+        for name in COLLECTORS:
+            with self.load_process(name, share) as loader:
+                self._send(loader)
+        self.wait_for_nodes("a", **dict.fromkeys(COLLECTORS, share))
+        self.turn += 1
+        self.settle("a")
 
     def lose(self, name: str, to: str, share: int, size: ScaleSize) -> tuple[float, float]:
         """Kill a collector that is not the head; return when its nodes have sent to another one, and are fresh in the views.
@@ -287,16 +325,26 @@ def main(
     load.save(streams, directory / "streams")
     frames = sum(stream.rows for stream in streams)
     steps: list[StepCost] = []
-    with running_pair() as pair, ExitStack() as stack:
-        cluster = ScaledCluster(pair.url, directory, nodes[-1], stack)
-        cluster.start()
-        for previous_nodes, node_count in zip((0, *nodes), nodes, strict=False):
-            steps.append(cluster.measure(node_count, previous_nodes, size))
-            click.echo(f"{node_count:,} nodes: {steps[-1].text(frames)}", err=True)
-        share = _share(nodes[-1])
-        sent, fresh = cluster.lose("b", "c", share, size)
-        cluster.settle("a")
-        takeover, takeover_cpu = cluster.take_over("c", 2 * share)
+    moved = min(size.moved_nodes, nodes[-1])
+    share = _share(moved)
+    with running_pair() as pair:
+        with ExitStack() as stack:
+            cluster = ScaledCluster(pair.url, directory, nodes[-1], stack, _NEVER)
+            cluster.start()
+            for previous_nodes, node_count in zip((0, *nodes), nodes, strict=False):
+                steps.append(cluster.measure(node_count, previous_nodes, size))
+                click.echo(f"{node_count:,} nodes: {steps[-1].text(frames)}", err=True)
+        with ExitStack() as stack:
+            cluster = ScaledCluster(pair.url, directory / "failover", moved, stack, _VIEW_SECONDS)
+            cluster.directory.mkdir()
+            load.save(streams, cluster.directory / "streams")
+            cluster.start()
+            cluster.register(moved)
+            with cluster.servers["a"].measure() as viewing:
+                time.sleep(size.quiet_seconds)
+            sent, fresh = cluster.lose("b", "c", share, size)
+            cluster.settle("a")
+            takeover, takeover_cpu = cluster.take_over("c", 2 * share)
     first, before, last = steps[0], steps[-2], steps[-1]
     name = f"{last.nodes:,} nodes / {first.nodes:,}"
     report.ratio(
@@ -311,6 +359,7 @@ def main(
     )
     report.ratio(f"nodes of a lost collector fresh in the views, {share:,} nodes", fresh, FAILOVER)
     report.ratio("of it, until the last of its nodes has sent", sent, unit=" s")
+    views = viewing.share_of_core * last.nodes / moved
     report.ratio(f"another head shows {2 * share:,} nodes", takeover, FAILOVER)
     report.ratio("takeover, processor time per node", 1e3 * takeover_cpu / (2 * share), unit=" ms")
     added = last.nodes - before.nodes
@@ -324,7 +373,7 @@ def main(
     head = last.head_seconds * per_second + last.receiving_seconds * per_second / len(COLLECTORS)
     for title, cores in (
         ("collector that receives", receiving),
-        ("head", head + last.periodic_shares[1]),
+        ("head", head + views),
     ):
         report.ratio(
             f"cores of a {title}, {last.nodes:,} nodes at their full rate, calculated", cores

@@ -17,7 +17,7 @@ def run(module):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -149,7 +149,7 @@ NEEDED = {
 """Program that a bench needs."""
 
 
-@pytest.mark.timeout(110)
+@pytest.mark.timeout(210)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.thorough) if name in SLOW else name for name in BENCHES],
