@@ -295,7 +295,7 @@ class ClusterHead:
         """Store the incidents periodically: they may be large, and must delay no renewal of the lease."""
         while True:
             await asyncio.sleep(EXCHANGE_SECONDS)
-            await run_in_thread(self._store_files)
+            await databases.call_database(self._store_files)
 
     # A term of the head -------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ class ClusterHead:
         if self.settings.diagnosis.enabled:
             try:
                 await run_in_thread(state.diagnosis.close)
-                await run_in_thread(self._store_files)
+                await databases.call_database(self._store_files)
             except Exception as fault:  # noqa: BLE001 - see above
                 log.error("head_term_end_failed", problem=f"{type(fault).__name__}: {fault}")
         self.state = None
