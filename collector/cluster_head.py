@@ -219,7 +219,7 @@ class ClusterHead:
             self.records.feed.close()
             await self._end_term()
             renewing.cancel()
-            await run_in_thread(self.lease.release)
+            await databases.call_database(self.lease.release)
 
     async def attempt(self) -> bool:
         """Exchange once; false if it failed, which is logged when the problem changes."""
@@ -232,7 +232,7 @@ class ClusterHead:
             is_expected = isinstance(fault, membership.NameInUseError)
             problem = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
             await self._end_term()
-            await run_in_thread(self.lease.release)
+            await databases.call_database(self.lease.release)
         if problem and problem != self._problem:
             log.error("cluster_exchange_failed", collector=self.name, problem=problem)
         self._problem = problem
@@ -243,11 +243,15 @@ class ClusterHead:
 
         Raises UnusableLedgerError, NameInUseError.
         """
-        is_held, self.members = await run_in_thread(self._exchange, self._own_nodes())
+        is_held, self.members = await databases.call_database(self._exchange, self._own_nodes())
         if self.state and self.state.task and self.state.task.done():
-            problem = repr(self.state.task.exception())
-            log.error("head_term_failed", problem=problem, advice="it begins again")
+            task = self.state.task
+            problem = "cancelled" if task.cancelled() else repr(task.exception())
+            advice = "this or another collector begins the next one"
+            log.error("head_term_failed", problem=problem, advice=advice)
             await self._end_term()
+            await databases.call_database(self.lease.release)
+            return
         if is_held and self.state is None:
             await self._begin_term()
         elif not is_held and self.state is not None:

@@ -6,7 +6,7 @@ it is stored. What is invalid or beyond a bound is left out and counted with its
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from railscope import claim_terms, envelopes, service, timestamps, wire
 
 CLOCK_TOLERANCE_NS = 2 * timestamps.SECOND_NS
 """Difference of two collectors' clocks up to which times are left as they are."""
+_LEAD_SECONDS = 300
 MAX_AHEAD_NS = timestamps.HOUR_NS
 """Time after the present one of the sender that a receipt may have: its clock may have been set back."""
 MAX_NODES = 65_536
@@ -47,6 +48,8 @@ class FeedFollower:
     sender_ns: int = 0
     """Time of the sender when it was last stated, and the own time then."""
     stated_ns: int = 0
+    _leads: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LEAD_SECONDS))
+    """Smallest lead of this collector's clock in each of the last seconds with a statement."""
     rejected: int = 0
     """Parts and facts that were not applied."""
     problem: str = ""
@@ -58,9 +61,17 @@ class FeedFollower:
     """True after the snapshot."""
 
     def set_clock(self, sender_ns: int) -> None:
-        """Compare the clocks of both; a step is followed, small variations of the delay are not."""
+        """Compare the clocks of both; a step is followed, a delay and its variations are not.
+
+        A delay can only make the lead larger: the smallest of the last ones is that of the clock. A sender's clock
+        that was set back makes its data older for as long.
+        """
         self.sender_ns, self.stated_ns = _checked_time(sender_ns), self.wall_ns()
-        lead_ns = self.stated_ns - sender_ns
+        lead_ns, second = self.stated_ns - sender_ns, self.stated_ns // timestamps.SECOND_NS
+        if self._leads and self._leads[-1][0] == second:
+            lead_ns = min(lead_ns, self._leads.pop()[1])
+        self._leads.append((second, lead_ns))
+        lead_ns = min(lead_ns for _, lead_ns in self._leads)
         if abs(lead_ns - self.shift_ns) > CLOCK_TOLERANCE_NS:
             self.shift_ns = lead_ns if abs(lead_ns) > CLOCK_TOLERANCE_NS else 0
 

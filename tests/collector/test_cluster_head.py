@@ -20,6 +20,7 @@ from support import postgresql
 
 from agent.shipping import EventNumbering
 from collector.access.credentials import digest_token
+from collector.cluster_head import HeadState
 from collector.config import (
     ClusterSettings,
     CollectorSettings,
@@ -334,6 +335,28 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
         same = ("/api/v1/jobs", "/api/v1/nodes/n1", "/api/v1/nodes/n2", "/api/v1/nodes/n3")
 
         await same_views(head, single["alone"], same)
+
+
+async def test_another_collector_becomes_the_head_if_all_terms_of_one_fail(
+    tmp_path: Path, database: str
+):
+    async with running(tmp_path, database, ["a", "b"]) as two:
+        first, second = two["a"].collector.cluster, two["b"].collector.cluster
+        prepare, state = first.prepare, first.state
+        assert state, "the first one is the head"
+        assert state.task
+
+        async def fail() -> None:
+            message = "invalid"
+            raise ArithmeticError(message)
+
+        def prepare_a_failure(state: HeadState) -> None:
+            prepare(state)
+            state.work.append(fail)
+
+        first.prepare = prepare_a_failure
+        state.task.cancel()
+        await until_true(lambda: second.state)
 
 
 async def test_the_part_of_a_collector_that_ends_is_unknown_and_stated(

@@ -143,6 +143,21 @@ async def test_times_of_a_sender_with_another_clock_are_shifted(tmp_path: Path):
     assert feed.follower.shift_ns == 0
 
 
+async def test_a_delay_is_not_taken_for_a_clock_but_a_clock_that_was_set_back_is_followed(
+    tmp_path: Path,
+):
+    feed = Feed(tmp_path)
+    await feed.apply(*await feed.parts())
+    for second in range(1, 60):
+        feed.now_ns = START_WALL_NS + second * SECOND
+        await feed.apply(SenderTime(feed.now_ns - min(second, 30) * SECOND))
+    assert feed.follower.shift_ns == 0
+    for second in range(60, 400):
+        feed.now_ns = START_WALL_NS + second * SECOND
+        await feed.apply(SenderTime(feed.now_ns - 3600 * SECOND))
+    assert feed.follower.shift_ns == 3600 * SECOND
+
+
 @pytest.mark.parametrize(
     ("limits", "problem"),
     [

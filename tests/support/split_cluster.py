@@ -42,7 +42,10 @@ HIGHEST = {
     "railscope_collector_views_refresh_seconds", "railscope_audit_verification_age_seconds",
 }  # fmt: skip
 LOWEST = {"railscope_job_start_time_seconds"}
-FLAGS = {"railscope_node_identity_conflict", "railscope_retired_gpu_reporting"}
+FLAGS = {
+    "railscope_node_identity_conflict", "railscope_retired_gpu_reporting", "railscope_collector_cluster_head",
+    "railscope_collector_clock_suspect",
+}  # fmt: skip
 EQUAL = {"railscope_tenant_quota_gpu_time_seconds", "railscope_tenant_quota_gpus"}
 """Metrics of a whole collector that are not sums over nodes; files of administrators are equal."""
 GROWING = {
@@ -270,6 +273,12 @@ class SplitCluster:
     @staticmethod
     def _collector_file_valid(name: str, _number: int, _nodes: object) -> Iterator[SplitSeries]:
         yield SplitSeries(name, {"file": "claims"}, 0)
+
+    @staticmethod
+    def _collector_cluster_included(
+        name: str, _number: int, _nodes: object
+    ) -> Iterator[SplitSeries]:
+        yield SplitSeries(name, {"collector": "x"}, 0)
 
     @staticmethod
     def _cluster_jobs(name: str, _number: int, nodes: Sequence[str]) -> Iterator[SplitSeries]:
