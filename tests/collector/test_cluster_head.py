@@ -142,7 +142,9 @@ async def running(
             settings = settings_of(directory, name, url)
             found[name] = await stack.enter_async_context(run_collector(settings))
             if url:
-                await until_true(lambda: found[name].collector.cluster.members.members)  # noqa: B023
+                cluster = found[name].collector.cluster
+                # The first exchange was, and there is a head: this collector or another one.
+                await until_true(lambda: cluster.state or cluster.members.head)  # noqa: B023
         yield found
 
 
