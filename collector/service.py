@@ -219,7 +219,6 @@ class Collector:
             watchdog.cancel()
             self.diagnosis.close()
             self.reading.close()
-            self.retention.close()
             self.database.close()
             self.log.close()
             self.state_files.close()

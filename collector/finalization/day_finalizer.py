@@ -298,7 +298,7 @@ class DayFinalizer:
             try:
                 await self._write_due(stores, term, homes, new, now_ns)
             except leases.LostLeaseError as error:
-                self.lease.lose(str(error))
+                await database.call_database(self.lease.lose, str(error))
                 self._epoch = 0
         await self._follow(stores)
         self._handled, self._late = changes, set()

@@ -101,10 +101,13 @@ class EvidenceRetention:
 
     async def run(self) -> None:
         """Run until cancelled; return at once if no archive is configured."""
-        while self._store is not None:
-            await self.attempt()
-            await run_in_thread(work_limits.return_free_memory)
-            await asyncio.sleep(self.settings.archive.period_seconds)
+        try:
+            while self._store is not None:
+                await self.attempt()
+                await run_in_thread(work_limits.return_free_memory)
+                await asyncio.sleep(self.settings.archive.period_seconds)
+        finally:
+            await call_database(self.close)
 
     async def attempt(self) -> bool:
         """Archive and delete what is due; false if it failed, which is logged once.

@@ -22,7 +22,7 @@ from support.story import DAY, DAY_SECONDS, NodeReporter, accept, gpus_of, secon
 from collector.account.live_account import FinalizedSums
 from collector.finalization.ledger_days import read_finalized
 from collector.ledger import leases
-from collector.ledger.database import Database
+from collector.ledger.database import Database, call_database
 from collector.ledger.ledger_store import Ledger
 from railscope.service import run_in_thread
 
@@ -118,6 +118,38 @@ async def test_a_holder_that_is_paused_before_its_write_writes_nothing(
         assert ledger_hours(side) == WHOLE, "what the other has stored meanwhile counts"
         assert seconds_of(await side.account(LATER + 60))["observed", "alice"] == 12 * HOURS
     assert revision_of(two.stores.ledger, "GPU-0", DAY).number == 1 + is_checked
+
+
+async def test_the_event_loop_runs_while_a_lost_lease_waits_for_a_renewal_that_hangs(
+    pair: list[FinalizingCollector],
+):
+    one = pair[0]
+    accept(one.core, a_day(NodeReporter()))
+    writing, written, renewing, renewed = Event(), Event(), Event(), Event()
+    has_waited: list[bool] = []
+
+    def pause(*arguments: object) -> None:
+        if "INSERT INTO ledger_revision" in str(arguments[2]):
+            message = "taken by another collector"
+            writing.set()
+            assert written.wait(60)
+            raise leases.LostLeaseError(message)
+        if "UPDATE collector_lease" in str(arguments[2]) and writing.is_set():
+            renewing.set()
+            has_waited.append(renewed.wait(10))
+
+    sa.event.listen(one.stores.ledger.database.engine, "before_cursor_execute", pause)
+    round_ = asyncio.create_task(one.round(LATER))
+    assert await run_in_thread(writing.wait, 60)
+    renewal = asyncio.create_task(call_database(one.finalizer.lease.renew))
+    assert await run_in_thread(renewing.wait, 60)
+    written.set()
+    done, _ = await asyncio.wait({round_}, timeout=1)
+    assert not done, "the round waits for the renewal"
+    renewed.set()
+    await asyncio.gather(renewal, round_)
+    assert has_waited == [True], "and the event loop does not"
+    assert one.finalizer.lease.epoch == 0
 
 
 async def test_collectors_without_the_lease_follow_the_ledger(pair: list[FinalizingCollector]):
