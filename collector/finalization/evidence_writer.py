@@ -148,12 +148,13 @@ class EvidenceWriter:
         if max(memory.counts.values(), default=0) <= share // 2:
             return
         for keys in evidence_tables.group_items(list(memory.by_key)):
+            await asyncio.sleep(0)  # there may be 50,000 of them
             group = [
-                memory.by_key[key]
+                interval
                 for key in keys
-                if key in memory.by_key and key not in self._queued | self.rejected
+                if (interval := memory.by_key.get(key)) and interval.is_due(quiet_ns)
+                if key not in self._queued and key not in self.rejected
             ]
-            group = [interval for interval in group if interval.is_due(quiet_ns)]
             for interval in group:
                 interval.stored = True  # so that no write begins with it
             nodes = [interval.interval.node for interval in group]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -19,7 +20,9 @@ from support.finalizing import FinalizingCollector, content
 from support.story import DAY, NodeReporter, accept, at, gpus_of
 
 from collector.config import IngestLimits
+from collector.evidence.evidence_memory import IntervalInMemory
 from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.node_intervals import EvidenceInterval
 from collector.evidence.waiting_evidence import WaitingEvidence, WaitingEvidenceError
 from collector.finalization.ledger_days import MeteringStores
 from collector.framelog.segment_files import StateFiles
@@ -190,6 +193,32 @@ async def test_what_is_added_during_a_move_stays_in_memory(tmp_path: Path, url: 
     assert (site.in_memory, site.on_disk, files.sizes) == (0, 0, {})
     assert site.acknowledge()[1] >= position
     site.finalizer.close()
+
+
+async def test_a_search_of_a_large_table_lets_other_tasks_run(tmp_path: Path):
+    """None of 20,000 intervals may be moved, because the database rejects them."""
+    site = WaitingCollector(tmp_path / "one", f"sqlite:///{tmp_path / 'ledger'}")
+    count, turns = 20_000, 0
+    intervals = [
+        IntervalInMemory(EvidenceInterval(f"n{number}", "boot-1", 0, 0, 0))
+        for number in range(count)
+    ]
+    intervals += [IntervalInMemory(EvidenceInterval("n0", "boot-1", n, 0, 0)) for n in range(1, 4)]
+    site.core.evidence.intervals.restore(intervals)
+    site.finalizer.rejected.update(interval.key for interval in intervals)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    site.now, competing, began = 10 * QUARTER, asyncio.create_task(other()), time.thread_time()
+    await site.finalizer.move_to_disk()
+    competing.cancel()
+    assert time.thread_time() - began < 2, "its time is proportional to the intervals"
+    assert turns >= count // 500
+    assert site.in_memory == count + 3
 
 
 async def test_a_file_that_is_lost_or_damaged_is_reported(tmp_path: Path, url: str):
