@@ -71,6 +71,8 @@ class DayFinalizer:
     waiting: waiting_evidence.WaitingEvidence | None = None
     """Evidence that waits on disk."""
     counts: FinalizerCounters = field(default_factory=FinalizerCounters)
+    rejected_files: dict[str, str] = field(default_factory=dict)
+    """Text of an administrators' file that the database does not accept, by kind."""
     lease: leases.Lease = field(default_factory=lambda: leases.Lease(leases.FINALIZATION))
     is_failing: bool = False
     _is_disk_full: bool = False
@@ -219,10 +221,7 @@ class DayFinalizer:
         now_ns = self.wall_ns()
         await self._load_sums(stores, now_ns)
         texts = self.texts()
-        for kind, text in (texts or {}).items():
-            if self._written.get(kind) != text:
-                await database.call_database(stores.store.write_file, kind, text, self.wall_ns)
-                self._written[kind] = text
+        is_complete = texts is not None and await self._store_files(stores, texts)
         if self.hold_reason():
             return None  # facts in memory may still be placed differently
         await self._writer.exchange_receipts(stores.store)
@@ -231,7 +230,32 @@ class DayFinalizer:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         await self._writer.write_evidence(stores.store, None if everything else quiet_ns)
         await self._writer.write_waiting(stores.store)
-        return None if texts is None or self.hold_reason() else stores
+        return stores if is_complete and not self.hold_reason() else None
+
+    async def _store_files(
+        self, stores: ledger_days.MeteringStores, texts: Mapping[str, str]
+    ) -> bool:
+        """Store new versions of files; false if no version of one of them is in the database."""
+        is_complete = True
+        for kind, text in texts.items():
+            if self._written.get(kind) != text:
+                try:
+                    await database.call_database(stores.store.write_file, kind, text, self.wall_ns)
+                except (database.RejectedValueError, ValueError) as error:
+                    earlier = await database.call_database(stores.store.file, kind)
+                    is_complete = is_complete and earlier is not None
+                    if self.rejected_files.get(kind) != text:
+                        log.error(
+                            "file_version_rejected",
+                            kind=kind,
+                            problem=str(error),
+                            advice="days are metered by the last stored version, and not without one",
+                        )
+                    self.rejected_files[kind] = text
+                    continue
+                self._written[kind] = text
+            self.rejected_files.pop(kind, None)
+        return is_complete
 
     async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here."""

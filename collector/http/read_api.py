@@ -117,7 +117,12 @@ class CollectorMetrics:
             (catalog.SINK_WRITTEN, self.sink.writer.written),
             (catalog.SINK_DROPPED, self.sink.writer.dropped),
         ]
-        files = [(file.kind, int(file.is_valid)) for file in self.files.all_files if file.path]
+        rejected = self.finalizer.rejected_files
+        files = [
+            (file.kind, int(file.is_valid and file.kind not in rejected))
+            for file in self.files.all_files
+            if file.path
+        ]
         unplaced = self.finalizer.live.unplaced(views.timestamp_ns)
         by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
             (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.is_valid)))),

@@ -40,7 +40,7 @@ DAMAGED_EVIDENCE = _COLLECTOR.gauge("railscope_collector_evidence_damaged_rows",
 LOG_LINES_SUPPRESSED = _COLLECTOR.counter("railscope_collector_log_lines_suppressed_total", "Log lines suppressed because the same line was written within the last minute; the next line of that kind states their number.", "collector")
 VIEWS_TIME = _COLLECTOR.gauge("railscope_collector_views_refresh_seconds", "Duration of the last refresh of all views.", "collector", scale=declare.NANO)
 CLAIMS = _COLLECTOR.gauge("railscope_collector_claims", "Claims in force in the claims file that was read last without an error.", "claims file")
-FILE_VALID = _COLLECTOR.gauge("railscope_collector_file_valid", "1 if a file that administrators write could be read the last time it changed, 0 otherwise.", "claims, tenants, calendar, quotas, retired, inventory and tokens file", about=entities.ADMINISTRATORS_FILE)
+FILE_VALID = _COLLECTOR.gauge("railscope_collector_file_valid", "1 if a file that administrators write could be read, and stored in the database, the last time it changed, 0 otherwise.", "claims, tenants, calendar, quotas, retired, inventory and tokens file", about=entities.ADMINISTRATORS_FILE)
 EVIDENCE_WAITING = _COLLECTOR.gauge("railscope_collector_evidence_pending_intervals", "15-minute intervals of nodes whose evidence is in memory or waits on disk, and is not yet in the database.", "collector")
 EVIDENCE_WAITING_SIZE = _COLLECTOR.gauge("railscope_collector_evidence_waiting_size_bytes", "Size of the files with evidence that waits for the database.", "collector")
 EVIDENCE_STORED = _COLLECTOR.counter("railscope_collector_evidence_stored_intervals_total", "15-minute intervals of nodes whose evidence was written to the database.", "collector")

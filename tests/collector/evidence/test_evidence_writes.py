@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import psycopg
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from structlog.testing import capture_logs
 from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
-from support.story import Envelopes, NodeReporter, accept, claim_started, gpus_of
+from support.story import DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
 from collector.evidence import evidence_tables, node_intervals
 from collector.ledger.database import Database, call_database
@@ -135,6 +136,34 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     assert site.values(table.c.node) == set(NODES)
     assert not site.finalizer.rejected
     assert site.stored("n3") >= positions["n3"]
+
+
+@pytest.mark.parametrize("has_earlier", [True, False])
+async def test_a_file_that_the_database_rejects_keeps_no_evidence_from_it(
+    make_rejecting: Callable[[str], RejectingCollector], url: str, *, has_earlier: bool
+):
+    """Days are finalized by its last stored version; without one, none is."""
+    site, header = make_rejecting(url), "tenant,source,owner,from,to\n"
+    site.texts = {"tenants": header} if has_earlier else {}
+    await site.round(-100)
+    text = header + "bob,slurm,ns,2026-09-04T00:00:00Z,\n"
+    site.reject(evidence_tables.file_versions, "digest", sha256(text.encode()).hexdigest())
+    accept(site.core, reports("n1", "a"))
+    site.texts = {"tenants": text, "calendar": ""}
+    with capture_logs() as logs:
+        for now in (DAY_SECONDS + 3700, DAY_SECONDS + 3800):
+            await site.round(now)
+    assert [line["kind"] for line in logs if line["event"] == "file_version_rejected"] == [
+        "tenants"
+    ]
+    assert list(site.finalizer.rejected_files) == ["tenants"]
+    assert site.values(evidence_tables.evidence_intervals.c.node) == {"n1"}
+    assert "calendar" in site.values(evidence_tables.file_versions.c.kind)
+    assert bool(site.finalizer.counts.days) is has_earlier
+    site.texts["tenants"] = header
+    await site.round(DAY_SECONDS + 3900)
+    assert not site.finalizer.rejected_files
+    assert site.finalizer.counts.days
 
 
 async def test_a_closed_connection_rejects_nothing(
