@@ -19,14 +19,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.config import (
-    AgentSettings,
-    BudgetSettings,
-    BurstSettings,
-    CollectorLink,
-    MetricsSettings,
-    SourcePeriods,
-)
+from agent import config
 from agent.host import Clock, FileGroup, HostWrapper, Json, live_host, nvml_readers, recorded_host
 from agent.sampling.meter import ProcessMeter
 from agent.service import Agent
@@ -145,10 +138,12 @@ def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
     return cycle(answers)
 
 
-def as_often(period_seconds: float) -> SourcePeriods:
+def as_often(period_seconds: float) -> config.SourcePeriods:
     """Return the default periods, scaled so that a source with a period of one second gets this period."""
-    defaults = msgspec.structs.asdict(SourcePeriods())
-    periods = SourcePeriods(**{name: period * period_seconds for name, period in defaults.items()})
+    defaults = msgspec.structs.asdict(config.SourcePeriods())
+    periods = config.SourcePeriods(
+        **{name: period * period_seconds for name, period in defaults.items()}
+    )
     return msgspec.structs.replace(
         periods, gpu_activity=max(periods.gpu_activity, SHORTEST_SECONDS)
     )
@@ -174,7 +169,7 @@ def as_often(period_seconds: float) -> SourcePeriods:
     type=float,
     help="Window of burst sampling in seconds. Default: burst sampling is off.",
 )
-@click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
+@click.option("--push-seconds", type=float, default=config.CollectorLink().push_seconds)
 @click.option(
     "--calls", type=click.Path(path_type=Path), help="File that the call counts are written to."
 )
@@ -201,18 +196,24 @@ def main(  # noqa: PLR0913 - flags
     periods = as_often(period)
     if rdma_period:
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
-    bursts = BurstSettings(window_seconds=window) if window else BurstSettings(enabled=False)
-    settings = AgentSettings(
+    bursts = (
+        config.BurstSettings(window_seconds=window)
+        if window
+        else config.BurstSettings(enabled=False)
+    )
+    settings = config.AgentSettings(
         bursts=bursts,
         node="bench-node",
         listen=listen,
         state_directory=state_directory,
         period_seconds=periods,
-        budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
-        metrics=MetricsSettings(
+        budget=config.BudgetSettings(
+            cpu_ratio=0
+        ),  # the measurement is of the cost at given periods
+        metrics=config.MetricsSettings(
             detail="full"
         ),  # the comparison exposes every value, reads included
-        collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
+        collector=config.CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )
     asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:

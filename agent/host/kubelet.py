@@ -17,17 +17,9 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
 from h2.exceptions import H2Error
 
 from railscope.http_responses import MAX_HEAD_BYTES
@@ -142,20 +134,20 @@ def _too_long_error(max_bytes: int) -> OSError:
     )
 
 
-def _add_event(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
+def _add_event(http: H2Connection, event: events.Event, answer: _KubeletAnswer) -> None:
     """Add a received event to the answer, and open the flow-control window by its length."""
-    if isinstance(event, ResponseReceived | TrailersReceived):
+    if isinstance(event, events.ResponseReceived | events.TrailersReceived):
         for name, value in event.headers or ():
             answer.headers[bytes(name)] = bytes(value).decode(errors="backslashreplace")
-    elif isinstance(event, DataReceived):
+    elif isinstance(event, events.DataReceived):
         answer.content += event.data or b""
         if len(answer.content) > answer.max_bytes:
             raise _too_long_error(answer.max_bytes)
         if event.flow_controlled_length:
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
-    elif isinstance(event, StreamReset | ConnectionTerminated):
+    elif isinstance(event, events.StreamReset | events.ConnectionTerminated):
         raise OSError(errno.ECONNRESET, f"the kubelet reset the call: {event.error_code}")
-    elif isinstance(event, StreamEnded):
+    elif isinstance(event, events.StreamEnded):
         answer.has_ended = True
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from agent.config import CollectorLink
 from agent.shipping import ShippingError
-from agent.shipping.spool import EvidenceReceipt
+from agent.shipping.collector_logs import EvidenceReceipt
 from railscope import convert_errors
 from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
 from railscope.settings import SettingsError, read_named_file

@@ -26,7 +26,9 @@ from agent.sampling import hang_guard, status
 from agent.shipping import spool
 from agent.shipping.collector_choice import CollectorFailover
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
-from railscope import __version__, envelopes, timestamps, wire
+from agent.shipping.collector_logs import EvidenceReceipt
+from agent.shipping.envelope_delivery import EnvelopeDelivery
+from railscope import timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
@@ -82,6 +84,7 @@ class Shipper:
         self._schemas = spool.SpooledSchemas(self.directory / "schemas")
         self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
         self._client = self._failover.client
+        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
         self._disk = hang_guard.DeviceThread("spool")
         self._update_stats()
 
@@ -181,7 +184,7 @@ class Shipper:
         self._update_stats()
 
     def _add_envelope(self, frames: list[Frame]) -> None:
-        body = self._pack(frames, (), self._ended)
+        body = self._delivery.pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
         is_first = not self._spool and not self._memory
@@ -214,22 +217,6 @@ class Shipper:
         if loss := self._spool.put(body, frames, is_synced=is_synced):
             self._record_loss(loss)
         self._has_disk_failed = False
-
-    def _pack(
-        self,
-        frames: list[Frame],
-        schemas: tuple[wire.WireSchema, ...],
-        ended: wire.RunEnd | None = None,
-    ) -> bytes:
-        return wire.pack(
-            wire.envelope(
-                self.origin,
-                envelopes.encode_batches(frames),
-                schemas,
-                agent_version=__version__,
-                ended=ended,
-            )
-        )
 
     def _bound_memory(self, error: OSError) -> None:
         """Keep the newest envelopes that could not be spooled."""
@@ -284,7 +271,7 @@ class Shipper:
         trusts claims from an hour before the newest frame that it has received.
         """
         await self._disk.submit(self._spool_memory)
-        answer = await self._post(self._client, self._pack([], ()))
+        answer = await self._delivery.query(self._client)
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
         return answer
@@ -317,6 +304,11 @@ class Shipper:
             return None, self._sent_body
         return oldest
 
+    async def _offer(
+        self, client: CollectorClient, spooled: spool.SpooledEnvelope | None, body: bytes
+    ) -> DeliveryResult:
+        return await self._delivery.offer(client, body, spooled.first_receipt if spooled else "")
+
     async def _offer_in_time(
         self, spooled: spool.SpooledEnvelope | None, body: bytes
     ) -> DeliveryResult:
@@ -331,36 +323,13 @@ class Shipper:
         finally:
             sending.cancel()
 
-    async def _offer(
-        self, client: CollectorClient, spooled: spool.SpooledEnvelope | None, body: bytes
-    ) -> DeliveryResult:
-        """Send a body, after the schemas that the collector requests."""
-        receipt = spooled.first_receipt if spooled else ""
-        answer = await self._post(client, body, receipt)
-        if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
-            return answer
-        schemas = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
-        if len(schemas) < len(answer.schemas):
-            return DeliveryResult(
-                EnvelopeDecision.REJECTED,
-                "schema of these frames is missing from the agent's state directory",
-            )
-        answer = await self._post(client, self._pack([], tuple(schemas)))
-        if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-            return await self._post(client, body, receipt)
-        return answer
-
-    async def _post(self, client: CollectorClient, body: bytes, proof: str = "") -> DeliveryResult:
-        sent = wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
-        return await client.post(body, sent, proof)
-
     # Removed and counted in one step on the spool's thread: it counts even if the waiting task is cancelled.
 
     async def _remove_shipped(
         self,
         spooled: spool.SpooledEnvelope | None,
         body: bytes,
-        receipt: spool.EvidenceReceipt | None,
+        receipt: EvidenceReceipt | None,
     ) -> None:
         def remove() -> None:
             frames = self._accept_receipt(spooled, body, receipt)
@@ -377,7 +346,7 @@ class Shipper:
         self,
         spooled: spool.SpooledEnvelope | None,
         body: bytes,
-        receipt: spool.EvidenceReceipt | None,
+        receipt: EvidenceReceipt | None,
     ) -> int:
         """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
         if receipt is None:

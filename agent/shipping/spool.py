@@ -13,27 +13,22 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 import msgspec
 import structlog
 
+from agent.shipping import collector_logs
 from railscope import durable_files
 from railscope.frame import Frame
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import BYTES_PER_VALUE, MAX_RECEIPT_CHARACTERS, RunEnd, WireSchema
+from railscope.wire import BYTES_PER_VALUE, RunEnd, WireSchema
 
 log = structlog.get_logger(__name__)
 
 _SUFFIX, _UNSYNCED_SUFFIX = ".envelope", ".received"
-_MAX_POSITION = (1 << 63) - 1
-_RECEIPT = rf"^[0-9A-Za-z_=-]{{0,{MAX_RECEIPT_CHARACTERS}}}\Z"
-_MAX_LOGS = 4
-"""Logs whose receipts are remembered: a load balancer may alternate between collectors."""
 _RESERVE = 64
 """Reciprocal of the share of the spool that is freed at once by dropping received envelopes."""
 _HEAD_BYTES = 8
@@ -84,78 +79,6 @@ class FrameLoss:
     frames: int
 
 
-class EvidenceReceipt(msgspec.Struct, frozen=True):
-    """Acknowledgement of a collector with a shared database.
-
-    `log` identifies its frame log, `position` this acknowledgement. The database has the evidence of all
-    acknowledgements up to `stored`.
-    """
-
-    log: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    position: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
-    stored: Annotated[int, msgspec.Meta(ge=0, le=_MAX_POSITION)]
-    receipt: Annotated[str, msgspec.Meta(pattern=_RECEIPT)] = ""
-    """Signed receipt for another collector, if the envelope must be sent again; empty for a repetition."""
-
-
-FIRST_PAUSE_NS, MAX_PAUSE_NS = 60_000_000_000, 3_600_000_000_000
-"""Time without a response after which one of several collectors behind a URL counts as lost; doubled if it was not."""
-
-
-@dataclass(slots=True)
-class RespondingLogs:
-    """Logs of the collectors that respond at one URL: several of them if it is that of a load balancer.
-
-    A collector that lost its disk responds with a new log. One that responds with an earlier log again has lost
-    nothing: to send each one what only another one has received would never end.
-    """
-
-    responses_ns: dict[str, int] = field(default_factory=dict)
-    """Time of the last response by log, the newest last."""
-    is_alternating: bool = False
-    pause_ns: int = FIRST_PAUSE_NS
-    _url: str = ""
-
-    @property
-    def count(self) -> int:
-        """Number of collectors at the URL, as far as their responses show it."""
-        return len(self.responses_ns) if self.is_alternating else 1
-
-    def record(self, url: str, name: str, boot_ns: int) -> frozenset[str]:
-        """Record a response, and return the logs whose receipts count: the envelopes in them are not sent again."""
-        if url != self._url or not (url and name):
-            self.responses_ns, self._url = {}, url
-            self.pause_ns, self.is_alternating = FIRST_PAUSE_NS, False
-        newest, last_ns = next(reversed(self.responses_ns), name), self.responses_ns.pop(name, None)
-        if last_ns is not None and newest != name:
-            if not self.is_alternating:
-                log.warning(
-                    "several_collectors_found",
-                    url=url,
-                    logs=len(self.responses_ns) + 1,
-                    advice="list each collector in collector.urls, in place of a load balancer",
-                )
-            elif boot_ns - last_ns > self.pause_ns:
-                self.pause_ns = min(2 * self.pause_ns, MAX_PAUSE_NS)
-            self.is_alternating = True
-        self.responses_ns[name] = boot_ns
-        if len(self.responses_ns) > _MAX_LOGS:
-            del self.responses_ns[next(iter(self.responses_ns))]
-        if not self.is_alternating:
-            return frozenset((name,))
-        return frozenset(
-            n for n, at_ns in self.responses_ns.items() if boot_ns - at_ns <= self.pause_ns
-        )
-
-
-class ReceivedEnvelope(NamedTuple):
-    """A receipt of an envelope: its position, the envelope's number, and the time."""
-
-    position: int
-    number: int
-    boot_ns: int
-
-
 class Spool:
     """Bounded FIFO queue of envelopes in a directory. Blocking: do not call it on the event loop.
 
@@ -175,11 +98,10 @@ class Spool:
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
         self._next = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
-        self.responding = RespondingLogs()
+        self.responding = collector_logs.RespondingLogs()
         self._logs = frozenset(("",))
         """Logs whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
-        self._receipts: dict[str, deque[ReceivedEnvelope]] = {}
-        """Receipts by log, in the order of their positions."""
+        self._receipts = collector_logs.LogReceipts()
         self._received: dict[int, int] = {}
         """Times of receipt of the envelopes that do not wait, in that order."""
         self._counted: set[int] = set()
@@ -266,7 +188,7 @@ class Spool:
     def receive(
         self,
         spooled: SpooledEnvelope | None,
-        receipt: EvidenceReceipt,
+        receipt: collector_logs.EvidenceReceipt,
         boot_ns: int,
         url: str = "",
     ) -> int:
@@ -276,14 +198,16 @@ class Spool:
         received before, or the envelope was dropped.
         """
         self.select_log(receipt.log, boot_ns, url)
-        receipts = self._receipts.setdefault(receipt.log, deque())
+        receipts = self._receipts.use(receipt.log, boot_ns)
         if receipts and receipt.position < receipts[-1].position:
             log.error("collector_state_replaced", problem="its positions have decreased")
             receipts.clear()
             self._sort_by_receipts()
         frames = 0
         if spooled and spooled.number in self._envelopes:
-            receipts.append(ReceivedEnvelope(receipt.position, spooled.number, boot_ns))
+            receipts.append(
+                collector_logs.ReceivedEnvelope(receipt.position, spooled.number, boot_ns)
+            )
             if not spooled.first_receipt:
                 self._envelopes[spooled.number] = replace(spooled, first_receipt=receipt.receipt)
             if self._waiting.pop(spooled.number, None):
@@ -305,16 +229,14 @@ class Spool:
     def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
         """Continue with another log: envelopes that only others have received wait again."""
         logs = self.responding.record(url, name, boot_ns)
-        self._receipts[name] = self._receipts.pop(name, deque())
-        if len(self._receipts) > _MAX_LOGS:
-            del self._receipts[next(iter(self._receipts))]
+        self._receipts.use(name, boot_ns)
         if logs != self._logs:
             self._logs = logs
             self._sort_by_receipts()
 
     def _sort_by_receipts(self) -> None:
         """Divide the envelopes into those that these logs have received, and those that wait."""
-        receipts = [each for name in self._logs for each in self._receipts.get(name, ())]
+        receipts = [each for name in self._logs for each in self._receipts.find(name)]
         self._received = {
             receipt.number: receipt.boot_ns
             for receipt in sorted(receipts, key=lambda receipt: receipt.boot_ns)

@@ -13,16 +13,8 @@ from agent.health import RULES, HealthVerdict, RuleResults, health_findings, jud
 from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from agent.host import Host
-from agent.sampling import governor, hang_guard, source as base
+from agent.sampling import governor, hang_guard, source as base, status as states
 from agent.sampling.meter import ProcessMeter, ReplayMeter
-from agent.sampling.status import (
-    CONFLICT,
-    FAILED,
-    STARTING,
-    UNSUPPORTED,
-    ShippingStats,
-    SourceState,
-)
 from agent.streams.kernel_log import XidMatcher
 from railscope import service
 from railscope.catalog import agent as c, declare, entities, gpu_health as h
@@ -54,8 +46,8 @@ class SelfMetricsSource(base.SourceWithoutResources):
 
     def __init__(
         self,
-        statuses: Callable[[], Mapping[str, SourceState]],
-        shipping: ShippingStats,
+        statuses: Callable[[], Mapping[str, states.SourceState]],
+        shipping: states.ShippingStats,
         take_events: Callable[[], list[Event]],
         keeper: Callable[[], governor.BudgetKeeper | None] = lambda: None,
         hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
@@ -144,7 +136,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
         into.put_readings(0, readings)
         into.events = self._take_events()
 
-    def _absent_counts(self, status: SourceState) -> Sequence[int]:
+    def _absent_counts(self, status: states.SourceState) -> Sequence[int]:
         """Number of absent readings by reason; most sources have the same frame for several reads."""
         frame = status.frame
         if frame is None or not (frame.reasons or status.is_overdue):
@@ -176,20 +168,20 @@ def _replay_readings(keeper: governor.BudgetKeeper | None) -> dict[declare.Metri
     return {c.REPLAY_CPU: cost.cpu_ns(), c.REPLAY_MEMORY: cost.resident_bytes}
 
 
-def _witness_readings(shipping: ShippingStats) -> dict[declare.Metric, Reading]:
+def _witness_readings(shipping: states.ShippingStats) -> dict[declare.Metric, Reading]:
     """State of the witness for the audit logs; empty if it is disabled."""
     if not shipping.audit_logs:
         return {}
-    states = [audit_log.state for audit_log in shipping.audit_logs]
+    found = [audit_log.state for audit_log in shipping.audit_logs]
     records = sum(audit_log.records for audit_log in shipping.audit_logs)
     return {
-        c.WITNESS_STATE: CONFLICT if CONFLICT in states else min(states),
+        c.WITNESS_STATE: states.CONFLICT if states.CONFLICT in found else min(found),
         c.WITNESSED_RECORDS: records or Absent.NOT_DUE,
     }
 
 
 def _collector_readings(
-    shipping: ShippingStats,
+    shipping: states.ShippingStats,
 ) -> list[tuple[declare.Metric, Entity, Reading]]:
     """Collector in use, and its changes; empty if there is only one."""
     if not shipping.collector_urls:
@@ -243,7 +235,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
     longest_period_seconds = 20.0
     """Upper bound of the delay until a GPU that needs draining is reported."""
 
-    def __init__(self, statuses: Callable[[], Mapping[str, SourceState]], xids: XidMatcher) -> None:
+    def __init__(
+        self, statuses: Callable[[], Mapping[str, states.SourceState]], xids: XidMatcher
+    ) -> None:
         self._statuses = statuses
         self._facts = FactCollector(xids.actionable_xids)
         self._memory: GpuLifetimeFile | None = None
@@ -287,7 +281,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._collect_facts(now.boot_ns)
         self._save_lifetimes(now.boot_ns)
         gpus = self._facts.gpus
-        into.needs_probe = gpus != self._gpus or (not gpus and self._load_state() != UNSUPPORTED)
+        into.needs_probe = gpus != self._gpus or (
+            not gpus and self._load_state() != states.UNSUPPORTED
+        )
         left = {gpu.key for gpu in gpus}
         width = 2 + len(RULES)
         for first, gpu in zip(range(0, len(into.values), width), self._gpus, strict=True):
@@ -309,7 +305,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _load_state(self) -> int:
         status = self._statuses().get(LOAD)
-        return status.state if status else UNSUPPORTED
+        return status.state if status else states.UNSUPPORTED
 
     def _findings(self) -> list[base.ProbeFinding]:
         if not self._gpus:
@@ -319,8 +315,11 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _no_gpu(self) -> base.ProbeFinding:
         verdict, detail = {
-            STARTING: (base.ProbeVerdict.AWAITED, "waiting for the first readings of the GPUs"),
-            FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
+            states.STARTING: (
+                base.ProbeVerdict.AWAITED,
+                "waiting for the first readings of the GPUs",
+            ),
+            states.FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
         }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
         return base.ProbeFinding("health of GPUs", verdict, detail)
 
@@ -350,11 +349,11 @@ class GpuVerdictSource(base.SourceWithoutResources):
         return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]
 
 
-def latest_frame(status: SourceState | None, now_ns: int) -> Frame | Absent:
+def latest_frame(status: states.SourceState | None, now_ns: int) -> Frame | Absent:
     """Latest frame of a source, or its absence reason."""
-    if status is None or status.state == UNSUPPORTED:
+    if status is None or status.state == states.UNSUPPORTED:
         return Absent.UNSUPPORTED
-    if status.state == STARTING:
+    if status.state == states.STARTING:
         return Absent.NOT_DUE
     if frame := status.fresh_frame(now_ns):
         return frame

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ from support.collector import ScriptedCollector, frames_in, take
 from support.disk import small_file_system
 from support.shipping import RunningShipper, link_to, run_shipper
 
-from agent.shipping.spool import FIRST_PAUSE_NS, MAX_PAUSE_NS, RespondingLogs
+from agent.shipping.collector_logs import (
+    FIRST_PAUSE_NS,
+    LOG_EXPIRY_NS,
+    MAX_LOGS,
+    MAX_PAUSE_NS,
+    LogReceipts,
+    ReceivedEnvelope,
+    RespondingLogs,
+)
 from railscope.timestamps import SECOND_NS
 from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, Envelope
 
@@ -199,15 +207,15 @@ async def test_a_collector_that_rejects_only_new_frames_fails(tmp_path: Path) ->
 
 @dataclass
 class BalancedCollectors(StoringCollector):
-    """Two collectors behind a load balancer, which forwards each request to the next one."""
+    """Collectors behind a load balancer, which forwards each request to the next one."""
 
-    received: dict[str, list[Any]] = field(default_factory=lambda: {"a": [], "b": []})
-    positions: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
+    received: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    positions: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     present: str = "ab"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        self.log = self.present[-1] if self.log == self.present[0] else self.present[0]
+        self.log = self.present[(self.present.find(self.log) + 1) % len(self.present)]
         self.taken, self.position = self.received[self.log], self.positions[self.log]
         answer = await super().handle(request)
         self.positions[self.log] = self.position
@@ -244,27 +252,74 @@ async def test_a_load_balancer_causes_no_endless_resending(tmp_path: Path) -> No
     assert warning["logs"] == 2
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8000)), min_size=1, max_size=60))
+async def test_many_collectors_behind_a_load_balancer_get_each_envelope_once(
+    tmp_path: Path,
+) -> None:
+    async with (
+        BalancedCollectors(present="abcdefg").serving() as collector,
+        run_shipper(tmp_path, link_to(collector)) as run,
+    ):
+        assert isinstance(collector, BalancedCollectors)
+        for _ in range(20):
+            await send(run, 1)
+        known = sum(collector.positions.values())
+        for _ in range(20):
+            await send(run, 1)
+        assert sum(collector.positions.values()) == known + 20, "each is sent once"
+        assert run.stats.collector_logs == 7
+
+
+def test_more_collectors_at_one_url_than_are_remembered_are_reported_once() -> None:
+    responding = RespondingLogs()
+    with capture_logs() as logs:
+        for second in range(3 * MAX_LOGS):
+            responding.record("http://balancer", str(second % (MAX_LOGS + 1)), second * SECOND_NS)
+    (error,) = (entry for entry in logs if entry["event"] == "too_many_collectors_found")
+    assert error["max_logs"] == MAX_LOGS == len(responding.responses_ns)
+    assert responding.count == MAX_LOGS + 1
+    assert len(responding.record("http://balancer", "0", 3 * MAX_LOGS * SECOND_NS)) > 1
+    responding.record("http://balancer", "0", 2 * LOG_EXPIRY_NS)
+    assert (responding.count, responding.has_too_many) == (1, False)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40_000)), min_size=1, max_size=60))
 def test_logs_at_one_url(responses: list[tuple[str, int]]) -> None:
     """A log counts if it responded last, or within the pause of one that is known to alternate; pauses grow."""
-    responding, now_ns, pauses = RespondingLogs(), 0, []
+    responding, receipts, now_ns, pause_ns = RespondingLogs(), LogReceipts(), 0, 0
     last_ns: dict[str, int] = {}
+    is_alternating, newest = False, ""
     for name, seconds in responses:
         now_ns += seconds * SECOND_NS
-        last_ns[name] = now_ns
+        last_ns = {n: at_ns for n, at_ns in last_ns.items() if now_ns - at_ns <= LOG_EXPIRY_NS}
+        is_alternating = bool(last_ns.keys() - {name}) and (
+            is_alternating or (name in last_ns and newest != name)
+        )
+        newest, last_ns[name] = name, now_ns
         logs = responding.record("http://balancer", name, now_ns)
-        pauses.append(responding.pause_ns)
+        receipts.use(name, now_ns).append(ReceivedEnvelope(1, 1, now_ns))
+        assert responding.responses_ns == last_ns
+        assert {n for n in "abc" if receipts.find(n)} == last_ns.keys()
+        assert responding.is_alternating is is_alternating
         assert name in logs
-        if not responding.is_alternating:
+        assert FIRST_PAUSE_NS <= responding.pause_ns <= MAX_PAUSE_NS
+        if not is_alternating:
             assert logs == {name}
         else:
-            assert logs == {n for n, at_ns in last_ns.items() if now_ns - at_ns <= pauses[-1]}
-    names = [name for name, _ in groupby(name for name, _ in responses)]
-    assert responding.is_alternating is (len(names) > len(set(names)))
-    assert pauses == sorted(pauses)
-    assert FIRST_PAUSE_NS <= pauses[0] <= pauses[-1] <= MAX_PAUSE_NS
+            assert responding.pause_ns >= pause_ns
+            assert logs == {n for n, at in last_ns.items() if now_ns - at <= responding.pause_ns}
+        pause_ns = responding.pause_ns
     assert responding.record("http://other", "a", now_ns) == {"a"}
     assert responding.count == 1
+
+
+def test_receipts_of_the_log_that_was_used_least_recently_are_forgotten() -> None:
+    receipts = LogReceipts()
+    for number in range(2 * MAX_LOGS):
+        receipts.use("used", number)
+        receipts.use(str(number), number).append(ReceivedEnvelope(number, number, number))
+    assert len(receipts) == MAX_LOGS
+    assert not receipts.find("0")
+    assert receipts.find(str(2 * MAX_LOGS - 1))
 
 
 async def test_a_restarted_agent_sends_again_what_is_not_stored(tmp_path: Path) -> None:

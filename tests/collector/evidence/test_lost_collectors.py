@@ -15,7 +15,8 @@ from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector
 from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
 
-from agent.shipping.spool import EvidenceReceipt, FrameLoss, Spool
+from agent.shipping.collector_logs import EvidenceReceipt
+from agent.shipping.spool import FrameLoss, Spool
 from collector.evidence import evidence_tables
 from collector.evidence.evidence_records import EvidenceQuarantine
 from collector.ledger.ledger_store import Ledger
