@@ -4,7 +4,7 @@ A name may contain {priority}, {class} or {lane}. If several statistics of a dri
 metric, the first one that the NIC reports counts. Omitted: per-queue counters, frame size counters,
 and offloads. virtio has per-queue counters only; their sum is what the kernel counts for the
 interface. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5), bnxt_ethtool.c,
-ice_ethtool.c, i40e_ethtool.c; of the virtual NICs of clouds amazon/ena/ena_ethtool.c,
+ice_ethtool.c, i40e_ethtool.c, pensando/ionic/ionic_stats.c; of the virtual NICs of clouds amazon/ena/ena_ethtool.c,
 microsoft/mana/mana_ethtool.c, google/gve/gve_ethtool.c, and drivers/net/hyperv/netvsc_drv.c.
 """
 
@@ -369,11 +369,32 @@ I40E: tuple[StatisticMetric, ...] = (
     ("port.rx_priority_{priority}_xon_2_xoff", c.PFC_RECEIVED_TRANSITIONS),
 )
 
+IONIC: tuple[StatisticMetric, ...] = (
+    ("rx_pripause_{priority}_1us_count", c.PFC_RECEIVED_TIME),
+    ("tx_pripause_{priority}_1us_count", c.PFC_SENT_TIME),
+    ("frames_rx_pripause", c.PFC_FRAMES_RECEIVED), ("frames_tx_pripause", c.PFC_FRAMES_SENT),
+    ("frames_rx_pause", c.GLOBAL_PAUSE_RECEIVED), ("frames_tx_pause", c.GLOBAL_PAUSE_SENT),
+    ("rx_pause_1us_count", c.GLOBAL_PAUSE_RECEIVED_TIME),
+    ("frames_rx_pri_{priority}", c.PRIORITY_RECEIVED_PACKETS),
+    ("frames_tx_pri_{priority}", c.PRIORITY_SENT_PACKETS), ("octets_rx_ok", c.RECEIVED),
+    ("octets_tx_ok", c.SENT), ("frames_rx_ok", c.RECEIVED_PACKETS),
+    ("frames_tx_ok", c.SENT_PACKETS), ("frames_rx_dropped", c.DISCARDS_RECEIVED),
+    ("frames_rx_bad_fcs", c.CRC_ERRORS), ("frames_rx_bad_all", c.RECEIVE_ERRORS),
+    ("frames_tx_bad", c.TRANSMIT_ERRORS), ("frames_rx_bad_length", c.LENGTH_ERRORS),
+    ("frames_rx_oversized", c.OVERSIZE), ("frames_rx_undersized", c.UNDERSIZE),
+    ("frames_rx_fragments", c.FRAGMENTS), ("frames_rx_jabber", c.JABBERS),
+    ("frames_rx_unicast", c.RECEIVED_UNICAST), ("frames_tx_unicast", c.SENT_UNICAST),
+    ("frames_rx_multicast", c.RECEIVED_MULTICAST), ("frames_tx_multicast", c.SENT_MULTICAST),
+    ("frames_rx_broadcast", c.RECEIVED_BROADCAST), ("frames_tx_broadcast", c.SENT_BROADCAST),
+)  # fmt: skip
+"""AMD Pollara and Pensando: the driver counts PFC frames of all priorities together, and pause time per priority."""
+
 DRIVERS: dict[str, tuple[StatisticMetric, ...]] = {
     "mlx5_core": MLX5,
     "bnxt_en": BNXT,
     "ice": ICE,
     "i40e": I40E,
+    "ionic": IONIC,
     "ena": ENA,
     "mana": MANA,
     "gve": GVE,

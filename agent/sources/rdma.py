@@ -40,7 +40,7 @@ _DRIVERS = {
     "i40e": "irdma",
     "idpf": "irdma",
 }
-_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "hfi1", "mana")
+_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "erdma", "hfi1", "ionic", "mana")
 
 
 def rdma_driver(pci_driver: str, device: str) -> str:

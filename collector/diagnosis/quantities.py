@@ -99,6 +99,7 @@ _QUANTITIES = (
             "marked_packets": "rdma_ecn_marked_packets_total",
             "notifications_sent": "rdma_congestion_notifications_sent_total",
             "notifications_handled": "rdma_congestion_notifications_handled_total",
+            "notifications_received": "rdma_congestion_notifications_received_total",
             "notifications_ignored": "rdma_congestion_notifications_ignored_total",
             "slow_restart_notifications": "rdma_slow_restart_notifications_total",
             "out_of_sequence": "rdma_out_of_sequence_packets_total",

@@ -126,7 +126,7 @@ _NIC = [
     ("marked_share", "ratio", "Marked packets, relative to those received [M].", lambda w: divide(w.total("marked_packets"), _first_known(w.total("roce_received_packets"), w.total("port_received_packets")))),
     ("marks", "per second", "Marked packets received.", lambda w: w.rate("marked_packets")),
     ("notifications_sent", "per second", "Congestion notifications sent as receiver [Cn].", lambda w: w.rate("notifications_sent")),
-    ("notifications_handled", "per second", "Congestion notifications handled as sender, without those of slow restart [Cr].", lambda w: np.fmax(w.rate("notifications_handled") - np.nan_to_num(w.rate("slow_restart_notifications")), 0)),
+    ("notifications_handled", "per second", "Congestion notifications handled as sender, or received if the driver counts only these; without those of slow restart [Cr].", lambda w: np.fmax(w.rate("notifications_handled", "notifications_received") - np.nan_to_num(w.rate("slow_restart_notifications")), 0)),
     ("notifications_ignored", "per second", "Congestion notifications ignored as sender [Ci].", lambda w: w.rate("notifications_ignored")),
     ("out_of_order", "per second", "Packets received out of order [O].", lambda w: w.rate("out_of_sequence")),
     ("ack_timeouts", "per second", "Acknowledgements that did not arrive in time [A].", lambda w: w.rate("ack_timeouts")),

@@ -2,9 +2,10 @@
 
 Sources: torvalds/linux drivers/infiniband: core/sysfs.c (`ib`: the counters of port management, of all
 drivers), hw/mlx5/counters.c, hw/mlx4/main.c (diagnostic counters), hw/bnxt_re/hw_counters.c and
-Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c, hw/mana/counters.c. A
+Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c, hw/erdma/erdma_verbs.c, hw/mana/counters.c. A
 counter that is in no row, because its driver does not document it or misnames it (`recoverable_errors` of
-bnxt_re counts broadcasts), is reported under its own name.
+bnxt_re counts broadcasts), is reported under its own name. The firmware of AMD's NICs names the counters of
+`ionic`: ROCm/device-metrics-exporter docs/configuration/nic-metricslist.md.
 """
 
 # fmt: off
@@ -28,14 +29,14 @@ class RdmaRow(NamedTuple):
 
 
 TRAFFIC = (
-    RdmaRow("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes", summed=True, basic=True),
-    RdmaRow("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes", summed=True, basic=True),
-    RdmaRow("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets"),
-    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets", basic=True),
+    RdmaRow("transmit_bytes", "Bytes the port sent.", "ib: port_xmit_data_64, port_xmit_data (4-byte words); hfi1: port_xmit_data (8-byte flits); bnxt_re, efa, mana: tx_bytes; ionic: tx_rdma_ucast_bytes; erdma: tx_bytes_cnt", summed=True, basic=True),
+    RdmaRow("receive_bytes", "Bytes the port received.", "ib: port_rcv_data_64, port_rcv_data (4-byte words); hfi1: port_rcv_data (8-byte flits); bnxt_re, efa, mana: rx_bytes; ionic: rx_rdma_ucast_bytes; erdma: rx_bytes_cnt", summed=True, basic=True),
+    RdmaRow("transmit_packets", "Packets the port sent.", "ib: port_xmit_packets_64, port_xmit_packets; bnxt_re, efa: tx_pkts; mana: tx_packets; ionic: tx_rdma_ucast_pkts; erdma: tx_packets_cnt"),
+    RdmaRow("receive_packets", "Packets the port received.", "ib: port_rcv_packets_64, port_rcv_packets; bnxt_re, efa: rx_pkts; mana: rx_packets; ionic: rx_rdma_ucast_pkts; erdma: rx_packets_cnt", basic=True),
     RdmaRow("transmit_unicast_packets", "Unicast packets the port sent.", "ib: unicast_xmit_packets, port_unicast_xmit_packets"),
     RdmaRow("receive_unicast_packets", "Unicast packets the port received.", "ib: unicast_rcv_packets, port_unicast_rcv_packets"),
-    RdmaRow("transmit_multicast_packets", "Multicast packets the port sent.", "ib: multicast_xmit_packets, port_multicast_xmit_packets"),
-    RdmaRow("receive_multicast_packets", "Multicast packets the port received.", "ib: multicast_rcv_packets, port_multicast_rcv_packets"),
+    RdmaRow("transmit_multicast_packets", "Multicast packets the port sent.", "ib: multicast_xmit_packets, port_multicast_xmit_packets; ionic: tx_rdma_mcast_pkts"),
+    RdmaRow("receive_multicast_packets", "Multicast packets the port received.", "ib: multicast_rcv_packets, port_multicast_rcv_packets; ionic: rx_rdma_mcast_pkts"),
     RdmaRow("roce_transmit_bytes", "RoCE bytes sent, other traffic of the function left out.", "mlx5: rdma_tx_bytes; bnxt_re: tx_roce_only_bytes"),
     RdmaRow("roce_receive_bytes", "RoCE bytes received, other traffic of the function left out.", "mlx5: rdma_rx_bytes; bnxt_re: rx_roce_only_bytes"),
     RdmaRow("roce_transmit_packets", "RoCE packets sent, other traffic of the function left out.", "mlx5: rdma_tx_packets; bnxt_re: tx_roce_only_pkts"),
@@ -78,6 +79,7 @@ REQUESTS = (
     RdmaRow("invalidations", "Memory keys invalidated.", "irdma: iwRdmaInv, RdmaInv"),
     RdmaRow("outstanding_read_limits", "Times requests waited for the local limit of outstanding reads.", "irdma: ord limit count"),
     RdmaRow("inbound_read_limits", "Times the limit of outstanding reads of a peer was reached.", "irdma: ird limit count"),
+    RdmaRow("transmit_requests", "Requests sent.", "erdma: tx_reqs_cnt"),
     RdmaRow("send_work_requests", "Send requests completed.", "efa: send_wrs"),
     RdmaRow("send_bytes", "Bytes sent by send requests.", "efa: send_bytes"),
     RdmaRow("receive_work_requests", "Receive requests completed.", "efa: recv_wrs"),
@@ -90,21 +92,27 @@ REQUESTS = (
     RdmaRow("write_receive_bytes", "Bytes received by RDMA writes of peers.", "efa: rdma_write_recv_bytes"),
 )
 LOSS = (
-    RdmaRow("out_of_buffer_drops", "Packets dropped because no receive request was posted.", "mlx5: out_of_buffer; bnxt_re: rx_out_of_buffer, out_of_buffer; mlx4: rq_num_udsdprd", bits=32),
+    RdmaRow("out_of_buffer_drops", "Packets dropped because no receive request was posted.", "mlx5: out_of_buffer; bnxt_re: rx_out_of_buffer, out_of_buffer; mlx4: rq_num_udsdprd; ionic: resp_rx_outof_buf", bits=32),
     RdmaRow("receive_discarded_packets", "RDMA packets received and dropped.", "bnxt_re: rx_roce_discards; efa: rx_drops"),
     RdmaRow("transmit_discarded_packets", "Packets not sent because the port was down or congested.", "ib: port_xmit_discards; bnxt_re: tx_roce_discards", bits=16, saturates=True),
-    RdmaRow("out_of_sequence_packets", "Packets that arrived out of order.", "mlx5: out_of_sequence; bnxt_re: oos_drop_count, out_of_sequence; irdma: Rcvd Out of order packets; mana: responder_oos; mlx4: rq_num_oos", bits=32, summed=True, basic=True),
-    RdmaRow("duplicate_requests", "Requests received more than once: the peer sent again.", "mlx5: duplicate_request; bnxt_re: dup_req, duplicate_request; mana: responder_dup_request; mlx4: rq_num_dup", bits=32, summed=True, basic=True),
-    RdmaRow("packet_sequence_errors", "Sequence-error NAKs received: the peer lost packets of this port.", "mlx5: packet_seq_err; bnxt_re: seq_err_naks_rcvd, packet_seq_err; irdma: Nak Sequence Error; mana: requester_oos_nak; mlx4: sq_num_oos", bits=32, summed=True, basic=True),
-    RdmaRow("implied_nak_sequence_errors", "Responses beyond the expected one: a response was lost.", "mlx5: implied_nak_seq_err; bnxt_re: missing_resp, implied_nak_seq_err; irdma: Nak Sequence Error Implied; mana: requester_implicit_nak", bits=32, summed=True, basic=True),
+    RdmaRow("transmit_rate_limited_packets", "Packets not sent because of the instance's limit of packets per second.", "erdma: tx_pps_limit_drop_cnt"),
+    RdmaRow("receive_rate_limited_packets", "Packets received and dropped because of the instance's limit of packets per second.", "erdma: rx_pps_limit_drop_cnt"),
+    RdmaRow("transmit_bandwidth_limited_packets", "Packets not sent because of the instance's limit of bandwidth.", "erdma: tx_bps_limit_drop_cnt"),
+    RdmaRow("receive_bandwidth_limited_packets", "Packets received and dropped because of the instance's limit of bandwidth.", "erdma: rx_bps_limit_drop_cnt"),
+    RdmaRow("transmit_disabled_packets", "Packets not sent because sending was disabled.", "erdma: tx_disable_drop_cnt"),
+    RdmaRow("receive_disabled_packets", "Packets received and dropped because receiving was disabled.", "erdma: rx_disable_drop_cnt"),
+    RdmaRow("out_of_sequence_packets", "Packets that arrived out of order.", "mlx5: out_of_sequence; bnxt_re: oos_drop_count, out_of_sequence; irdma: Rcvd Out of order packets; mana: responder_oos; mlx4: rq_num_oos; ionic: resp_rx_outouf_seq", bits=32, summed=True, basic=True),
+    RdmaRow("duplicate_requests", "Requests received more than once: the peer sent again.", "mlx5: duplicate_request; bnxt_re: dup_req, duplicate_request; mana: responder_dup_request; mlx4: rq_num_dup; ionic: resp_rx_dup_request", bits=32, summed=True, basic=True),
+    RdmaRow("packet_sequence_errors", "Sequence-error NAKs received: the peer lost packets of this port.", "mlx5: packet_seq_err; bnxt_re: seq_err_naks_rcvd, packet_seq_err; irdma: Nak Sequence Error; mana: requester_oos_nak; mlx4: sq_num_oos; ionic: req_rx_pkt_seq_err", bits=32, summed=True, basic=True),
+    RdmaRow("implied_nak_sequence_errors", "Responses beyond the expected one: a response was lost.", "mlx5: implied_nak_seq_err; bnxt_re: missing_resp, implied_nak_seq_err; irdma: Nak Sequence Error Implied; mana: requester_implicit_nak; ionic: req_rx_impl_nak_seq_err", bits=32, summed=True, basic=True),
     RdmaRow("read_response_sequence_errors", "Answers to reads with another sequence number than expected.", "mana: requester_readresp_psn_mismatch"),
-    RdmaRow("ack_timeouts", "Acknowledgement timers that ran out.", "mlx5: local_ack_timeout_err; bnxt_re: to_retransmits, local_ack_timeout_err; efa: retrans_timeout_events; irdma: RTO; mana: requester_timeout; mlx4: sq_num_to", bits=32, summed=True, basic=True),
-    RdmaRow("receiver_not_ready_naks", "Receiver-not-ready NAKs received: the peer was slow.", "mlx5: rnr_nak_retry_err; bnxt_re: rnr_naks_rcvd, rnr_nak_retry_err; irdma: RNR received; mana: requester_rnr_nak; mlx4: sq_num_rnr", bits=32, summed=True),
-    RdmaRow("receiver_not_ready_naks_sent", "Receiver-not-ready NAKs sent: this port was slow.", "irdma: RNR sent; mana: responder_rnr_nak; mlx4: rq_num_rnr", bits=32),
-    RdmaRow("transport_retries_exceeded", "Connections aborted after too many retries.", "mlx5: req_transport_retries_exceeded; bnxt_re: max_retry_exceeded, req_transport_retries_exceeded; mana: requester_retries_exceeded; mlx4: sq_num_tree", bits=32, summed=True, basic=True),
+    RdmaRow("ack_timeouts", "Acknowledgement timers that ran out.", "mlx5: local_ack_timeout_err; bnxt_re: to_retransmits, local_ack_timeout_err; efa: retrans_timeout_events; irdma: RTO; mana: requester_timeout; mlx4: sq_num_to; ionic: tx_rdma_ack_timeout", bits=32, summed=True, basic=True),
+    RdmaRow("receiver_not_ready_naks", "Receiver-not-ready NAKs received: the peer was slow.", "mlx5: rnr_nak_retry_err; bnxt_re: rnr_naks_rcvd, rnr_nak_retry_err; irdma: RNR received; mana: requester_rnr_nak; mlx4: sq_num_rnr; ionic: req_rx_rnr_retry_err", bits=32, summed=True),
+    RdmaRow("receiver_not_ready_naks_sent", "Receiver-not-ready NAKs sent: this port was slow.", "irdma: RNR sent; mana: responder_rnr_nak; mlx4: rq_num_rnr; ionic: resp_tx_rnr_retry_err", bits=32),
+    RdmaRow("transport_retries_exceeded", "Connections aborted after too many retries.", "mlx5: req_transport_retries_exceeded; bnxt_re: max_retry_exceeded, req_transport_retries_exceeded; mana: requester_retries_exceeded; mlx4: sq_num_tree; ionic: req_tx_retry_excd_err", bits=32, summed=True, basic=True),
     RdmaRow("rnr_retries_exceeded", "Connections aborted because the receiver was never ready.", "mlx5: req_rnr_retries_exceeded; bnxt_re: req_rnr_retries_exceeded; mana: requester_rnr_nak_retries_exceeded; mlx4: sq_num_rree", bits=32),
-    RdmaRow("retransmitted_packets", "Packets sent again.", "efa: retrans_pkts; irdma: tcpRetransSegs, RetransSegs", summed=True),
-    RdmaRow("retransmitted_bytes", "Bytes sent again.", "efa: retrans_bytes"),
+    RdmaRow("retransmitted_packets", "Packets sent again.", "efa: retrans_pkts; irdma: tcpRetransSegs, RetransSegs; ionic: tx_rdma_retx_pkts", summed=True),
+    RdmaRow("retransmitted_bytes", "Bytes sent again.", "efa: retrans_bytes; ionic: tx_rdma_retx_bytes"),
     RdmaRow("adaptive_retransmissions", "Retransmissions by the adaptive algorithm.", "mlx5, bnxt_re: roce_adp_retrans", bits=32, summed=True, basic=True),
     RdmaRow("adaptive_retransmission_timeouts", "Timeouts among the adaptive retransmissions.", "mlx5, bnxt_re: roce_adp_retrans_to", bits=32),
     RdmaRow("unresponsive_remotes", "Times a peer did not respond.", "efa: unresponsive_remote_events"),
@@ -112,9 +120,9 @@ LOSS = (
 )
 CONGESTION = (
     RdmaRow("transmit_wait_ticks", "Ticks in which data was ready to send but no credit was left.", "ib: port_xmit_wait", bits=32, saturates=True, summed=True),
-    RdmaRow("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns", summed=True, basic=True),
-    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps", summed=True, basic=True),
-    RdmaRow("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count", summed=True),
+    RdmaRow("ecn_marked_packets", "RoCE packets received with a congestion mark.", "mlx5: np_ecn_marked_roce_packets, cc_rx_ce_pkts; bnxt_re: rx_ecn_marked_pkts, np_ecn_marked_roce_packets; irdma: RxECNMrkd; mana: received_ecns; ionic: rx_rdma_ecn_pkts", summed=True, basic=True),
+    RdmaRow("congestion_notifications_sent", "Congestion notifications (CNP) sent to senders.", "mlx5: np_cnp_sent, cc_tx_cnp_pkts; bnxt_re: tx_cnp_pkts, np_cnp_sent, np_cnp_pkts; irdma: cnpSent; mana: sent_cnps; ionic: tx_rdma_cnp_pkts", summed=True, basic=True),
+    RdmaRow("congestion_notifications_received", "Congestion notifications received, whether acted on or not.", "mlx5: cc_rx_cnp_pkts; mana: received_cnps, received_cnp_count; ionic: rx_rdma_cnp_pkts", summed=True),
     RdmaRow("congestion_notifications_handled", "Congestion notifications received and acted on.", "mlx5: rp_cnp_handled; bnxt_re: rx_cnp_pkts, rp_cnp_handled; irdma: cnpHandled", summed=True, basic=True),
     RdmaRow("congestion_notifications_ignored", "Congestion notifications received and not acted on.", "mlx5, bnxt_re: rp_cnp_ignored; irdma: cnpIgnored"),
     RdmaRow("congestion_rate_increases", "Times congestion control let a connection send faster again.", "mana: rate_inc_events"),
@@ -144,26 +152,26 @@ LINK = (
     RdmaRow("receive_protocol_errors", "Segments received that violated the protocol.", "irdma: tcpInProtoErrors, InProtoErrors"),
 )
 REQUESTER_ERRORS = (
-    RdmaRow("requester_completion_errors", "Requests that completed with an error.", "mlx5, bnxt_re: req_cqe_error", bits=32),
-    RdmaRow("requester_flushed_errors", "Requests flushed when their connection ended.", "mlx5, bnxt_re: req_cqe_flush_error; mlx4: sq_num_wrfe", bits=32),
-    RdmaRow("requester_invalid_request_errors", "Requests that the peer rejected as invalid.", "mlx5: req_remote_invalid_request; bnxt_re: remote_invalid_req_err, req_remote_invalid_request; mlx4: sq_num_rire", bits=32),
-    RdmaRow("requester_access_errors", "Requests that the peer rejected for their key or address.", "mlx5: req_remote_access_errors; bnxt_re: remote_access_err, req_remote_access_errors; mlx4: sq_num_rae", bits=32),
-    RdmaRow("requester_remote_operation_errors", "Requests that the peer could not execute.", "bnxt_re: remote_op_err; mlx4: sq_num_roe", bits=32),
+    RdmaRow("requester_completion_errors", "Requests that completed with an error.", "mlx5, bnxt_re: req_cqe_error; ionic: req_rx_cqe_err", bits=32),
+    RdmaRow("requester_flushed_errors", "Requests flushed when their connection ended.", "mlx5, bnxt_re: req_cqe_flush_error; mlx4: sq_num_wrfe; ionic: req_rx_cqe_flush", bits=32),
+    RdmaRow("requester_invalid_request_errors", "Requests that the peer rejected as invalid.", "mlx5: req_remote_invalid_request; bnxt_re: remote_invalid_req_err, req_remote_invalid_request; mlx4: sq_num_rire; ionic: req_rx_rmt_req_err", bits=32),
+    RdmaRow("requester_access_errors", "Requests that the peer rejected for their key or address.", "mlx5: req_remote_access_errors; bnxt_re: remote_access_err, req_remote_access_errors; mlx4: sq_num_rae; ionic: req_rx_rmt_acc_err", bits=32),
+    RdmaRow("requester_remote_operation_errors", "Requests that the peer could not execute.", "bnxt_re: remote_op_err; mlx4: sq_num_roe; ionic: req_rx_oper_err", bits=32),
     RdmaRow("requester_response_errors", "Invalid responses received.", "bnxt_re: bad_resp_err; mlx4: sq_num_bre", bits=32),
     RdmaRow("requester_length_errors", "Requests with a length that could not be sent.", "mlx4: sq_num_lle", bits=32),
-    RdmaRow("requester_queue_errors", "Requests that violated the rules of their queue pair.", "bnxt_re: local_qp_op_err; mlx4: sq_num_lqpoe", bits=32),
-    RdmaRow("requester_protection_errors", "Requests whose local memory was not accessible.", "bnxt_re: local_protection_err; mana: requestor_local_prot_error; mlx4: sq_num_lpe", bits=32),
-    RdmaRow("requester_memory_operation_errors", "Memory windows or registrations that failed.", "bnxt_re: mem_mgmt_op_err; mlx4: sq_num_mwbe", bits=32),
+    RdmaRow("requester_queue_errors", "Requests that violated the rules of their queue pair.", "bnxt_re: local_qp_op_err; mlx4: sq_num_lqpoe; ionic: req_tx_loc_oper_err", bits=32),
+    RdmaRow("requester_protection_errors", "Requests whose local memory was not accessible.", "bnxt_re: local_protection_err; mana: requestor_local_prot_error; mlx4: sq_num_lpe; ionic: req_tx_loc_acc_err", bits=32),
+    RdmaRow("requester_memory_operation_errors", "Memory windows or registrations that failed.", "bnxt_re: mem_mgmt_op_err; mlx4: sq_num_mwbe; ionic: req_tx_mem_mgmt_err", bits=32),
     RdmaRow("read_work_request_errors", "RDMA read requests that completed with an error.", "efa: rdma_read_wr_err"),
     RdmaRow("write_work_request_errors", "RDMA write requests that completed with an error.", "efa: rdma_write_wr_err"),
 )
 RESPONDER_ERRORS = (
-    RdmaRow("responder_completion_errors", "Responses that completed with an error.", "mlx5, bnxt_re: resp_cqe_error", bits=32),
-    RdmaRow("responder_flushed_errors", "Responses flushed when their connection ended.", "mlx5, bnxt_re: resp_cqe_flush_error; mlx4: rq_num_wrfe", bits=32),
-    RdmaRow("responder_access_errors", "Requests of peers rejected for their key or address.", "mlx5, bnxt_re: resp_remote_access_errors; mana: responder_rem_access_error; mlx4: rq_num_rae", bits=32),
-    RdmaRow("responder_length_errors", "Requests of peers rejected for their length.", "mlx5: resp_local_length_error; bnxt_re: res_length_mismatch, resp_local_length_error; mana: responder_local_len_error; mlx4: rq_num_lle", bits=32),
-    RdmaRow("responder_invalid_request_errors", "Requests of peers rejected as invalid.", "mlx4: rq_num_rire", bits=32),
-    RdmaRow("responder_queue_errors", "Requests of peers for a queue pair in error.", "mana: responder_local_qp_error; mlx4: rq_num_lqpoe", bits=32),
+    RdmaRow("responder_completion_errors", "Responses that completed with an error.", "mlx5, bnxt_re: resp_cqe_error; ionic: resp_rx_cqe_err", bits=32),
+    RdmaRow("responder_flushed_errors", "Responses flushed when their connection ended.", "mlx5, bnxt_re: resp_cqe_flush_error; mlx4: rq_num_wrfe; ionic: resp_rx_cqe_flush", bits=32),
+    RdmaRow("responder_access_errors", "Requests of peers rejected for their key or address.", "mlx5, bnxt_re: resp_remote_access_errors; mana: responder_rem_access_error; mlx4: rq_num_rae; ionic: resp_tx_rmt_acc_err", bits=32),
+    RdmaRow("responder_length_errors", "Requests of peers rejected for their length.", "mlx5: resp_local_length_error; bnxt_re: res_length_mismatch, resp_local_length_error; mana: responder_local_len_error; mlx4: rq_num_lle; ionic: resp_rx_loc_len_err", bits=32),
+    RdmaRow("responder_invalid_request_errors", "Requests of peers rejected as invalid.", "mlx4: rq_num_rire; ionic: resp_tx_rmt_inval_req_err", bits=32),
+    RdmaRow("responder_queue_errors", "Requests of peers for a queue pair in error.", "mana: responder_local_qp_error; mlx4: rq_num_lqpoe; ionic: resp_rx_loc_oper_err", bits=32),
     RdmaRow("responder_protection_errors", "Requests of peers for which local memory was not accessible.", "mlx4: rq_num_lpe", bits=32),
     RdmaRow("responder_malformed_request_errors", "Receive requests with a wrong form.", "bnxt_re: res_wqe_format_err; mana: responder_malformed_wqe"),
     RdmaRow("responder_maximum_errors", "Requests longer than the maximum allowed.", "bnxt_re: res_exceed_max"),
