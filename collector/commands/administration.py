@@ -17,6 +17,7 @@ from collector.access import credentials
 from collector.audit import ledger_check
 from collector.commands import archive, collector_check
 from collector.config import PREFIX, CollectorSettings
+from collector.evidence import waiting_evidence
 from collector.framelog.segment_files import accept_loss
 from collector.ledger import database, database_copy
 from railscope import convert_errors, service, settings, timestamps
@@ -98,7 +99,7 @@ def token(role: str, tenant: str, days: int | None, max_authority: int | None, n
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
     directory = service.state_directory(load_settings(config))
-    lines = list(accept_loss(directory))
+    lines = list(accept_loss(directory, waiting_evidence.compare_files))
     for line in lines:
         click.echo(line)
     click.echo(

@@ -5,7 +5,8 @@ more than half of what may wait in memory. A file is durable before its interval
 after the database has them. It has the facts that follow from frames, whose size is less than a hundredth of that of
 the frames: so they are not read from the frame log again, which need not be longer for an outage.
 
-The manifest of the state directory names the files, so that a lost one is detected. All calls block.
+The manifest of the state directory names the files, so that a lost one is detected. A damaged file is reported and kept,
+and delays no other: its intervals do not count as stored. All calls block.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from collector.config import IngestLimits
-from collector.evidence import EvidenceError
+from collector.evidence import EvidenceError, node_intervals
 from collector.framelog import segment_files
 from railscope import durable_files, untrusted_text
+
+log = structlog.get_logger(__name__)
 
 DIRECTORY = "waiting"
 _NAMES = "[0-9]" * 10 + ".evidence"
@@ -32,11 +37,14 @@ class WaitingEvidenceError(EvidenceError, RuntimeError):
     """No interval can be moved to disk, or a file cannot be read; the message names the reason."""
 
 
-class WaitingHeader(msgspec.Struct):
-    """First line of a file: the number of intervals of each node, and the hash of the rest."""
+class WaitingInterval(NamedTuple):
+    """An interval in a file: its node, and its encoding compressed with zlib.
 
-    nodes: dict[str, int]
-    sha256: str
+    A file is the SHA-256 of all but its first line, a line feed, and its intervals.
+    """
+
+    node: str
+    content: bytes
 
 
 @dataclass(slots=True)
@@ -49,8 +57,10 @@ class WaitingEvidence:
     """Records the files, to detect later losses."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes by file, in the order in which they were written."""
-    nodes: dict[str, dict[str, int]] = field(default_factory=dict)
+    nodes: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of intervals of each node, by file."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """The problem of each file that is missing or cannot be read, at the start or since."""
     _number: int = 0
 
     @property
@@ -59,27 +69,26 @@ class WaitingEvidence:
         return sum(list(self.sizes.values()))  # another thread may change it
 
     def open(self) -> Counter[str]:
-        """Read the headers of all files; return the number of intervals of each node. Raises OSError."""
+        """Check all files; return the number of intervals of each node. Raises OSError."""
         waiting: Counter[str] = Counter()
         for path in sorted(self.directory.glob(_NAMES)):
             self._number = int(path.stem)
             try:
-                with path.open("rb") as file:
-                    header = msgspec.json.decode(file.readline(), type=WaitingHeader)
-            except untrusted_text.DECODING_ERRORS:
-                continue  # of a write that did not end, or damaged: then it is not as large as recorded
-            self.sizes[path.name] = path.stat().st_size
-            self.nodes[path.name] = header.nodes
-            waiting.update(header.nodes)
+                size, intervals = self._read(path.name)
+            except WaitingEvidenceError as error:
+                self._report_damage(path.name, str(error))
+                continue
+            self.sizes[path.name] = size
+            self.nodes[path.name] = Counter(interval.node for interval in intervals)
+            waiting.update(self.nodes[path.name])
         if self.state_files:
-            self.state_files.compare_evidence(self.sizes)
+            self.damaged |= self.state_files.compare_evidence(self.sizes, self.damaged)
         return waiting
 
     def write(self, nodes: Sequence[str], contents: Sequence[bytes]) -> None:
         """Write encoded intervals of nodes to a new file. Raises OSError, WaitingEvidenceError."""
-        body = zlib.compress(msgspec.msgpack.encode(contents))
-        header = WaitingHeader(dict(Counter(nodes)), sha256(body).hexdigest())
-        content = msgspec.json.encode(header) + b"\n" + body
+        pairs = zip(nodes, contents, strict=True)
+        content = _encode_file([WaitingInterval(node, zlib.compress(each)) for node, each in pairs])
         max_bytes = self.limits.waiting_evidence_bytes
         if self.size_bytes + len(content) > max_bytes:
             message = (
@@ -93,25 +102,64 @@ class WaitingEvidence:
         durable_files.write_durably(self.directory / name, content)
         if self.state_files:
             self.state_files.record_evidence(name, len(content))
-        self.sizes[name], self.nodes[name] = len(content), header.nodes
+        self.sizes[name], self.nodes[name] = len(content), Counter(nodes)
 
-    def read(self, name: str) -> list[bytes]:
-        """Return the encoded intervals of a file. Raises OSError, WaitingEvidenceError."""
-        line, _, body = (self.directory / name).read_bytes().partition(b"\n")
+    def read(self, name: str) -> list[node_intervals.EvidenceInterval] | None:
+        """Return the intervals of a file; None if it cannot be read, which is reported once."""
         try:
-            header = msgspec.json.decode(line, type=WaitingHeader)
-            if sha256(body).hexdigest() == header.sha256:
-                return msgspec.msgpack.decode(zlib.decompress(body), type=list[bytes])
-        except (zlib.error, *untrusted_text.DECODING_ERRORS) as error:
-            message = f"{self.directory / name} is damaged: {error}"
-            raise WaitingEvidenceError(message) from error
-        message = f"{self.directory / name} is damaged: its content does not match its hash"
-        raise WaitingEvidenceError(message)
+            _, intervals = self._read(name)
+            found = [
+                node_intervals.decode_interval(zlib.decompress(interval.content))
+                for interval in intervals
+            ]
+        except (WaitingEvidenceError, zlib.error, *untrusted_text.DECODING_ERRORS) as error:
+            self._report_damage(name, str(error))
+            if self.state_files:
+                self.state_files.damage[f"{DIRECTORY}/{name}"] = str(error)
+            return None
+        if self.damaged.pop(name, None) and self.state_files:
+            self.state_files.damage.pop(f"{DIRECTORY}/{name}", None)
+        return found
 
-    def delete(self, name: str) -> dict[str, int]:
-        """Delete a file that the database has; return the number of intervals of each node. Raises OSError."""
+    def _read(self, name: str) -> tuple[int, list[WaitingInterval]]:
+        """Return the size and the intervals of a file. Raises WaitingEvidenceError."""
+        path = self.directory / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            message = f"cannot read {path}: {error.strerror}"
+            raise WaitingEvidenceError(message) from error
+        digest, _, body = content.partition(b"\n")
+        if sha256(body).hexdigest().encode() != digest:
+            message = f"{path} is damaged: its content does not match its hash"
+            raise WaitingEvidenceError(message)
+        try:
+            return len(content), msgspec.msgpack.decode(body, type=list[WaitingInterval])
+        except untrusted_text.DECODING_ERRORS as error:
+            message = f"{path} is of another version: {error}"
+            raise WaitingEvidenceError(message) from error
+
+    def _report_damage(self, name: str, problem: str) -> None:
+        """Report once that a file cannot be read."""
+        if name not in self.damaged:
+            advice = "its evidence does not count as stored; follow the runbook RailscopeCollectorFilesLost"
+            log.error("waiting_evidence_damaged", file=name, problem=problem, advice=advice)
+        self.damaged[name] = problem
+
+    def delete(self, name: str) -> None:
+        """Delete a file that the database has. Raises OSError."""
         if self.state_files:
             self.state_files.record_evidence(name, 0)
-        (self.directory / name).unlink()
-        del self.sizes[name]
-        return self.nodes.pop(name)
+        (self.directory / name).unlink(missing_ok=True)
+        del self.sizes[name], self.nodes[name]
+
+
+def _encode_file(intervals: Sequence[WaitingInterval]) -> bytes:
+    body = msgspec.msgpack.encode(intervals)
+    return sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def compare_files(state_files: segment_files.StateFiles) -> None:
+    """Record lost files of a state directory that no collector uses. Raises OSError."""
+    directory = state_files.directory / DIRECTORY
+    WaitingEvidence(directory, IngestLimits(), state_files).open()

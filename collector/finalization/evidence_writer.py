@@ -51,6 +51,8 @@ class EvidenceWriter:
     """Keys of intervals that are selected for the present write: they stay in memory."""
     rejected: set[Hashable] = field(default_factory=set)
     """Facts that the database rejected: keys of intervals, claims, first contacts by node and GPU."""
+    _stored_files: set[str] = field(default_factory=set)
+    """Files of `waiting` that the database has, and that could not be deleted yet."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
     _merged_ns: int = 0
     """Time up to which reports of other collectors were merged."""
@@ -170,27 +172,33 @@ class EvidenceWriter:
             memory.move_to_disk(group)
 
     async def write_waiting(self, store: evidence_store.EvidenceStore) -> None:
-        """Write the intervals that wait on disk, the oldest file first."""
+        """Write the intervals that wait on disk, the oldest file first; a damaged one delays no other."""
         waiting = self.waiting
         for name in list(waiting.sizes) if waiting else ():
             if waiting is None or name in self.rejected:
                 continue
-            try:
-                contents = await service.run_in_thread(waiting.read, name)
-            except waiting_evidence.WaitingEvidenceError as error:
-                self.rejected.add(name)
-                advice = "restore the file from a backup, then restart"
-                log.error("waiting_evidence_damaged", problem=str(error), advice=advice)
-                continue
-            intervals = [
-                evidence_memory.IntervalInMemory(node_intervals.decode_interval(content))
-                for content in contents
-            ]
-            await self._write_accepted(store, intervals, ())
-            if any(interval.key in self.rejected for interval in intervals):
-                self.rejected.add(name)
-                continue
-            self.book.intervals.leave_disk(await service.run_in_thread(waiting.delete, name))
+            if name not in self._stored_files:
+                found = await service.run_in_thread(waiting.read, name)
+                if found is None:
+                    continue
+                intervals = [evidence_memory.IntervalInMemory(interval) for interval in found]
+                await self._write_accepted(store, intervals, ())
+                if any(interval.key in self.rejected for interval in intervals):
+                    self.rejected.add(name)
+                    continue
+                self.book.intervals.leave_disk(waiting.nodes[name])
+            await self._delete_stored(waiting, name)
+
+    async def _delete_stored(self, waiting: waiting_evidence.WaitingEvidence, name: str) -> None:
+        """Delete a file that the database has, or try it again in the next round."""
+        try:
+            await service.run_in_thread(waiting.delete, name)
+        except OSError as error:
+            if name not in self._stored_files:
+                log.error("waiting_evidence_deletion_failed", file=name, problem=str(error))
+            self._stored_files.add(name)
+        else:
+            self._stored_files.discard(name)
 
     async def _write_accepted(
         self,

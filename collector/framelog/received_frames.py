@@ -213,6 +213,11 @@ class ReceivedFrames(msgspec.Struct):
             self.missing[node] = sum(entry.missing for entry in restored.values())
             self.sizes[node] = sum(entry.size for entry in restored.values())
 
+    def clear(self) -> None:
+        """Forget all received frames."""
+        for by_node in (self.nodes, self.missing, self.sizes):
+            by_node.clear()
+
     def drop_old_runs(self, node: str, before_ns: int) -> None:
         """Drop runs of a node without receipts since a timestamp: they are too old to be sent again."""
         runs = self.nodes.get(node, {})

@@ -256,12 +256,20 @@ class StateFiles:
                 "missing schema: frames that refer to it cannot be read",
             )
 
-    def compare_evidence(self, sizes: Mapping[str, int]) -> None:
-        """Record files of waiting evidence that are missing or too short."""
+    def compare_evidence(
+        self, sizes: Mapping[str, int], problems: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Record files of waiting evidence that are missing, damaged or too short; return their problems."""
+        lost = {}
         for name, size in sorted(self.manifest.evidence.items()):
-            if (found := sizes.get(name, 0)) < size:
-                self._report_lost_file(f"waiting/{name}", f"{found} bytes: expected {size}")
+            found = sizes.get(name, 0)
+            if problem := problems.get(
+                name, "" if found >= size else f"{found} bytes: expected {size}"
+            ):
+                lost[name] = problem
+                self._report_lost_file(f"waiting/{name}", problem)
         self.manifest.evidence = dict(sizes)
+        return lost
 
     def _report_lost_file(self, name: str, problem: str) -> None:
         self.damage[name] = problem
@@ -403,11 +411,19 @@ class StateFiles:
             self._descriptor = -1
 
 
-def accept_loss(directory: Path) -> Iterator[str]:
-    """Make the next start accept the losses; yield them. Blocking; raises OSError."""
+def accept_loss(
+    directory: Path, compare: Callable[[StateFiles], object] = lambda _: None
+) -> Iterator[str]:
+    """Make the next start accept the losses; yield them. Blocking; raises OSError.
+
+    `compare` records lost files that other modules read.
+    """
     files = StateFiles(directory)
     files.open()
+    expected = dict(files.manifest.evidence)
+    compare(files)
     yield from (f"{name}: {problem}" for name, problem in files.damage.items())
+    files.manifest.evidence = expected  # the next start finds the same losses
     files.manifest.accepted = True
     write_durably(directory / MANIFEST, msgspec.json.encode(files.manifest))
 

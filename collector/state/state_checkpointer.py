@@ -150,7 +150,10 @@ class StateCheckpointer:
                 self.skipped += 1
 
     def begin_positions(self, *, is_incomplete: bool) -> None:
-        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError."""
+        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError.
+
+        If evidence that waited on disk is lost, all frames that agents send again count as new.
+        """
         self.core.receipts.is_awaited = True
         try:
             identity = durable_files.read_json(self.directory / IDENTITY, StateIdentity)
@@ -159,6 +162,8 @@ class StateCheckpointer:
             identity = None
         if identity is None or is_incomplete or self.skipped:
             identity = StateIdentity(token_hex(16))
+        if is_incomplete and self.waiting.damaged:
+            self.core.received.clear()
         identity.starts += 1
         durable_files.write_json(self.directory / IDENTITY, identity)
         book = self.core.evidence

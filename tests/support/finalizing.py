@@ -24,6 +24,7 @@ from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
+from collector.framelog.segment_files import StateFiles
 from collector.ledger.database import Database
 from collector.ledger.ledger_store import Ledger
 from collector.state.collector_state import CollectorState
@@ -38,6 +39,7 @@ class FinalizingCollector:
     """One collector. `now` is a second of the story."""
 
     limits = IngestLimits()
+    state_files: StateFiles | None = None
 
     def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,7 @@ class FinalizingCollector:
         self.core = core
         self._last_inputs: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, is_ready=False)
-        self.waiting = WaitingEvidence(self.directory / DIRECTORY, self.limits)
+        self.waiting = WaitingEvidence(self.directory / DIRECTORY, self.limits, self.state_files)
         core.evidence.intervals.on_disk = self.waiting.open()
         self.finalizer = DayFinalizer(
             core.evidence,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -22,10 +24,10 @@ from support.story import DAY, NodeReporter, accept, at, gpus_of
 from collector.config import IngestLimits
 from collector.evidence.evidence_memory import IntervalInMemory
 from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.node_intervals import EvidenceInterval
-from collector.evidence.waiting_evidence import WaitingEvidence, WaitingEvidenceError
+from collector.evidence.node_intervals import EvidenceInterval, encode_interval
+from collector.evidence.waiting_evidence import WaitingEvidence, compare_files
 from collector.finalization.ledger_days import MeteringStores
-from collector.framelog.segment_files import StateFiles
+from collector.framelog.segment_files import StateFiles, accept_loss
 from collector.state.state_checkpointer import StateCheckpointer
 from railscope.service import run_in_thread
 from simulator.failover.database_pair import DatabaseServer, server_identity
@@ -38,9 +40,18 @@ class WaitingCollector(FinalizingCollector):
 
     limits = IngestLimits(pending_evidence_intervals=4)
 
-    def begin(self) -> WaitingCollector:
-        StateCheckpointer(self.directory, self.core).begin_positions(is_incomplete=False)
+    def begin(self, *, is_incomplete: bool = False) -> WaitingCollector:
+        checkpointer = StateCheckpointer(self.directory, self.core)
+        checkpointer.waiting = self.waiting
+        checkpointer.begin_positions(is_incomplete=is_incomplete)
         return self
+
+    def restart_from_disk(self) -> None:
+        """Restart as after an interruption, with all checks of the files."""
+        self.state_files = StateFiles(self.directory)
+        self.state_files.open()
+        self.restart(self.checkpoint())
+        self.begin(is_incomplete=bool(self.state_files.damage))
 
     def acknowledge(self, node: str = "n1") -> tuple[int, int]:
         """Return the position of an acknowledgement, and that up to which all is stored."""
@@ -221,40 +232,130 @@ async def test_a_search_of_a_large_table_lets_other_tasks_run(tmp_path: Path):
     assert site.in_memory == count + 3
 
 
-async def test_a_file_that_is_lost_or_damaged_is_reported(tmp_path: Path, url: str):
+def damage_file(path: Path) -> bytes:
+    """Change the last byte of a file; return its content before."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    return whole
+
+
+def remove_file(path: Path) -> bytes:
+    """Delete a file; return its content."""
+    whole = path.read_bytes()
+    path.unlink()
+    return whole
+
+
+def rename_nodes(path: Path) -> bytes:
+    """Replace the name of a node by another one; return the content before."""
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"n1", b"n2"))
+    assert path.read_bytes() != whole
+    return whole
+
+
+@pytest.mark.parametrize("break_file", [damage_file, remove_file, rename_nodes])
+async def test_a_file_that_cannot_be_read_delays_no_other(
+    tmp_path: Path, url: str, break_file: Callable[[Path], bytes]
+):
+    """It is reported once, its nodes keep their frames, and it is written once it is restored."""
     site = WaitingCollector(tmp_path / "one", url).begin()
-    states = StateFiles(site.directory)
-    site.waiting.state_files = states
+    states = site.waiting.state_files = StateFiles(site.directory)
+    for number, node in enumerate(("n1", "n3")):
+        accept(
+            site.core, NodeReporter(node).envelopes_of(gpus_of(f"GPU-{node}"), range(0, 7200, 30))
+        )
+        site.now = 10 * QUARTER
+        await site.finalizer.move_to_disk()
+        assert len(site.waiting.sizes) == number + 1
+    positions = {node: site.acknowledge(node)[0] for node in ("n1", "n3")}
+    first = site.directory / "waiting" / next(iter(site.waiting.sizes))
+    whole = break_file(first)
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert await site.attempt(site.now)
+    lines = [line for line in logs if line["log_level"] == "error"]
+    assert [(line["event"], line["file"]) for line in lines] == [
+        ("waiting_evidence_damaged", first.name)
+    ]
+    assert list(states.damage) == [f"waiting/{first.name}"]
+    assert site.acknowledge("n1")[1] < positions["n1"]
+    assert site.acknowledge("n3")[1] >= positions["n3"]
+    assert list(site.waiting.sizes) == [first.name]
+    first.write_bytes(whole)
+    assert await site.attempt(site.now)
+    assert (site.on_disk, states.damage) == (0, {})
+    assert site.acknowledge("n1")[1] >= positions["n1"]
+    site.finalizer.close()
+
+
+@pytest.mark.parametrize("break_file", [damage_file, remove_file, rename_nodes])
+async def test_agents_send_again_what_a_lost_file_contained(
+    tmp_path: Path, url: str, break_file: Callable[[Path], bytes]
+):
+    """The next start reports the file, and the frames that they send again are not duplicates."""
+    undisturbed = FinalizingCollector(tmp_path / "two", f"sqlite:///{tmp_path / 'ledger'}")
+    accept(undisturbed.core, a_day(NodeReporter()))
+    await undisturbed.round(LATER)
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    site.waiting.state_files = StateFiles(site.directory)
+    envelopes = a_day(NodeReporter())
+    accept(site.core, envelopes)
+    site.now = LATER
+    await site.finalizer.move_to_disk()
+    (name,) = site.waiting.sizes
+    break_file(site.directory / "waiting" / name)
+    assert any(
+        line.startswith(f"waiting/{name}: ") for line in accept_loss(site.directory, compare_files)
+    )
+    site.restart_from_disk()
+    assert site.state_files
+    assert f"waiting/{name}" in site.state_files.damage
+    accept(site.core, envelopes)
+    assert site.core.counts.duplicates == 0
+    await site.round(LATER, everything=True)
+    for each in (site, undisturbed):
+        await each.round(LATER + HOUR, everything=True)
+    assert ledger_hours(site) == ledger_hours(undisturbed)
+    assert content(site.stores.ledger, range(DAY, DAY + 1)) == content(
+        undisturbed.stores.ledger, range(DAY, DAY + 1)
+    )
+    for each in (site, undisturbed):
+        each.finalizer.close()
+
+
+class ReadOnlyFiles(WaitingEvidence):
+    """Files of a file system that permits no deletion for a time."""
+
+    is_read_only = True
+
+    def delete(self, name: str) -> None:
+        if self.is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        super().delete(name)
+
+
+async def test_a_file_that_cannot_be_deleted_is_stored(tmp_path: Path, url: str):
+    """Its deletion is attempted again in each round, and delays nothing else."""
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    files = ReadOnlyFiles(tmp_path / "files", site.limits)
+    site.finalizer.waiting = site.finalizer._writer.waiting = files  # noqa: SLF001 - in place of its own
     accept(site.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 8 * QUARTER, 30)))
     site.now = 10 * QUARTER
     await site.finalizer.move_to_disk()
-    (name,) = site.waiting.sizes
-    path = site.directory / "waiting" / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    position, _ = site.acknowledge()
     with capture_logs() as logs:
-        await site.round(site.now)
+        for _ in range(2):
+            assert await site.attempt(site.now)
     assert [line["event"] for line in logs if line["log_level"] == "error"] == [
-        "waiting_evidence_damaged"
+        "waiting_evidence_deletion_failed"
     ]
-    assert site.finalizer.rejected == {name}
-    assert site.on_disk == 9
-    for remains, problem in (
-        (whole, None),
-        (whole[:-1], f"{len(whole) - 1} bytes"),
-        (b"", "0 bytes"),
-    ):
-        path.write_bytes(remains)
-        states = StateFiles(site.directory)
-        states.open()
-        found = WaitingEvidence(path.parent, site.limits, states)
-        found.open()
-        expected = f"{problem}: expected {len(whole)}"
-        assert states.damage.get(f"waiting/{name}") == (expected if problem else None)
-    path.write_bytes(whole)
-    site.restart(site.checkpoint())
-    await site.round(site.now)
-    assert site.on_disk == 0
+    assert (site.on_disk, len(files.sizes)) == (0, 1)
+    assert site.acknowledge()[1] >= position
+    assert site.finalizer.counts.intervals == 9
+    files.is_read_only = False
+    assert await site.attempt(site.now)
+    assert not files.sizes
     site.finalizer.close()
 
 
@@ -275,20 +376,34 @@ async def test_beyond_the_bound_on_disk_evidence_stays_in_memory(tmp_path: Path,
     site.finalizer.close()
 
 
-@given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.binary(max_size=40)), min_size=1))
+@given(
+    st.lists(st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1 << 40)), min_size=1),
+    st.data(),
+)
 @fewer_examples(50)
-def test_files_return_what_was_written(found: list[tuple[str, bytes]]):
+def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.DataObject):
+    """No change of any byte of a file is accepted."""
+    intervals = [EvidenceInterval(node, "boot-1", number, 0, 1) for node, number in found]
     with tempfile.TemporaryDirectory() as name:
         files = WaitingEvidence(Path(name), IngestLimits())
-        files.write([node for node, _ in found], [each for _, each in found])
+        files.write([node for node, _ in found], [encode_interval(each) for each in intervals])
         again = WaitingEvidence(Path(name), IngestLimits())
-        assert again.open().total() == len(found)
+        assert again.open() == Counter(node for node, _ in found)
         (file,) = again.sizes
-        assert again.size_bytes == files.size_bytes == (Path(name) / file).stat().st_size
-        assert again.read(file) == [each for _, each in found]
-        raw = (Path(name) / file).read_bytes()
-        (Path(name) / file).write_bytes(raw[:-1])
-        with pytest.raises(WaitingEvidenceError):
-            again.read(file)
-        assert sum(again.delete(file).values()) == len(found)
+        path = Path(name) / file
+        assert again.size_bytes == files.size_bytes == path.stat().st_size
+        assert again.read(file) == intervals
+        raw = path.read_bytes()
+        at_byte = data.draw(st.integers(0, len(raw) - 1))
+        changed = raw[at_byte] ^ data.draw(st.integers(1, 255))
+        for broken in (raw[:at_byte], raw[:at_byte] + bytes([changed]) + raw[at_byte + 1 :]):
+            path.write_bytes(broken)
+            assert again.read(file) is None
+            damaged = WaitingEvidence(Path(name), IngestLimits())
+            assert not damaged.open()
+            assert list(damaged.damaged) == [file]
+        path.write_bytes(raw)
+        assert again.read(file) == intervals
+        assert not again.damaged
+        again.delete(file)
         assert not WaitingEvidence(Path(name), IngestLimits()).open()
