@@ -281,7 +281,7 @@ class ClusterHead:
         )
         try:
             content = None if nodes is None else membership.encode_nodes(nodes)
-            members = membership.exchange(database, own_member, content)
+            members = membership.exchange(database, own_member, content, self.refresher.wall_ns)
             return self.lease.take(database) is not None, members
         except (databases.UnusableLedgerError, membership.NameInUseError):
             self._written_at = -WRITE_NODES_SECONDS
@@ -372,6 +372,7 @@ class ClusterHead:
 
     def _follow(self, state: HeadState) -> None:
         """Follow all collectors that are present; a collector with another URL is followed there."""
+        wall_ns = self.refresher.wall_ns
         present = {member.name: member for member in self.members.members}
         for name in [*state.followed]:
             each = state.followed[name]
@@ -384,7 +385,7 @@ class ClusterHead:
                 state.followed[name].member = member
                 continue
             each = state.followed[name] = record_exchange.FollowedCollector(
-                member, partial(self._follower, state, name), state.add_last_known
+                member, partial(self._follower, state, name), state.add_last_known, wall_ns
             )
             is_own = name == self.name
             read = each.read_own(self.records.feed) if is_own else each.read_other(self.access)
@@ -393,5 +394,9 @@ class ClusterHead:
 
     def _follower(self, state: HeadState, name: str) -> feed_follower.FeedFollower:
         return feed_follower.FeedFollower(
-            state.core, self.settings.limits, self.refresher.wall_ns, name, state.owners
+            state.core,
+            self.settings.limits,
+            name,
+            state.owners,
+            lambda: self.members.lead_ns(self.name, name),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -115,6 +116,7 @@ class FollowedCollector:
     """Returns a follower of a new connection."""
     on_problem: Callable[[], None] = lambda: None
     """Called when its nodes have become unknown."""
+    wall_ns: Callable[[], int] = time.time_ns
     task: asyncio.Task[None] | None = None
     problem: str = "no snapshot yet"
     """Reason why its nodes are unknown; empty if they are not."""
@@ -123,6 +125,8 @@ class FollowedCollector:
     rejected_problem: str = ""
     """Reason of the last one."""
     follower: feed_follower.FeedFollower | None = None
+    applied_ns: int = 0
+    """Time by its clock up to which all of its records were applied, also by an earlier connection; 0 if never."""
 
     def part(self, nodes: int) -> membership.CollectorPart:
         """Return the collector as views state it."""
@@ -137,8 +141,14 @@ class FollowedCollector:
             round(shift_ns / timestamps.SECOND_NS, 3),
             self.rejected,
             self.rejected_problem,
-            round(follower.age_seconds(), 3) if follower and follower.is_complete else None,
+            self._lag_seconds(),
         )
+
+    def _lag_seconds(self) -> float | None:
+        if not self.follower or not self.applied_ns:
+            return None
+        applied_ns = self.applied_ns + self.follower.lead_ns()
+        return round(max(0, self.wall_ns() - applied_ns) / timestamps.SECOND_NS, 3)
 
     async def read_own(self, feed: record_feed.RecordFeed) -> None:
         """Apply the records of this collector until cancelled."""
@@ -189,6 +199,8 @@ class FollowedCollector:
             if follower.rejected > before:
                 self.rejected += follower.rejected - before
                 self.rejected_problem = follower.problem
+            if follower.is_complete:
+                self.applied_ns = follower.sender_ns
             if follower.is_complete and self.problem:
                 self.problem = ""
                 log.info(

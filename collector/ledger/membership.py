@@ -7,7 +7,7 @@ are those of the database. A row that was not renewed for a day is that of a col
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from collector.ledger import LedgerError, leases, schema
 from collector.ledger.database import Database
-from railscope import durable_files, untrusted_text
+from railscope import durable_files, timestamps, untrusted_text
 
 HEAD = "head"
 """Lease of the collector that shows the nodes of all."""
@@ -32,6 +32,7 @@ rows = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     *schema.texts("url", "holder"),
     sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("clock_ns", sa.BigInteger, nullable=False),  # of the collector, at `seen_at`
     sa.Column("nodes", sa.LargeBinary, nullable=False),
 )
 """Collectors by name. Like the table of leases it has rows that change, and nothing is billed from it."""
@@ -62,6 +63,8 @@ class ClusterMember(NamedTuple):
     """Time since it wrote its row."""
     nodes: Mapping[str, int] = {}
     """Time of the last report of each of its nodes, in nanoseconds."""
+    clock_lead_ns: int = 0
+    """Lead of its clock over that of the database when it wrote its row."""
 
 
 class ClusterMembers(NamedTuple):
@@ -69,6 +72,11 @@ class ClusterMembers(NamedTuple):
 
     members: Sequence[ClusterMember]
     head: ClusterMember | None
+
+    def lead_ns(self, name: str, other: str) -> int:
+        """Return the lead of the clock of a collector over that of another one; 0 if one is not present."""
+        leads_ns = {member.name: member.clock_lead_ns for member in self.members}
+        return leads_ns[name] - leads_ns[other] if {name, other} <= leads_ns.keys() else 0
 
 
 def encode_nodes(nodes: Mapping[str, int]) -> bytes:
@@ -86,10 +94,12 @@ def decode_nodes(content: bytes) -> dict[str, int]:
         return {}
 
 
-def exchange(database: Database, member: ClusterMember, nodes: bytes | None) -> ClusterMembers:
+def exchange(
+    database: Database, member: ClusterMember, nodes: bytes | None, wall_ns: Callable[[], int]
+) -> ClusterMembers:
     """Write the row of a collector, and return all rows. `nodes` are written unless they are None.
 
-    Blocking; raises UnusableLedgerError, NameInUseError.
+    `wall_ns` is the clock of the collector. Blocking; raises UnusableLedgerError, NameInUseError.
     """
     clock: Any = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
     values = {"url": member.url, "holder": member.holder, "seen_at": clock}
@@ -109,18 +119,31 @@ def exchange(database: Database, member: ClusterMember, nodes: bytes | None) -> 
                 " fix: set cluster.name"
             )
             raise NameInUseError(message)
+        values["clock_ns"] = wall_ns()  # just before the database's: a transaction may have waited
         changed = sa.update(rows).where(rows.c.name == member.name).values(**values)
         if not connection.execute(changed).rowcount:
             new = {"name": member.name, "nodes": b""} | values
             connection.execute(schema.insert_new(connection, rows).values(**new))
-        query = sa.select(rows, age.label("age")).where(age < REMOVED_SECONDS).order_by(rows.c.name)
+        written_seconds = sa.extract("epoch", rows.c.seen_at)
+        query = (
+            sa.select(rows, age.label("age"), written_seconds.label("written_seconds"))
+            .where(age < REMOVED_SECONDS)
+            .order_by(rows.c.name)
+        )
         found = connection.execute(query).all()
         lease = sa.select(leases.rows.c.holder).where(
             leases.rows.c.name == HEAD, leases.rows.c.expires_at > clock
         )
         holder = connection.execute(lease).scalar()
     members = [
-        ClusterMember(row.name, row.url, row.holder, float(row.age), decode_nodes(row.nodes))
+        ClusterMember(
+            row.name,
+            row.url,
+            row.holder,
+            float(row.age),
+            decode_nodes(row.nodes),
+            row.clock_ns - round(row.written_seconds * timestamps.SECOND_NS),
+        )
         for row in found
     ]
     head = next((each for each in members if each.holder == holder), None)
@@ -178,7 +201,7 @@ class CollectorPart(msgspec.Struct, frozen=True):
     rejected_problem: str = ""
     """Reason of the last one."""
     lag_seconds: float | None = None
-    """Time since the head last had all of its records; None if it never had."""
+    """Age of the last time up to which the head applied all of its records; None before the first snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

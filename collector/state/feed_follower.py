@@ -6,7 +6,7 @@ it is stored. What is invalid or beyond a bound is left out and counted with its
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from railscope import claim_terms, envelopes, service, timestamps, wire
 
 CLOCK_TOLERANCE_NS = 2 * timestamps.SECOND_NS
 """Difference of two collectors' clocks up to which times are left as they are."""
-_LEAD_SECONDS = 300
 MAX_AHEAD_NS = timestamps.HOUR_NS
 """Time after the present one of the sender that a receipt may have: its clock may have been set back."""
 MAX_NODES = 65_536
@@ -38,18 +37,16 @@ class FeedFollower:
 
     core: collector_state.CollectorState
     limits: config.IngestLimits
-    wall_ns: Callable[[], int]
     name: str = ""
     """Collector that sends them."""
     owners: dict[str, str] = field(default_factory=dict)
     """Collector that reported each node last."""
+    lead_ns: Callable[[], int] = lambda: 0
+    """Returns the lead of this collector's clock over the sender's, measured without the delay of the records."""
     shift_ns: int = 0
-    """Lead of this collector's clock over the sender's, 0 if they agree."""
+    """The lead, 0 if the clocks agree."""
     sender_ns: int = 0
-    """Time of the sender when it was last stated, and the own time then."""
-    stated_ns: int = 0
-    _leads: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LEAD_SECONDS))
-    """Smallest lead of this collector's clock in each of the last seconds with a statement."""
+    """Time that the sender stated last; it has sent all of its records before that."""
     rejected: int = 0
     """Parts and facts that were not applied."""
     problem: str = ""
@@ -61,23 +58,10 @@ class FeedFollower:
     """True after the snapshot."""
 
     def set_clock(self, sender_ns: int) -> None:
-        """Compare the clocks of both; a step is followed, a delay and its variations are not.
-
-        A delay can only make the lead larger: the smallest of the last ones is that of the clock. A sender's clock
-        that was set back makes its data older for as long.
-        """
-        self.sender_ns, self.stated_ns = _checked_time(sender_ns), self.wall_ns()
-        lead_ns, second = self.stated_ns - sender_ns, self.stated_ns // timestamps.SECOND_NS
-        if self._leads and self._leads[-1][0] == second:
-            lead_ns = min(lead_ns, self._leads.pop()[1])
-        self._leads.append((second, lead_ns))
-        lead_ns = min(lead_ns for _, lead_ns in self._leads)
+        """Set the time of the sender, and follow the difference of both clocks. Raises FeedError."""
+        self.sender_ns, lead_ns = _checked_time(sender_ns), self.lead_ns()
         if abs(lead_ns - self.shift_ns) > CLOCK_TOLERANCE_NS:
             self.shift_ns = lead_ns if abs(lead_ns) > CLOCK_TOLERANCE_NS else 0
-
-    def age_seconds(self) -> float:
-        """Return the time since the sender last stated that all of its records were sent."""
-        return max(0.0, (self.wall_ns() - self.stated_ns) / timestamps.SECOND_NS)
 
     async def apply(self, part: record_feed.FeedPart, slices: work_limits.TimeSlices) -> None:
         """Apply a part. Raises FeedError if the feed cannot be continued, and OSError."""

@@ -104,7 +104,7 @@ class RecordPart(msgspec.Struct, array_like=True, tag=True):
 
 
 class SenderTime(msgspec.Struct, array_like=True, tag=True):
-    """States the time of the sender, and that all records before it were sent."""
+    """Time of the sender up to which all of its records were sent."""
 
     wall_ns: int
 
@@ -305,12 +305,13 @@ class RecordFeed:
         yield encode_part(SnapshotEnd())
         while True:
             reader.wake.clear()
+            wall_ns = self.wall_ns()  # records that arrive while the others are sent follow it
             for _ in range(len(reader.waiting)):
                 record, digests = reader.take()
                 async for part in self._new_schemas(record.node, digests, sent):
                     yield part
                 yield encode_part(RecordPart(record))
-            yield encode_part(SenderTime(self.wall_ns()))
+            yield encode_part(SenderTime(wall_ns))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.heartbeat_seconds):
                     await reader.wake.wait()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from aiohttp import web
+from makers import SECOND
 from running_collector import run_collector
 from structlog.testing import capture_logs
 from support import postgresql
 from test_cluster_head import (
     ReportingNode,
     extent_of,
+    free_port,
     report,
     running,
     settings_of,
@@ -27,8 +30,11 @@ from test_record_feed import Feed
 from collector.config import IngestLimits, LedgerSettings
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger import database as databases, membership
-from collector.record_exchange import FollowedCollector, PeerAccess, RecordServer
+from collector.record_exchange import RECORDS_PATH, FollowedCollector, PeerAccess, RecordServer
 from collector.service import Collector
+from collector.state.collector_state import CollectorState
+from collector.state.feed_follower import FeedFollower
+from collector.state.record_feed import FORMAT, FeedHeader, encode_part
 from collector.tables import metadata
 from railscope.settings import SettingsError
 from railscope.wire import SentAt
@@ -37,14 +43,17 @@ LARGE = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(8 << 20))
 
 
 @contextlib.asynccontextmanager
-async def serving(server: RecordServer) -> AsyncIterator[tuple[str, int]]:
+async def serving(
+    serve: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0
+) -> AsyncIterator[tuple[str, int]]:
     """Address of a server of records, which ends with the test."""
     application = web.Application()
-    application.router.add_get("/", server.serve)
+    for path in ("/", RECORDS_PATH):
+        application.router.add_get(path, serve)
     runner = web.AppRunner(application, shutdown_timeout=0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield runner.addresses[0][:2]
     finally:
         await runner.cleanup()
@@ -68,7 +77,7 @@ async def read_status(reader: asyncio.StreamReader) -> bytes:
 async def test_a_reader_that_does_not_read_is_disconnected(tmp_path: Path):
     feed = Feed(tmp_path)
     server = RecordServer(feed.feed, write_seconds=0.2)
-    async with serving(server) as address, connected(*address) as reader:
+    async with serving(server.serve) as address, connected(*address) as reader:
         assert await read_status(reader) == b"200"
         (waiting,) = await until_true(lambda: feed.feed.readers)
         for _ in range(4):
@@ -83,7 +92,7 @@ async def test_a_reader_that_does_not_read_is_disconnected(tmp_path: Path):
 async def test_more_readers_than_the_maximum_are_rejected(tmp_path: Path):
     feed = Feed(tmp_path)
     server = RecordServer(feed.feed, max_readers=2)
-    async with serving(server) as address, contextlib.AsyncExitStack() as stack:
+    async with serving(server.serve) as address, contextlib.AsyncExitStack() as stack:
         first, second, third = [
             await stack.enter_async_context(connected(*address)) for _ in range(3)
         ]
@@ -123,14 +132,69 @@ def test_a_name_that_another_running_collector_has_is_an_error(database: str):
     own = membership.ClusterMember("a", "http://one:1", "holder-1", 0.0)
     other = membership.ClusterMember("a", "http://two:1", "holder-2", 0.0)
     try:
-        membership.exchange(shared.open(), own, b"")
+        membership.exchange(shared.open(), own, b"", time.time_ns)
         with pytest.raises(membership.NameInUseError, match="http://one:1 has the name a too"):
-            membership.exchange(shared.open(), other, b"")
+            membership.exchange(shared.open(), other, b"", time.time_ns)
         restarted = own._replace(holder="holder-3")
-        found = membership.exchange(shared.open(), restarted, b"")
+        found = membership.exchange(shared.open(), restarted, b"", time.time_ns)
         assert [each.url for each in found.members] == ["http://one:1"]
     finally:
         shared.close()
+
+
+def test_the_difference_of_two_clocks_is_measured_by_the_clock_of_the_database(database: str):
+    shared = databases.SharedDatabase(database, metadata)
+    try:
+        for name, ahead_ns in (("a", 0), ("b", 3600 * SECOND)):
+            member = membership.ClusterMember(name, f"http://{name}:1", f"holder-{name}", 0.0)
+            wall_ns = lambda: time.time_ns() + ahead_ns  # noqa: B023, E731 - called at once
+            found = membership.exchange(shared.open(), member, b"", wall_ns)
+        assert found.lead_ns("b", "a") == pytest.approx(3600 * SECOND, abs=2 * SECOND)
+        assert found.lead_ns("a", "b") == -found.lead_ns("b", "a")
+        assert found.lead_ns("a", "c") == 0, "not present"
+    finally:
+        shared.close()
+
+
+async def test_the_lag_grows_while_no_records_arrive_until_all_of_them_are_applied(tmp_path: Path):
+    feed, port, ended = Feed(tmp_path), free_port(), asyncio.Event()
+    now_ns = feed.sender_ns
+    member = membership.ClusterMember("b", f"http://127.0.0.1:{port}", "holder", 0.0)
+
+    async def send_header(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(encode_part(FeedHeader(FORMAT, now_ns)))
+        await ended.wait()
+        return response
+
+    def begin() -> FeedFollower:
+        core = CollectorState(feed.follower.core.schemas)
+        return FeedFollower(core, IngestLimits(), "b", lead_ns=lambda: feed.lead_ns)
+
+    followed = FollowedCollector(member, begin, wall_ns=lambda: now_ns)
+    reading = asyncio.create_task(followed.read_other(PeerAccess("token", "")))
+    try:
+        assert followed.part(0).lag_seconds is None, "no records yet"
+        async with serving(RecordServer(feed.feed).serve, port):
+            await until_true(lambda: not followed.problem)
+            assert followed.part(0).lag_seconds == 0
+            now_ns += 30 * SECOND
+            assert followed.part(0).lag_seconds == 30, "its last records are delayed"
+            feed.lead_ns = 10 * SECOND
+            assert followed.part(0).lag_seconds == 20, "its clock is 10 s behind"
+            feed.lead_ns = 0
+            feed.feed.close()
+        await until_true(lambda: followed.problem)
+        now_ns += 30 * SECOND
+        assert followed.part(0).lag_seconds == 60, "the connection is interrupted"
+        async with serving(send_header, port):
+            await until_true(lambda: followed.follower and followed.follower.sender_ns == now_ns)
+            assert followed.part(0).lag_seconds == 60, "the snapshot is not complete"
+            ended.set()
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def test_a_failure_ends_the_term_and_is_logged_once(tmp_path: Path, database: str):
