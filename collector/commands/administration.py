@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -140,9 +141,9 @@ def accept_clock_command(config: Path | None) -> None:
 def copy_database_command(config: Path | None, file: Path | None) -> None:
     """Copy the ledger of a stopped collector from SQLite to the empty PostgreSQL database of `ledger.url`.
 
-    Evidence, ledger, billing and audit records are copied in one transaction, compared row by row, and checked as by
-    `railscope audit verify --ledger`. If that fails, or is interrupted, the PostgreSQL database stays empty. The
-    file is not changed.
+    Evidence, ledger, billing and audit records are copied in one transaction, read back, compared by number and digest
+    of the rows of each table, and checked as by `railscope audit verify --ledger`. If that fails, or is interrupted,
+    the PostgreSQL database stays empty. No row of the file is changed.
     """
     current = load_settings(config)
     directory = service.state_directory(current)
@@ -150,19 +151,21 @@ def copy_database_command(config: Path | None, file: Path | None) -> None:
     with convert_errors(failures, click.ClickException):
         url = database.ledger_url(current.ledger, directory)
         path = (file or directory / database.FILE).absolute()
-        source = database.Database(f"sqlite:///{path}", tables.metadata, make=False)
-        lock = service.lock_state_directory(directory)
+        lock = service.lock_state_directory(
+            directory
+        )  # first: opening a ledger adds missing tables
         try:
-            copy = database_copy.copy_database(
-                source,
-                url,
-                tables.metadata,
-                ledger_check.check_outbox,
-                lambda table: click.echo(str(table)),
-            )
+            source = database.Database(f"sqlite:///{path}", tables.metadata, make=False)
+            with contextlib.closing(source):
+                copy = database_copy.copy_database(
+                    source,
+                    url,
+                    tables.metadata,
+                    ledger_check.check_outbox,
+                    lambda table: click.echo(str(table)),
+                )
         finally:
             os.close(lock)
-            source.close()
         copy.close()
     click.echo(f"copied {source.name} to {copy.name}")
 

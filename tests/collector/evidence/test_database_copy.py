@@ -129,6 +129,8 @@ def test_the_copy_has_all_rows_and_continues(state: Path, target: str) -> None:
 
 
 def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
+    damage(state, sa.text("DROP TABLE collector_head_file"))
+    content = (state / "ledger.sqlite").read_bytes()
     lock = lock_state_directory(state)
     try:
         result = copied(state, target)
@@ -136,6 +138,7 @@ def test_a_running_collector_is_not_copied(state: Path, target: str) -> None:
         os.close(lock)
     assert (result.exit_code, tables_in(target)) == (1, [])
     assert "is in use by another collector" in result.output
+    assert (state / "ledger.sqlite").read_bytes() == content, "opening it adds the table"
 
 
 def test_a_ledger_is_not_replaced(state: Path, target: str) -> None:
