@@ -146,6 +146,16 @@ class WaitingEvidence:
             log.error("waiting_evidence_damaged", file=name, problem=problem, advice=advice)
         self.damaged[name] = problem
 
+    def keep(self, name: str, numbers: Sequence[int]) -> None:
+        """Remove all intervals of a file but some, by their numbers in it. Raises OSError, WaitingEvidenceError."""
+        _, intervals = self._read(name)
+        intervals = [intervals[number] for number in numbers]
+        content = _encode_file(intervals)
+        if self.state_files:  # first: a file that is larger than recorded is not lost
+            self.state_files.record_evidence(name, len(content))
+        durable_files.write_durably(self.directory / name, content)
+        self.sizes[name], self.nodes[name] = len(content), Counter(each.node for each in intervals)
+
     def delete(self, name: str) -> None:
         """Delete a file that the database has. Raises OSError."""
         if self.state_files:

@@ -1,8 +1,8 @@
 """Writing of facts from memory to the database, and exchange of receipts with other collectors of it.
 
 An interval of the evidence is removed from memory once the database has it. If the database rejects a value, the
-facts are divided until all but the rejected ones are written. Those stay in memory and in the checkpoint, are not
-stored in the sense of acknowledgements, and are written again after the next start.
+facts are divided until all but the rejected ones are written. Those stay in memory and in the checkpoint, or alone in
+their file on disk, are not stored in the sense of acknowledgements, and are written again after the next start.
 
 While the database does not keep up, intervals wait on disk (`collector.evidence.waiting_evidence`).
 """
@@ -10,6 +10,7 @@ While the database does not keep up, intervals wait on disk (`collector.evidence
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,7 +51,9 @@ class EvidenceWriter:
     _queued: set[Hashable] = field(default_factory=set)
     """Keys of intervals that are selected for the present write: they stay in memory."""
     rejected: set[Hashable] = field(default_factory=set)
-    """Facts that the database rejected: keys of intervals, claims, first contacts by node and GPU."""
+    """Facts that the database rejected: keys of intervals (on disk also the file), claims, contacts by node and GPU."""
+    _rejected_files: set[str] = field(default_factory=set)
+    """Files of `waiting` with intervals that the database rejected."""
     _stored_files: set[str] = field(default_factory=set)
     """Files of `waiting` that the database has, and that could not be deleted yet."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
@@ -110,7 +113,9 @@ class EvidenceWriter:
     def _reject(self, node: str, fact: Hashable, error: database.RejectedValueError) -> None:
         """Report a fact that the database rejects, which is not written again before the next start."""
         self.rejected.add(fact)
-        advice = "it stays in memory and in the checkpoint; correct the database, then restart"
+        advice = (
+            "it is kept, and not written before the next start; correct the database, then restart"
+        )
         log.error("evidence_rejected", node=node, problem=str(error), advice=advice)
 
     async def _merge_reports(self, store: evidence_store.EvidenceStore) -> None:
@@ -175,19 +180,39 @@ class EvidenceWriter:
         """Write the intervals that wait on disk, the oldest file first; a damaged one delays no other."""
         waiting = self.waiting
         for name in list(waiting.sizes) if waiting else ():
-            if waiting is None or name in self.rejected:
+            if waiting is None or name in self._rejected_files:
                 continue
             if name not in self._stored_files:
                 found = await service.run_in_thread(waiting.read, name)
                 if found is None:
                     continue
                 intervals = [evidence_memory.IntervalInMemory(interval) for interval in found]
-                await self._write_accepted(store, intervals, ())
-                if any(interval.key in self.rejected for interval in intervals):
-                    self.rejected.add(name)
+                await self._write_accepted(store, intervals, (), name)
+                rejected = [
+                    number
+                    for number, interval in enumerate(intervals)
+                    if (name, *interval.key) in self.rejected
+                ]
+                stored = waiting.nodes[name] - Counter(found[number].node for number in rejected)
+                self.book.intervals.leave_disk(stored)
+                if rejected:
+                    self._rejected_files.add(name)
+                    if len(rejected) < len(found):
+                        await self._keep_rejected(waiting, name, rejected)
                     continue
-                self.book.intervals.leave_disk(waiting.nodes[name])
             await self._delete_stored(waiting, name)
+
+    async def _keep_rejected(
+        self, waiting: waiting_evidence.WaitingEvidence, name: str, rejected: Sequence[int]
+    ) -> None:
+        """Remove from a file all intervals but those that the database rejected, until the next start."""
+        try:
+            await service.run_in_thread(waiting.keep, name, rejected)
+        except (OSError, waiting_evidence.WaitingEvidenceError) as error:
+            advice = "all of the file is written again after the next start, which changes nothing"
+            log.warning(
+                "waiting_evidence_replacement_failed", file=name, problem=str(error), advice=advice
+            )
 
     async def _delete_stored(self, waiting: waiting_evidence.WaitingEvidence, name: str) -> None:
         """Delete a file that the database has, or try it again in the next round."""
@@ -205,20 +230,21 @@ class EvidenceWriter:
         store: evidence_store.EvidenceStore,
         intervals: Sequence[evidence_memory.IntervalInMemory],
         claims: Sequence[claim_events.ClaimFact],
+        *file: str,
     ) -> None:
-        """Write evidence, but not the facts that the database rejects."""
+        """Write evidence, of a file if it is named, but not the facts that the database rejects."""
         try:
             await self._write(store, intervals, claims)
         except database.RejectedValueError as error:
             if len(intervals) + len(claims) == 1:
                 for interval in intervals:
-                    self._reject(interval.interval.node, interval.key, error)
+                    self._reject(interval.interval.node, (*file, *interval.key), error)
                 for fact in claims:
                     self._reject(fact.node, fact, error)
                 return
             of_intervals, of_claims = (len(intervals) + 1) // 2, len(claims) // 2
-            await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims])
-            await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:])
+            await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims], *file)
+            await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:], *file)
 
     async def _write(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import sqlalchemy as sa
 from support.checkpoints import checkpoint_of, resume_from
 from support.metered import revision_of
 from support.story import at, core_in, no_turns
@@ -129,6 +130,25 @@ class FinalizingCollector:
     def checkpoint(self) -> bytes:
         """Return the core's checkpoint."""
         return checkpoint_of(self.core)
+
+    def reject(self, table: sa.Table, column: str, value: str) -> None:
+        """Let the database reject rows with a value in a column."""
+        statement = f"ALTER TABLE {table.name} ADD CHECK ({column} <> '{value}')"
+        if self.url.startswith("sqlite"):
+            statement = (
+                f"CREATE TRIGGER reject_{table.name} BEFORE INSERT ON {table.name} WHEN NEW.{column} = '{value}'"
+                " BEGIN SELECT RAISE(ABORT, 'invalid value'); END"
+            )
+        with self.stores.ledger.database.transaction(writes=True) as connection:
+            connection.execute(sa.text(statement))
+
+    def permit(self, table: sa.Table, column: str) -> None:
+        """End that."""
+        statement = f"ALTER TABLE {table.name} DROP CONSTRAINT {table.name}_{column}_check"
+        if self.url.startswith("sqlite"):
+            statement = f"DROP TRIGGER reject_{table.name}"
+        with self.stores.ledger.database.transaction(writes=True) as connection:
+            connection.execute(sa.text(statement))
 
 
 def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:

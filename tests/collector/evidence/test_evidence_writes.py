@@ -41,18 +41,7 @@ async def test_an_interval_that_is_added_to_again_and_again_is_written(site: Fin
 
 
 class RejectingCollector(FinalizingCollector):
-    """A collector of a shared database that rejects rows of some tables."""
-
-    def reject(self, table: sa.Table, column: str, value: str) -> None:
-        """Let the database reject rows with a value in a column."""
-        statement = f"ALTER TABLE {table.name} ADD CHECK ({column} <> '{value}')"
-        if self.url.startswith("sqlite"):
-            statement = (
-                f"CREATE TRIGGER reject_{table.name} BEFORE INSERT ON {table.name} WHEN NEW.{column} = '{value}'"
-                " BEGIN SELECT RAISE(ABORT, 'invalid value'); END"
-            )
-        with self.stores.ledger.database.transaction(writes=True) as connection:
-            connection.execute(sa.text(statement))
+    """A collector of a shared database, with queries of its test."""
 
     def stored(self, node: str) -> int:
         return int(self.core.evidence.intervals.unstored.acknowledge(node)["stored"])
@@ -125,11 +114,7 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
         assert site.values(found.c.node) == others
     assert {node for node in NODES if site.stored(node) < positions[node]} == {"n3"}
     checkpoint = site.checkpoint()
-    undo = f"DROP TRIGGER reject_{table.name}"
-    if not site.url.startswith("sqlite"):
-        undo = f"ALTER TABLE {table.name} DROP CONSTRAINT {table.name}_{column}_check"
-    with site.stores.ledger.database.transaction(writes=True) as connection:
-        connection.execute(sa.text(undo))
+    site.permit(table, column)
     site.restart(checkpoint)
     StateCheckpointer(site.directory, site.core).begin_positions(is_incomplete=False)
     await site.round(600)

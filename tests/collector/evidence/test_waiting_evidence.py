@@ -8,11 +8,12 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from threading import Event
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day, ledger_hours
 from structlog.testing import capture_logs
@@ -24,6 +25,7 @@ from support.story import DAY, NodeReporter, accept, at, gpus_of
 from collector.config import IngestLimits
 from collector.evidence.evidence_memory import IntervalInMemory
 from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.evidence_tables import evidence_intervals
 from collector.evidence.node_intervals import EvidenceInterval, encode_interval
 from collector.evidence.waiting_evidence import WaitingEvidence, compare_files
 from collector.finalization.ledger_days import MeteringStores
@@ -286,6 +288,63 @@ async def test_a_file_that_cannot_be_read_delays_no_other(
     assert await site.attempt(site.now)
     assert (site.on_disk, states.damage) == (0, {})
     assert site.acknowledge("n1")[1] >= positions["n1"]
+    site.finalizer.close()
+
+
+class FullDisk(StateFiles):
+    """Files of a disk on which the manifest of some names is the last file that fits."""
+
+    full_from: Container[str] = ()
+
+    def record_evidence(self, name: str, size: int) -> None:
+        super().record_evidence(name, size)
+        if name in self.full_from:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_an_interval_on_disk_that_the_database_rejects_delays_no_other(
+    tmp_path: Path, url: str, *, is_full: bool
+):
+    """It stays alone in its file, counts once, and is written once it is accepted."""
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    site.state_files = site.waiting.state_files = files = FullDisk(site.directory)
+    await site.round(-100)
+    nodes = [f"n{number}" for number in range(7)]
+    for node in nodes:
+        accept(site.core, NodeReporter(node).envelopes_of(gpus_of(f"G-{node}"), range(0, 3600, 30)))
+    positions = {node: site.acknowledge(node)[0] for node in nodes}
+    site.now = 10 * QUARTER
+    await site.finalizer.move_to_disk()
+    (name,) = site.waiting.sizes
+    assert set(site.waiting.nodes[name]) == set(nodes)
+    files.full_from = {name} if is_full else ()
+    site.reject(evidence_intervals, "node", "n3")
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert await site.attempt(site.now)
+    rejected = [line for line in logs if line["event"] == "evidence_rejected"]
+    failures = [line for line in logs if line["event"] == "waiting_evidence_replacement_failed"]
+    assert {line["node"] for line in rejected} == {"n3"}
+    assert len(failures) == is_full
+    assert len(site.finalizer.rejected) == len(rejected) == site.on_disk == 5
+    late = {node for node in nodes if site.acknowledge(node)[1] < positions[node]}
+    assert late == {"n3"}
+    found = WaitingEvidence(site.waiting.directory, site.limits, StateFiles(site.directory))
+    assert found.state_files
+    found.state_files.open()
+    assert set(found.open()) == (set(nodes) if is_full else {"n3"})
+    assert not found.damaged
+    files.full_from = ()
+    site.permit(evidence_intervals, "node")
+    site.restart(site.checkpoint())
+    site.begin()
+    await site.round(site.now)
+    assert (site.on_disk, site.waiting.sizes, site.finalizer.rejected) == (0, {}, set())
+    assert site.acknowledge("n3")[1] >= positions["n3"]
+    with site.stores.ledger.database.transaction() as connection:
+        stored = Counter(connection.execute(sa.select(evidence_intervals.c.node)).scalars())
+    assert stored == dict.fromkeys(nodes, 5)
     site.finalizer.close()
 
 
