@@ -1,4 +1,4 @@
-"""Commands of `railscope collector archive`: list, verify and restore archived usage evidence."""
+"""Commands of `railscope collector archive`: list, verify, restore and recompute archived usage evidence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import click
 
 from collector.commands import command_options
 from collector.evidence import archive_files, evidence_archive
+from collector.finalization import archived_days
 from collector.finalization.evidence_retention import EvidenceRetention
 from collector.jobs import job_metering
+from collector.ledger import ledger_store
 from collector.metering.units import Period
 from railscope import service, timestamps
 
@@ -37,14 +39,15 @@ def _files(
 @_node_option
 @command_options.ledger_command
 def list_command(place: command_options.CommandContext, period: Period | None, node: str) -> None:
-    """List the files of PERIOD, or all: day, pod, nodes, facts, size, and what is not in the database."""
-    rows = [("day", "pod", "nodes", "facts", "bytes", "deleted from", "file")]
+    """List the files of PERIOD, or all: day, pod, kind, nodes, facts, size, and what is not in the database."""
+    rows = [("day", "pod", "kind", "nodes", "facts", "bytes", "deleted from", "file")]
     with place.archive() as archive:
         for file in _files(archive, period, node):
             deleted = len(archive.deleted_nodes(file))
             row = (
                 evidence_archive.format_day(file.day),
                 file.pod,
+                file.kind,
                 f"{len(file.nodes):,}",
                 f"{file.facts:,}",
                 f"{file.size_bytes:,}",
@@ -52,7 +55,7 @@ def list_command(place: command_options.CommandContext, period: Period | None, n
                 f"{file.location}/{file.name}",
             )
             rows.append(row)
-    for line in job_metering.format_table(rows, {2, 3, 4}) if len(rows) > 1 else ["no file"]:
+    for line in job_metering.format_table(rows, {3, 4, 5}) if len(rows) > 1 else ["no file"]:
         click.echo(line)
 
 
@@ -96,6 +99,30 @@ def restore_command(place: command_options.CommandContext, period: Period, node:
                 click.echo(f"restored {file.name}: {job_metering.format_count(count, 'fact')}")
     if not files:
         click.echo("nothing to restore: the database has all evidence of these files")
+
+
+@archive_group.command("recompute")
+@command_options.period_argument()
+@_node_option
+@command_options.ledger_command
+def recompute_command(place: command_options.CommandContext, period: Period, node: str) -> None:
+    """Compute the ledger days of PERIOD again from the archive alone, and compare them with the ledger.
+
+    Evidence and claims of the database are not read. Exit status 1: a day differs, or cannot be computed.
+    """
+    has_problem = False
+    with place.archive() as archive:
+        ledger = ledger_store.Ledger(archive.database)
+        days = range(period.start_ns // timestamps.DAY_NS, period.end_ns // timestamps.DAY_NS)
+        for day in days:
+            found = archived_days.recompute_day(archive, ledger, day, node)
+            name = evidence_archive.format_day(day)
+            equal = job_metering.format_count(found.equal, "GPU-day")
+            click.echo(f"{name}: {equal} equal, {len(found.problems):,} problems")
+            for problem in found.problems:
+                has_problem = True
+                click.echo(f"DIFFERS {problem}")
+    sys.exit(1 if has_problem else 0)
 
 
 @archive_group.command("run")

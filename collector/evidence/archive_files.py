@@ -84,6 +84,16 @@ def decode_file(content: bytes) -> list[EvidenceRow]:
     return [EvidenceRow(*row) for row in zip(*columns, strict=True)]
 
 
+def contains_facts(content: bytes, rows: Sequence[EvidenceRow]) -> bool:
+    """True if a file contains these rows. Raises ArchiveError for any other content.
+
+    The name of a fact is the hash of its content before compression, which may differ by the version of zstd.
+    """
+    found = decode_file(content)
+    names = [[row._replace(content=b"") for row in each] for each in (found, rows)]
+    return names[0] == names[1] and all(row.is_intact for row in found)
+
+
 def import_pyarrow() -> tuple[Any, Any]:
     """Return PyArrow and its module for Parquet. Raises ArchiveError without them."""
     try:

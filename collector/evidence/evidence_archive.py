@@ -7,12 +7,13 @@ hash of their facts, so an interrupted or concurrent round writes the same file 
 recorded later is in a further file of its day.
 
 `evidence_removal` has the nodes whose facts of a file were deleted, and those that were restored.
+Files of claims (`claim_archive`) are written in the same way; their facts stay in the database.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
@@ -35,7 +36,7 @@ before a window (`EvidenceStore.load`), and those at its edges.
 RESTORED_NS = 30 * DAY_NS
 """Restored evidence is not deleted again for this long."""
 DELETED, RESTORED = "deleted", "restored"
-_KIND = "intervals"
+INTERVALS, CLAIMS = "intervals", "claims"
 _LOCK = 0x7261_696C_6172_6368
 _intervals = evidence_tables.evidence_intervals
 archives, removals = evidence_tables.archives, evidence_tables.removals
@@ -54,6 +55,7 @@ class EvidenceFile(NamedTuple):
 
     number: int
     name: str
+    kind: str
     day: int
     pod: str
     nodes: tuple[str, ...]
@@ -107,18 +109,6 @@ def check_present(
         raise ArchivedEvidenceError(message)
 
 
-def find_nodes(connection: sa.Connection) -> dict[str, int]:
-    """Return all nodes with intervals, and the start of the oldest of each."""
-    found: dict[str, int] = {}
-    node = connection.execute(sa.select(sa.func.min(_intervals.c.node))).scalar()
-    while node is not None:  # one step in the index per node
-        oldest = sa.select(sa.func.min(_intervals.c.start_ns)).where(_intervals.c.node == node)
-        found[node] = connection.execute(oldest).scalar_one()
-        following = sa.select(sa.func.min(_intervals.c.node)).where(_intervals.c.node > node)
-        node = connection.execute(following).scalar()
-    return found
-
-
 def _decode_nodes(text: str) -> list[str]:
     return msgspec.json.decode(text, type=list[str])
 
@@ -170,6 +160,17 @@ class EvidenceArchive:
 
     def write_day(self, day: int, nodes: Iterable[str], now_ns: int) -> Iterator[int]:
         """Archive a day's facts of these nodes that are in no file yet; yield the facts of each file."""
+        return self.write_files(INTERVALS, day, nodes, self._read_unarchived, now_ns)
+
+    def write_files(
+        self,
+        kind: str,
+        day: int,
+        nodes: Iterable[str],
+        read_new: Callable[[str, int], list[archive_files.EvidenceRow]],
+        now_ns: int,
+    ) -> Iterator[int]:
+        """Archive what `read_new` returns for each node and the day; yield the facts of each file."""
         by_pod: dict[str, list[str]] = {}
         for node in sorted(nodes):
             by_pod.setdefault(self.pod_of(node), []).append(node)
@@ -177,14 +178,14 @@ class EvidenceArchive:
             rows: list[archive_files.EvidenceRow] = []
             size = 0
             for node in members:
-                new = self._read_unarchived(node, day)
+                new = read_new(node, day)
                 rows += new
                 size += sum(len(row.content) for row in new)
                 if size >= self._max_file_bytes:
-                    yield self._write_file(day, pod, rows, now_ns)
+                    yield self._write_file(kind, day, pod, rows, now_ns)
                     rows, size = [], 0
             if rows:
-                yield self._write_file(day, pod, rows, now_ns)
+                yield self._write_file(kind, day, pod, rows, now_ns)
 
     def find_due_days(self, end_day: int, seen_ns: int | None) -> list[int]:
         """Return the days before `end_day` that may have facts in no file, in order.
@@ -193,7 +194,7 @@ class EvidenceArchive:
         that time is not known.
         """
         starts = sa.select(sa.func.min(_intervals.c.start_ns))
-        newest = sa.select(sa.func.max(archives.c.day))
+        newest = sa.select(sa.func.max(archives.c.day)).where(archives.c.kind == INTERVALS)
         with self.database.transaction() as connection:
             last = connection.execute(newest).scalar() if seen_ns is not None else None
             if last is None:
@@ -218,14 +219,19 @@ class EvidenceArchive:
         return [row for row in rows if row.is_intact]
 
     def _write_file(
-        self, day: int, pod: str, rows: Sequence[archive_files.EvidenceRow], now_ns: int
+        self,
+        kind: str,
+        day: int,
+        pod: str,
+        rows: Sequence[archive_files.EvidenceRow],
+        now_ns: int,
     ) -> int:
         """Publish a file, verify it, and record it and its facts; return the number of facts."""
         facts = sha256("\n".join(sorted(row.part for row in rows)).encode()).hexdigest()
-        name = f"day={format_day(day)}/pod={pod}/{_KIND}-{facts[:32]}.parquet"
+        name = f"day={format_day(day)}/pod={pod}/{kind}-{facts[:32]}.parquet"
         self.store.create(name, archive_files.encode_file(rows))
         content = self.store.read(name)
-        if archive_files.decode_file(content) != list(rows):
+        if not archive_files.contains_facts(content, rows):
             message = (
                 f"{self.store.location}/{name} does not contain what was written; fix: check the "
                 "store, and move the file away"
@@ -233,7 +239,7 @@ class EvidenceArchive:
             raise archive_files.ArchiveError(message)
         file = {
             "name": name,
-            "kind": _KIND,
+            "kind": kind,
             "day": day,
             "pod": pod,
             "nodes": _encode_nodes({row.node for row in rows}),
@@ -364,9 +370,13 @@ class EvidenceArchive:
 
     # Reading back ------------------------------------------------------------------------------
 
-    def files(self, start_day: int, end_day: int, node: str = "") -> list[EvidenceFile]:
-        """Return the files of days, of all nodes or one, by day."""
+    def files(
+        self, start_day: int, end_day: int, node: str = "", kind: str = ""
+    ) -> list[EvidenceFile]:
+        """Return the files of days, of all nodes or one, and of all kinds or one, by day."""
         query = sa.select(archives).where(archives.c.day >= start_day, archives.c.day < end_day)
+        if kind:
+            query = query.where(archives.c.kind == kind)
         with self.database.transaction() as connection:
             found = [
                 schema.from_row(EvidenceFile, row, nodes=tuple(_decode_nodes(row.nodes)))
@@ -404,8 +414,10 @@ class EvidenceArchive:
         return rows
 
     def restore(self, file: EvidenceFile, now_ns: int) -> int:
-        """Insert the facts of a file that are not in the database; return the number of facts."""
+        """Insert the intervals of a file that are not in the database; return their number."""
         rows = self.read(file)
+        if file.kind != INTERVALS:
+            return 0  # claims are never deleted
         intervals = [row._asdict() for row in rows]
         members = [{"fact": row.part, "archive": file.number} for row in rows]
         with self.database.transaction(writes=True) as connection:

@@ -199,14 +199,21 @@ def read_intervals(
     return [(row.part, row.content) for row in connection.execute(query)]
 
 
-def select_claims(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
-    """Return a query for claims of GPUs that may have been in force in or around a window."""
+def select_claims(
+    gpus: Sequence[str], start_ns: int, end_ns: int, known_ns: int | None = None
+) -> Any:
+    """Return a query for claims of GPUs that may have been in force in or around a window.
+
+    With `known_ns`, only ends that were recorded before it show that a claim was not.
+    """
     late = sa.exists().where(
         claim_end_trust.c.fact == claim_ends.c.fact,
         claim_end_trust.c.trusted_from_ns >= start_ns - CONTEXT_NS,
     )
+    is_known = () if known_ns is None else (claim_ends.c.recorded_ns < known_ns,)
     over = sa.exists().where(
         ~late,
+        *is_known,
         claim_ends.c.gpu_uuid == reported_claims.c.gpu_uuid,
         claim_ends.c.node == reported_claims.c.node,
         claim_ends.c.claim_id == reported_claims.c.claim_id,

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from collector import clock as collector_clock, config, work_limits
 from collector.billing.billing_store import BillingStore
-from collector.evidence import archive_files, evidence_archive, evidence_tables
+from collector.evidence import archive_files, claim_archive, evidence_archive, evidence_tables
 from collector.fleet.view_cells import ViewCell
 from collector.ledger import leases, ledger_queries
 from collector.ledger.database import Database, UnusableLedgerError, call_database
@@ -63,6 +63,24 @@ def find_first_needed_day(
     unwritten = (days.get(gpu, first_ns // DAY_NS) for gpu, first_ns in since_ns.items())
     # The day before is read as well, so that the edges of a window do not affect its result.
     return min([day, *unwritten]) - 1
+
+
+def find_nodes(connection: Connection) -> dict[str, int]:
+    """Return all nodes with intervals, and the start of the oldest of each."""
+    found: dict[str, int] = {}
+    intervals = evidence_tables.evidence_intervals.c
+    node = connection.execute(select(func.min(intervals.node))).scalar()
+    while node is not None:  # one step in the index per node
+        oldest = select(func.min(intervals.start_ns)).where(intervals.node == node)
+        found[node] = connection.execute(oldest).scalar_one()
+        following = select(func.min(intervals.node)).where(intervals.node > node)
+        node = connection.execute(following).scalar()
+    return found
+
+
+def _write_claims(claims: claim_archive.ClaimArchive, day: int, now_ns: int) -> Iterator[str]:
+    for count in claims.write_day(day, now_ns):
+        yield f"{evidence_archive.format_day(day)}: claims of {count:,} nodes archived"
 
 
 @dataclass(slots=True)
@@ -161,19 +179,18 @@ class EvidenceRetention:
             max_file_bytes=self.max_file_bytes,
         )
         with database.transaction() as connection:
-            nodes = evidence_archive.find_nodes(connection)
+            nodes = find_nodes(connection)
         end_day = now_ns // DAY_NS - chosen.archive_after_days
+        claims = claim_archive.ClaimArchive(archive)
         days = archive.find_due_days(end_day, seen_ns)
-        self.archived_until = min(days, default=end_day)
-        for day in days:
-            for count in archive.write_day(day, nodes, now_ns):
-                self.archived += count
-                yield f"{evidence_archive.format_day(day)}: {count:,} facts archived"
-                if self._lease.take(database) != term or self._is_held():
-                    return
-            self.archived_until = max(self.archived_until, day + 1)
+        first_day = now_ns // DAY_NS - self.settings.metering.max_revision_age_days - 2
+        claim_days = claims.find_due_days(days, range(first_day, end_day), seen_ns)
+        for line in self._archive(claims, nodes, days, claim_days, now_ns):
+            yield line
+            if self._lease.take(database) != term or self._is_held():
+                return
         self.archived_until = end_day
-        yield from self._delete(archive, nodes, now_ns)
+        yield from self._delete(claims, nodes, now_ns)
         self._lease.take(database)
         try:
             term.store_progress(database, now_ns - _MARGIN_NS)
@@ -181,13 +198,37 @@ class EvidenceRetention:
         except leases.LostLeaseError:
             log.info("archive_progress_not_stored", advice="the holder does the same again")
 
+    def _archive(
+        self,
+        claims: claim_archive.ClaimArchive,
+        nodes: dict[str, int],
+        days: list[int],
+        claim_days: set[int],
+        now_ns: int,
+    ) -> Iterator[str]:
+        """Archive days; the claims of each last, so that a day with claims is complete."""
+        self.archived_until = min(days, default=now_ns // DAY_NS)
+        for day in sorted({*days, *claim_days}):
+            if day in days:
+                for count in claims.archive.write_day(day, nodes, now_ns):
+                    self.archived += count
+                    yield f"{evidence_archive.format_day(day)}: {count:,} facts archived"
+            if day in claim_days:
+                yield from _write_claims(claims, day, now_ns)
+            if day in days:
+                self.archived_until = max(self.archived_until, day + 1)
+
     def _is_held(self) -> bool:
         return bool(self.clock and self.clock.hold_reason)
 
     def _delete(
-        self, archive: evidence_archive.EvidenceArchive, nodes: dict[str, int], now_ns: int
+        self, claims: claim_archive.ClaimArchive, nodes: dict[str, int], now_ns: int
     ) -> Iterator[str]:
-        """Delete archived evidence that is no longer needed, the oldest day first."""
+        """Delete archived evidence that is no longer needed, the oldest day first.
+
+        A day can no longer be revised then: its claims are archived once more, as far as they are new.
+        """
+        archive = claims.archive
         keep_days = self.settings.archive.delete_after_days
         if not keep_days:
             return
@@ -203,6 +244,7 @@ class EvidenceRetention:
                 for day in archive.find_deletable_days(node, min(last_day, end_day)):
                     by_day.setdefault(day, []).append(node)
         for day, members in sorted(by_day.items()):
+            yield from _write_claims(claims, day, now_ns)
             for count in archive.delete_day(day, members, now_ns):
                 self.deleted += count
                 yield f"{evidence_archive.format_day(day)}: {count:,} facts deleted"

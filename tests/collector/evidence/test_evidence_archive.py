@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ledger_days import HOURS, a_day
-from sqlalchemy import delete, event, func, select, text, update
+from archiving_site import DAYS, METERING, NOW, ArchivingCollector
+from sqlalchemy import delete, event, select, text, update
 from sqlalchemy.exc import DBAPIError
 from support.audit import without_triggers
 from support.books import PRICES
 from support.command_line import run
-from support.finalizing import FinalizingCollector, content
+from support.finalizing import content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
-from collector.audit.ledger_check import compare_ledger, read_outbox_records
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
-from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
+from collector.config import MeteringSettings
 from collector.evidence import evidence_tables, loaded_facts
 from collector.evidence.archive_files import ArchiveError
 from collector.evidence.evidence_archive import (
+    INTERVALS,
     KEPT_REPORTS,
     ArchivedEvidenceError,
     EvidenceArchive,
-    EvidenceFile,
 )
 from collector.evidence.evidence_tables import (
     archived_facts,
@@ -35,21 +34,12 @@ from collector.evidence.evidence_tables import (
     evidence_intervals,
     removals,
 )
-from collector.finalization import ledger_days
-from collector.finalization.evidence_retention import EvidenceRetention, find_first_needed_day
+from collector.finalization.evidence_retention import find_first_needed_day
 from collector.ledger import schema
-from collector.ledger.audit_outbox import TimedActor, outbox_rows
-from collector.ledger.database import Database
+from collector.ledger.audit_outbox import TimedActor
 from collector.metering.units import Period
 from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
-
-METERING = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600, max_revision_age_days=1)
-DAYS = 5
-NOW = DAYS * DAY_SECONDS + 2 * HOURS
-KEPT = 8
-"""Reports of a node that stay: two hours."""
-
 
 EARLIER_TRIGGERS = {
     "sqlite": (
@@ -67,89 +57,6 @@ EARLIER_TRIGGERS = {
 """Statements that give the evidence the triggers of an earlier release."""
 
 
-class ArchivingCollector:
-    """A collector whose evidence is archived in a directory."""
-
-    def __init__(self, site: FinalizingCollector, directory: Path, **settings: object) -> None:
-        directory.mkdir(exist_ok=True)
-        self.site, self.directory = site, directory
-        options = {"archive_after_days": 1, "delete_after_days": 1, **settings}
-        self.settings = CollectorSettings(
-            archive=ArchiveSettings(url=str(directory), **options),  # type: ignore[arg-type]
-            metering=METERING,
-        )
-        self.now = float(NOW)
-        self.retention = self.begin()
-
-    @property
-    def database(self) -> Database:
-        return self.site.stores.ledger.database
-
-    def begin(self) -> EvidenceRetention:
-        """A collector after a restart."""
-        return EvidenceRetention(
-            self.settings,
-            lambda: self.database,
-            wall_ns=lambda: at(self.now),
-            kept_reports=KEPT,
-        )
-
-    @property
-    def archive(self) -> EvidenceArchive:
-        return EvidenceArchive(self.database, self.retention._store)  # noqa: SLF001 - as the commands open it
-
-    def files(self) -> list[EvidenceFile]:
-        return self.archive.files(0, 1 << 40)
-
-    def facts(self) -> set[tuple[object, ...]]:
-        with self.database.transaction() as connection:
-            return {tuple(row) for row in connection.execute(select(evidence_intervals))}
-
-    def count(self, table: object) -> int:
-        with self.database.transaction() as connection:
-            return connection.execute(select(func.count()).select_from(table)).scalar_one()  # type: ignore[arg-type]
-
-    def records(self) -> list[str]:
-        with self.database.transaction() as connection:
-            types = connection.execute(select(outbox_rows.c.type)).scalars()
-            return [kind for kind in types if kind.startswith("evidence.")]
-
-    def restore_all(self) -> None:
-        for file in self.files():
-            self.archive.restore(file, at(self.now))
-
-    def metered_again(self) -> list[ledger_days.WrittenDay]:
-        """Meter all days again from the evidence, and write them."""
-        homes = self.site.stores.store.homes()
-        jobs = [ledger_days.DueDays(gpu, tuple(range(DAY, DAY + DAYS))) for gpu in sorted(homes)]
-        return ledger_days.write_days(self.site.stores, homes, jobs, {}, at(self.now))
-
-    def check_audit(self) -> None:
-        """Compare the database with its records in the audit log's outbox."""
-        with self.database.transaction() as connection:
-            compared = compare_ledger(connection, read_outbox_records(connection))
-        assert compared.differences == []
-
-
-async def reported(site: FinalizingCollector, *nodes: NodeReporter) -> None:
-    """Days of nodes with a GPU each, in the ledger."""
-    for number, node in enumerate(nodes):
-        gpu = gpus_of(f"GPU-{number}")
-        accept(site.core, a_day(node) if number == 0 else [])
-        first = DAY_SECONDS + HOURS if number == 0 else 0
-        seconds = range(first, NOW, 30)
-        accept(site.core, node.envelopes_of(gpu, seconds, each=200))
-    await site.round(NOW, everything=True)
-
-
-@pytest.fixture
-async def archiving(url: str, tmp_path: Path) -> AsyncIterator[ArchivingCollector]:
-    site = FinalizingCollector(tmp_path / "one", url, METERING)
-    await reported(site, NodeReporter())
-    yield ArchivingCollector(site, tmp_path / "archive")
-    site.finalizer.close()
-
-
 async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_ledger_day(
     archiving: ArchivingCollector,
 ):
@@ -162,10 +69,8 @@ async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_
     assert left < before
     assert len(before - left) == archiving.retention.deleted > 90
     assert {row[2] // DAY_NS for row in before - left} == {DAY, DAY + 1}  # type: ignore[operator]
-    assert (
-        archiving.count(archived_facts)
-        == archiving.retention.archived - archiving.retention.deleted
-    )
+    left_archived = archiving.archived_intervals()
+    assert len(left_archived) == archiving.retention.archived - archiving.retention.deleted
     with pytest.raises(
         ArchivedEvidenceError,
         match=r"n1 from 2026-09-04\.\.2026-09-05 is only in the archive; fix: railscope collector "
@@ -181,7 +86,7 @@ async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_
     found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY)
     assert found is not None
     assert tuple(tile(known, at(0), at(DAY_SECONDS))) == found.tiling.entries
-    files = len(archiving.files())
+    files = len(archiving.files(kind=""))
     assert sorted(archiving.records()) == [
         *["evidence.archive"] * files, *["evidence.delete"] * 2, *["evidence.restore"] * 2,
     ]  # fmt: skip
@@ -230,8 +135,8 @@ async def test_the_database_rejects_deletions_of_what_is_not_archived(
 
     rejected(delete(evidence_intervals))
     assert await archiving.retention.attempt()
+    known = archiving.archived_intervals()
     with archiving.database.transaction() as connection:
-        known = set(connection.execute(select(archived_facts.c.fact)).scalars())
         parts = set(connection.execute(select(evidence_intervals.c.part)).scalars())
     assert known < parts
     rejected(delete(evidence_intervals))
@@ -313,7 +218,7 @@ async def test_two_collectors_write_each_file_once(archiving: ArchivingCollector
     first, second = (archive.write_day(DAY, ["n1"], at(NOW)) for archive in (one, two))
     rows = two._read_unarchived("n1", DAY)  # noqa: SLF001 - what it read before the other one wrote
     assert next(first) == len(rows)
-    assert two._write_file(DAY, "all", rows, at(NOW)) == 0  # noqa: SLF001 - as above
+    assert two._write_file(INTERVALS, DAY, "all", rows, at(NOW)) == 0  # noqa: SLF001 - as above
     assert list(second) == []
     assert len(archiving.files()) == 1
 
@@ -372,16 +277,30 @@ async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missi
     books = BillingBooks.for_ledger(archiving.site.stores.ledger)
     administration.publish(books, PRICES.replace('"h100"', '"h100-80gb-hbm3"'), "prices.toml", by)
     listed = archive("list", days).splitlines()
-    assert listed[0].split() == ["day", "pod", "nodes", "facts", "bytes", "deleted", "from", "file"]
-    assert [line.split()[:4] for line in listed[1:]] == [
-        ["2026-09-04", "all", "1", "97"],
-        ["2026-09-05", "all", "1", "96"],
+    assert listed[0].split() == [
+        "day",
+        "pod",
+        "kind",
+        "nodes",
+        "facts",
+        "bytes",
+        "deleted",
+        "from",
+        "file",
     ]
-    assert all("1 node" in line for line in listed[1:])
+    assert [line.split()[:5] for line in listed[1:]] == [
+        ["2026-09-04", "all", "intervals", "1", "97"],
+        ["2026-09-04", "all", "claims", "1", "1"],
+        ["2026-09-04", "all", "claims", "1", "1"],
+        ["2026-09-05", "all", "intervals", "1", "96"],
+        ["2026-09-05", "all", "claims", "1", "1"],
+        ["2026-09-05", "all", "claims", "1", "1"],
+    ]
+    assert all("1 node" in line for line in (listed[1], listed[4]))
     reconciled = run("bill", "reconcile", days, "--config", str(config))
     assert reconciled.exit_code == 1
     assert f"railscope collector archive restore {days} --node n1" in reconciled.output
-    assert "2 files compared, 0 broken" in archive("verify", days)
+    assert "6 files compared, 0 broken" in archive("verify", days)
     assert archive("restore", days, "--node", "n2").startswith("nothing to restore: ")
     file = archiving.directory / archiving.files()[0].name
     content_ = file.read_bytes()
@@ -456,9 +375,9 @@ async def test_a_round_searches_only_what_was_recorded_after_the_last_one(
         event.remove(archiving.database.engine, "before_cursor_execute", listen)
         return sum("evidence_archived_fact" in each for each in statements)
 
-    keeping.now += 3600
+    keeping.now += 7200
     first = count_statements()
-    keeping.now += 3600
+    keeping.now += 7200
     assert count_statements() == 1 < first, "the last archived day"
 
 

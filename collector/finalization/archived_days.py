@@ -1,0 +1,226 @@
+"""Computation of ledger days from the archive alone, without the evidence of the ledger's database.
+
+The intervals of a day and those around it, and the claims of the day, are read from verified files into a temporary
+database, some nodes at a time. Each GPU of the day is metered there, and compared with its newest revision in the ledger.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from collector import tables
+from collector.billing import period_completeness
+from collector.evidence import (
+    archive_files,
+    claim_archive,
+    evidence_archive,
+    evidence_store,
+    evidence_tables,
+)
+from collector.jobs.imported_lists import is_listed_gpu
+from collector.ledger import day_metering, day_tiling, ledger_store, row_conversion, schema
+from collector.ledger.database import Database
+from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
+
+_NODES_AT_ONCE = 16
+"""The intervals of these nodes, of three days or more, are in the temporary database at once."""
+_MARGINS = (1, 16, 64, 256, 1024, 1 << 20)
+"""Days around a day whose intervals are read: more where a node did not report, or a GPU is listed far away."""
+_MAX_USUAL_MARGIN = 16
+"""Beyond two weeks of reports, metering reads only the nearest interval (`loaded_facts.MAX_PARTS`)."""
+_RUN = "railscope collector archive run"
+
+
+@dataclass(slots=True)
+class RecomputedDay:
+    """Result of one day: its GPUs that are equal, and a problem for each that is not."""
+
+    day: int
+    equal: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def recompute_day(
+    archive: evidence_archive.EvidenceArchive,
+    ledger: ledger_store.Ledger,
+    day: int,
+    node: str = "",
+) -> RecomputedDay:
+    """Compute the ledger days of all GPUs, or those of a node, again. Blocking.
+
+    Raises ArchiveError, UnusableLedgerError.
+    """
+    result, name = RecomputedDay(day), evidence_archive.format_day(day)
+    files = claim_archive.ClaimArchive(archive)
+    if not files.is_complete(day):
+        result.problems.append(f"the claims of {name} are not in the archive; fix: {_RUN}")
+        return result
+    if not files.is_complete(day + 1):
+        result.problems.append(f"the day after {name} is not in the archive yet")
+        return result
+    found = list(_read_claims(archive, day))
+    homes: dict[str, set[str]] = defaultdict(set)
+    for claims in found:
+        for gpu, home in claims.homes:
+            homes[gpu].add(home)
+    written = {key.gpu: number for key, number in ledger.newest(day, day + 1).items()}
+    gpus = {gpu for gpu in written if not is_listed_gpu(gpu)}
+    selected = {gpu for gpu in homes.keys() | gpus if not node or node in homes.get(gpu, ())}
+    result.problems += [
+        f"{gpu}: no node of it is in the archive of {name}"
+        for gpu in sorted(selected - homes.keys())
+    ]
+    selected &= homes.keys()
+    for nodes in _group_nodes({gpu: homes[gpu] for gpu in selected}):
+        few = sorted(gpu for gpu in selected if homes[gpu] <= nodes)
+        numbers = {row_conversion.GpuDay(gpu, day): written[gpu] for gpu in few if gpu in written}
+        revisions = {each.tiling.gpu: each for each in ledger.revisions(numbers)}
+        differing = _Recomputation(archive, day, nodes, found).find_differing(few, revisions)
+        result.equal += len(few) - len(differing)
+        result.problems += [_describe(gpu, name, revisions.get(gpu), archive) for gpu in differing]
+    return result
+
+
+def _read_claims(
+    archive: evidence_archive.EvidenceArchive, day: int
+) -> Iterator[claim_archive.NodeClaims]:
+    for file in archive.files(day, day + 1, kind=evidence_archive.CLAIMS):
+        yield from map(claim_archive.decode_row, archive.read(file))
+
+
+def _group_nodes(homes: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
+    """Divide nodes into groups; the nodes of a GPU are in one group."""
+    together: list[set[str]] = []
+    for nodes in homes.values():
+        joined = set(nodes)
+        apart = [group for group in together if not group & joined]
+        for group in together:
+            if group & joined:
+                joined |= group
+        together = [*apart, joined]
+    waiting: set[str] = set()
+    for group in sorted(together, key=min):
+        waiting |= group
+        if len(waiting) >= _NODES_AT_ONCE:
+            yield waiting
+            waiting = set()
+    if waiting:
+        yield waiting
+
+
+def _describe(
+    gpu: str,
+    name: str,
+    revision: ledger_store.Revision | None,
+    archive: evidence_archive.EvidenceArchive,
+) -> str:
+    """Return a line about a GPU-day that differs."""
+    if revision is None:
+        return f"{gpu} on {name}: the archive has evidence, and the ledger has no such day"
+    day = revision.tiling.day
+    last_ns = max(file.verified_ns for file in archive.files(day, day + 1))
+    if revision.tiling.computed_ns > last_ns:
+        computed, archived = map(format_timestamp, (revision.tiling.computed_ns, last_ns))
+        return f"{gpu} on {name}: revised {computed}, archived {archived}; fix: {_RUN}"
+    return f"{gpu} on {name}: differs from revision {revision.number} of the ledger"
+
+
+@dataclass(slots=True)
+class _Recomputation:
+    """A day of some nodes."""
+
+    archive: evidence_archive.EvidenceArchive
+    day: int
+    nodes: set[str]
+    claims: list[claim_archive.NodeClaims]
+
+    def find_differing(
+        self, gpus: list[str], revisions: Mapping[str, ledger_store.Revision]
+    ) -> list[str]:
+        """Return the GPUs whose day differs from its revision, or has none."""
+        for margin in _MARGINS:
+            with self._open(margin) as store:
+                evidence = period_completeness.DatabaseEvidence(store)
+                try:
+                    differing = list(self._compare(evidence, gpus, revisions))
+                except evidence_archive.ArchivedEvidenceError:
+                    if margin == _MARGINS[-1]:
+                        raise
+                    continue
+            if not differing or margin >= _MAX_USUAL_MARGIN:
+                break
+        return differing
+
+    def _compare(
+        self,
+        evidence: period_completeness.DatabaseEvidence,
+        gpus: list[str],
+        revisions: Mapping[str, ledger_store.Revision],
+    ) -> Iterator[str]:
+        start_ns, end_ns = self.day * DAY_NS, (self.day + 1) * DAY_NS
+        evidence.gpus(start_ns, end_ns)
+        for gpu in gpus:
+            metered = evidence.evidence(gpu, start_ns, end_ns).meter()
+            again = metered.day(self.day, day_metering.MeteringComputation("", 0))
+            revision = revisions.get(gpu)
+            if revision is None:
+                if again.entries:
+                    yield gpu
+            elif revision.content_root != day_tiling.revision_root(
+                again, revision.tiling.capacity_units
+            ):
+                yield gpu
+
+    @contextmanager
+    def _open(self, margin: int) -> Iterator[evidence_store.EvidenceStore]:
+        """Open a temporary database with the claims of the day and the intervals around it.
+
+        Other files of intervals of these nodes are recorded as deleted, so that metering cannot use less than there is.
+        """
+        days = range(self.day - margin, self.day + margin + 1)
+        with tempfile.TemporaryDirectory(prefix="railscope-") as directory:
+            url = f"sqlite:///{Path(directory) / 'evidence.sqlite'}"
+            database = Database(url, tables.metadata)
+            try:
+                with database.transaction(writes=True) as connection:
+                    for claims in self.claims:
+                        if claims.node in {*self.nodes, claim_archive.FILES_NODE}:
+                            claims.insert(connection)
+                self._insert_intervals(database, days)
+                yield evidence_store.EvidenceStore(database)
+            finally:
+                database.close()
+
+    def _insert_intervals(self, database: Database, days: range) -> None:
+        files = self.archive.files(0, FOREVER_NS // DAY_NS, kind=evidence_archive.INTERVALS)
+        for file in files:
+            nodes = self.nodes & set(file.nodes)
+            if not nodes:
+                continue
+            rows: list[archive_files.EvidenceRow] = []
+            if file.day in days:
+                rows = [row for row in self.archive.read(file) if row.node in nodes]
+            with database.transaction(writes=True) as connection:
+                evidence_tables.insert_new_rows(
+                    connection, evidence_tables.evidence_intervals, [row._asdict() for row in rows]
+                )
+                if file.day not in days:
+                    _insert_removed(connection, file)
+
+
+def _insert_removed(connection: sa.Connection, file: evidence_archive.EvidenceFile) -> None:
+    """Record that the facts of a file are not in this database: `check_present` names them."""
+    nodes = msgspec.json.encode(file.nodes).decode()
+    row = schema.to_row(evidence_archive.archives, file, nodes=nodes)
+    connection.execute(evidence_archive.archives.insert().values(row))
+    removal = {"number": file.number, "archive": file.number, "nodes": nodes, "recorded_ns": 0}
+    removed = evidence_archive.removals.insert()
+    connection.execute(removed.values(**removal, action=evidence_archive.DELETED))
