@@ -65,8 +65,8 @@ class IngestLimits(Struct, frozen=True, kw_only=True):
     are moved to disk; above its share, the agent of a node keeps its frames.
     """
     waiting_evidence_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
-    """Maximum size of usage evidence that waits on disk for the database; above it, further evidence stays in
-    memory, up to `pending_evidence_intervals`.
+    """Maximum size of usage evidence that waits on disk for the database. The nodes with pending intervals have
+    equal shares; further evidence of a node stays in memory, up to its share of `pending_evidence_intervals`.
     """
 
 

@@ -1,8 +1,9 @@
 """Evidence that waits on disk while the database is unavailable.
 
 Intervals that nothing was added to recently are moved from memory to files in the state directory, once they are
-more than half of what may wait in memory. A file is durable before its intervals leave the memory, and is deleted
-after the database has them. It has the facts that follow from frames, whose size is less than a hundredth of that of
+more than half of what may wait in memory. Each node has an equal share of the disk, so that none delays another: what
+is beyond it stays in memory. A file is durable before its intervals leave the memory, and is deleted after the
+database has them. It has the facts that follow from frames, whose size is less than a hundredth of that of
 the frames: so they are not read from the frame log again, which need not be longer for an outage.
 
 The manifest of the state directory names the files, so that a lost one is detected. A damaged file is reported and kept,
@@ -11,6 +12,7 @@ and delays no other: its intervals do not count as stored. All calls block.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -46,6 +48,15 @@ class WaitingInterval(NamedTuple):
     node: str
     content: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """Return its size on disk, with its part of what a file has besides."""
+        return len(self.content) + len(self.node.encode()) + _OVERHEAD_BYTES
+
+
+_OVERHEAD_BYTES = 96
+"""Maximum size of a file without nodes and contents, and of their lengths, for each interval."""
+
 
 @dataclass(slots=True)
 class WaitingEvidence:
@@ -59,9 +70,16 @@ class WaitingEvidence:
     """Bytes by file, in the order in which they were written."""
     nodes: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of intervals of each node, by file."""
+    full: set[str] = field(default_factory=set)
+    """Nodes with an interval that did not fit in their share of the disk, until the database accepts evidence."""
     damaged: dict[str, str] = field(default_factory=dict)
     """The problem of each file that is missing or cannot be read, at the start or since."""
     _number: int = 0
+    _shares: dict[str, Counter[str]] = field(default_factory=dict)
+    """Bytes of each node, by file."""
+    _used: Counter[str] = field(default_factory=Counter)
+    """Bytes of each node in all files."""
+    _recording: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def size_bytes(self) -> int:
@@ -78,17 +96,47 @@ class WaitingEvidence:
             except WaitingEvidenceError as error:
                 self._report_damage(path.name, str(error))
                 continue
-            self.sizes[path.name] = size
-            self.nodes[path.name] = Counter(interval.node for interval in intervals)
+            self._record(path.name, size, intervals)
             waiting.update(self.nodes[path.name])
         if self.state_files:
             self.damaged |= self.state_files.compare_evidence(self.sizes, self.damaged)
         return waiting
 
-    def write(self, nodes: Sequence[str], contents: Sequence[bytes]) -> None:
-        """Write encoded intervals of nodes to a new file. Raises OSError, WaitingEvidenceError."""
+    def write(self, nodes: Sequence[str], contents: Sequence[bytes], node_count: int) -> list[bool]:
+        """Write encoded intervals to a new file; return for each of them if it fits in its node's share.
+
+        Each of `node_count` nodes has an equal share of the disk. Those that do not fit are not written.
+        Raises OSError, WaitingEvidenceError: then none is written.
+        """
         pairs = zip(nodes, contents, strict=True)
-        content = _encode_file([WaitingInterval(node, zlib.compress(each)) for node, each in pairs])
+        intervals = [WaitingInterval(node, zlib.compress(each)) for node, each in pairs]
+        share = self.limits.waiting_evidence_bytes // max(1, node_count)
+        used = {node: self._used[node] for node in nodes}
+        fits = []
+        for interval in intervals:
+            size = used[interval.node] + interval.size_bytes
+            fits.append(size <= share)
+            if size <= share:
+                used[interval.node] = size
+        written = [
+            interval for interval, is_fitting in zip(intervals, fits, strict=True) if is_fitting
+        ]
+        if written:
+            self._write(written)
+        full = {node for node, is_fitting in zip(nodes, fits, strict=True) if not is_fitting}
+        if new := sorted(full - self.full):
+            log.warning(
+                "waiting_evidence_share_used",
+                node=new[0],
+                nodes=len(new),
+                problem=f"expected at most {share} bytes of a node, by limits.waiting_evidence_bytes",
+                advice="further evidence of these nodes stays in memory; beyond their share of it, agents keep frames",
+            )
+        self.full |= full
+        return fits
+
+    def _write(self, intervals: Sequence[WaitingInterval]) -> None:
+        content = _encode_file(intervals)
         max_bytes = self.limits.waiting_evidence_bytes
         if self.size_bytes + len(content) > max_bytes:
             message = (
@@ -102,7 +150,22 @@ class WaitingEvidence:
         durable_files.write_durably(self.directory / name, content)
         if self.state_files:
             self.state_files.record_evidence(name, len(content))
-        self.sizes[name], self.nodes[name] = len(content), Counter(nodes)
+        self._record(name, len(content), intervals)
+
+    def _record(self, name: str, size: int, intervals: Sequence[WaitingInterval]) -> None:
+        """Record the intervals of a file, in place of the former ones; a file without intervals is forgotten."""
+        share: Counter[str] = Counter()
+        for interval in intervals:
+            share[interval.node] += interval.size_bytes
+        with self._recording:  # other threads may write or delete another file
+            self._used.subtract(self._shares.pop(name, Counter()))
+            self._used.update(share)
+            self._used += Counter()  # removes nodes without intervals
+            if not intervals:
+                del self.sizes[name], self.nodes[name]
+                return
+            self._shares[name] = share
+            self.sizes[name], self.nodes[name] = size, Counter(each.node for each in intervals)
 
     def read(self, name: str) -> list[node_intervals.EvidenceInterval] | None:
         """Return the intervals of a file; None if it cannot be read, which is reported once."""
@@ -154,14 +217,14 @@ class WaitingEvidence:
         if self.state_files:  # first: a file that is larger than recorded is not lost
             self.state_files.record_evidence(name, len(content))
         durable_files.write_durably(self.directory / name, content)
-        self.sizes[name], self.nodes[name] = len(content), Counter(each.node for each in intervals)
+        self._record(name, len(content), intervals)
 
     def delete(self, name: str) -> None:
         """Delete a file that the database has. Raises OSError."""
         if self.state_files:
             self.state_files.record_evidence(name, 0)
         (self.directory / name).unlink(missing_ok=True)
-        del self.sizes[name], self.nodes[name]
+        self._record(name, 0, ())
 
 
 def _encode_file(intervals: Sequence[WaitingInterval]) -> bytes:

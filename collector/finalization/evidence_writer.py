@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 
 import structlog
 
@@ -152,7 +153,8 @@ class EvidenceWriter:
         if waiting is None:
             return
         share = memory.share_of_node(waiting.limits.pending_evidence_intervals)
-        if max(memory.counts.values(), default=0) <= share // 2:
+        movable = memory.counts.keys() - waiting.full
+        if max((memory.counts[node] for node in movable), default=0) <= share // 2:
             return
         for keys in evidence_tables.group_items(list(memory.by_key)):
             await asyncio.sleep(0)  # there may be 50,000 of them
@@ -161,6 +163,7 @@ class EvidenceWriter:
                 for key in keys
                 if (interval := memory.by_key.get(key)) and interval.is_due(quiet_ns)
                 if key not in self._queued and key not in self.rejected
+                if interval.interval.node not in waiting.full
             ]
             for interval in group:
                 interval.stored = True  # so that no write begins with it
@@ -169,12 +172,15 @@ class EvidenceWriter:
                 continue
             try:
                 contents = [content async for _, content in self._encode(group)]
-                await service.run_in_thread(waiting.write, nodes, contents)
+                node_count = len(memory.counts.keys() | memory.on_disk.keys())
+                fits = await service.run_in_thread(waiting.write, nodes, contents, node_count)
             except BaseException:
                 for interval in group:
                     interval.stored = False
                 raise
-            memory.move_to_disk(group)
+            for interval, is_fitting in zip(group, fits, strict=True):
+                interval.stored = interval.stored and is_fitting
+            memory.move_to_disk(compress(group, fits))
 
     async def write_waiting(self, store: evidence_store.EvidenceStore) -> None:
         """Write the intervals that wait on disk, the oldest file first; a damaged one delays no other."""
@@ -201,6 +207,8 @@ class EvidenceWriter:
                         await self._keep_rejected(waiting, name, rejected)
                     continue
             await self._delete_stored(waiting, name)
+        if waiting:
+            waiting.full.clear()
 
     async def _keep_rejected(
         self, waiting: waiting_evidence.WaitingEvidence, name: str, rejected: Sequence[int]

@@ -183,9 +183,9 @@ class InterruptedFiles(WaitingEvidence):
 
     before: Callable[[], None] = staticmethod(lambda: None)
 
-    def write(self, *args: object) -> None:
+    def write(self, *args: object) -> list[bool]:
         self.before()
-        super().write(*args)  # type: ignore[arg-type]
+        return super().write(*args)  # type: ignore[arg-type]
 
 
 async def test_what_is_added_during_a_move_stays_in_memory(tmp_path: Path, url: str):
@@ -418,21 +418,94 @@ async def test_a_file_that_cannot_be_deleted_is_stored(tmp_path: Path, url: str)
     site.finalizer.close()
 
 
-async def test_beyond_the_bound_on_disk_evidence_stays_in_memory(tmp_path: Path, url: str):
-    """Agents then keep their frames; see `test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence`."""
-    site = WaitingCollector(tmp_path / "one", url)
-    site.waiting.limits = IngestLimits(pending_evidence_intervals=4, waiting_evidence_bytes=100)
-    accept(site.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 8 * QUARTER, 30)))
-    site.now = 10 * QUARTER
+async def test_beyond_its_share_of_the_disk_evidence_of_a_node_stays_in_memory(
+    tmp_path: Path, url: str
+):
+    """Its agent then keeps its frames; see `test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence`.
+
+    The other node is not affected, before and after.
+    """
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    site.waiting.limits = IngestLimits(pending_evidence_intervals=8, waiting_evidence_bytes=60_000)
+    usual, filling = NodeReporter("n1"), NodeReporter("n2")
+    for quarter in range(12):
+        seconds = range(quarter * QUARTER, (quarter + 1) * QUARTER, 30)
+        accept(site.core, usual.envelopes_of(gpus_of("GPU-0"), seconds))
+        names = [f"GPU-{number:02}" for number in range(1, 65)]
+        accept(site.core, filling.envelopes_of(gpus_of(*names), seconds))
+    site.now = 14 * QUARTER
+    intervals = site.core.evidence.intervals
     with capture_logs() as logs:
         for _ in range(2):
             await site.finalizer.move_to_disk()
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (line["event"], line["node"]) == ("waiting_evidence_share_used", "n2")
+    assert intervals.counts["n2"] > intervals.share_of_node(8), "its frames are rejected"
+    assert intervals.counts["n1"] == 0
+    assert site.waiting.size_bytes < 60_000
+    await site.round(site.now)
+    assert (site.in_memory, site.on_disk, site.waiting.full) == (0, 0, set())
+    site.finalizer.close()
+
+
+async def test_beyond_the_bound_on_disk_all_evidence_stays_in_memory(tmp_path: Path, url: str):
+    """The bound was lowered after files were written."""
+    site = WaitingCollector(tmp_path / "one", url)
+    for node in ("n1", "n2"):
+        reports = NodeReporter(node).envelopes_of(gpus_of(f"GPU-{node}"), range(0, 7200, 30))
+        accept(site.core, reports)
+        site.now = 10 * QUARTER
+        with capture_logs() as logs:
+            for _ in range(2):
+                await site.finalizer.move_to_disk()
+        limit = site.waiting.size_bytes + 100
+        site.waiting.limits = IngestLimits(
+            pending_evidence_intervals=4, waiting_evidence_bytes=limit
+        )
     (line,) = [line for line in logs if line["event"] == "evidence_move_failed"]
     assert "limits.waiting_evidence_bytes" in line["problem"]
-    assert (site.in_memory, site.on_disk) == (9, 0)
+    assert (site.in_memory, site.on_disk) == (9, 9)
     await site.round(site.now)
-    assert site.in_memory == 0
+    assert (site.in_memory, site.on_disk) == (0, 0)
     site.finalizer.close()
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(["n1", "n2", "n3"]), st.binary(max_size=3000))),
+        max_size=8,
+    ),
+    st.integers(500, 20_000),
+)
+@fewer_examples(50)
+def test_a_node_has_its_share_of_the_disk_whatever_others_write(
+    groups: list[list[tuple[str, bytes]]], max_bytes: int
+):
+    """The same intervals fit as if it had a third of the disk alone; all files are within the bound."""
+    with tempfile.TemporaryDirectory() as name:
+        limits = IngestLimits(waiting_evidence_bytes=max_bytes)
+        files = WaitingEvidence(Path(name) / "all", limits)
+        alone = {
+            node: WaitingEvidence(
+                Path(name) / node, IngestLimits(waiting_evidence_bytes=max_bytes // 3)
+            )
+            for node in ("n1", "n2", "n3")
+        }
+        for group in groups:
+            fits = files.write([node for node, _ in group], [each for _, each in group], 3)
+            for node, own in alone.items():
+                contents = [each for name_, each in group if name_ == node]
+                expected = own.write([node] * len(contents), contents, 1)
+                assert expected == [
+                    fit for fit, (name_, _) in zip(fits, group, strict=True) if name_ == node
+                ]
+            assert files.size_bytes <= max_bytes
+        restored = WaitingEvidence(Path(name) / "all", limits)
+        restored.open()
+        assert restored._used == files._used  # noqa: SLF001 - the shares after a restart
+        for file in list(files.sizes):
+            files.delete(file)
+        assert not files._used  # noqa: SLF001 - all shares are free
 
 
 @given(
@@ -445,9 +518,10 @@ def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.Da
     intervals = [EvidenceInterval(node, "boot-1", number, 0, 1) for node, number in found]
     with tempfile.TemporaryDirectory() as name:
         files = WaitingEvidence(Path(name), IngestLimits())
-        files.write([node for node, _ in found], [encode_interval(each) for each in intervals])
+        nodes = [node for node, _ in found]
+        files.write(nodes, [encode_interval(each) for each in intervals], 2)
         again = WaitingEvidence(Path(name), IngestLimits())
-        assert again.open() == Counter(node for node, _ in found)
+        assert again.open() == Counter(nodes)
         (file,) = again.sizes
         path = Path(name) / file
         assert again.size_bytes == files.size_bytes == path.stat().st_size
