@@ -60,6 +60,7 @@ class _SealedEnvelope(msgspec.Struct):
     batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
     agent_version: wire.Name = ""
     ended: wire.RunEnd | None = None
+    delivered: wire.DeliveredRuns = ()
 
 
 class _SealedBatch(msgspec.Struct):
@@ -115,7 +116,8 @@ class OpenedBody(NamedTuple):
         with _invalid("envelope"):
             batches = tuple(map(_open_batch, self.batches))
         origin = (sealed.node, sealed.run, sealed.boot_id)
-        return wire.Envelope(wire.VERSION, *origin, (), batches, sealed.agent_version, sealed.ended)
+        stated = (sealed.agent_version, sealed.ended, sealed.delivered)
+        return wire.Envelope(wire.VERSION, *origin, (), batches, *stated)
 
 
 def unpack(body: bytes, max_bytes: int) -> wire.Envelope:

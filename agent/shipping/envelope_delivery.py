@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from agent import host
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from railscope import __version__, envelopes, frame, wire
@@ -31,9 +33,12 @@ class EnvelopeDelivery:
             wire.envelope(self.origin, batches, schemas, agent_version=__version__, ended=ended)
         )
 
-    async def query(self, client: CollectorClient) -> DeliveryResult:
-        """Send an envelope without frames."""
-        return await self._post(client, self.pack((), ()))
+    async def query(
+        self, client: CollectorClient, delivered: tuple[wire.DeliveredRun, ...]
+    ) -> DeliveryResult:
+        """Send an envelope without frames, which states those that other collectors received."""
+        bare = wire.envelope(self.origin, (), (), agent_version=__version__)
+        return await self._post(client, wire.pack(structs.replace(bare, delivered=delivered)))
 
     async def offer(
         self, client: CollectorClient, body: bytes, receipt: str = ""

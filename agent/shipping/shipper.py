@@ -27,6 +27,7 @@ from agent.shipping import spool
 from agent.shipping.collector_choice import CollectorFailover
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from agent.shipping.collector_logs import EvidenceReceipt
+from agent.shipping.delivered_frames import DeliveredFrames
 from agent.shipping.envelope_delivery import EnvelopeDelivery
 from railscope import timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
@@ -71,7 +72,7 @@ class Shipper:
     _is_stopping: bool = False
     _problem: str | None = None
     """Problem of the last attempt: empty if it was acknowledged, None before the first."""
-    _is_log_known: bool = True
+    _is_log_known: bool = field(init=False)
     """False if another collector, or one that lost its disk, may respond next."""
     _ended: wire.RunEnd | None = None
     """Last sequences of the previous run, until an envelope that contains them is spooled."""
@@ -80,10 +81,12 @@ class Shipper:
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
         self._ended = spool.read_run_end(self.directory)
-        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes)
-        self._schemas = spool.SpooledSchemas(self.directory / "schemas")
         self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
         self._client = self._failover.client
+        self._delivered = DeliveredFrames(self.directory) if self.link.urls else None
+        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
+        self._schemas = spool.SpooledSchemas(self.directory / "schemas")
+        self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
         self._disk = hang_guard.DeviceThread("spool")
         self._update_stats()
@@ -115,7 +118,7 @@ class Shipper:
             )
 
     async def _send_at_shutdown(self) -> None:
-        client = self._failover.new_client()
+        client = self._client = self._failover.new_client()
         self._is_stopping = True  # from now on, envelopes are spooled before they are sent
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
@@ -248,7 +251,9 @@ class Shipper:
             client = await self._failover.begin_attempt()
             self._is_log_known &= client is self._client
             self._client = client
-            is_query = not self._is_log_known and self.stats.unstored_envelopes > 0
+            is_query = not self._is_log_known and (
+                self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere())
+            )
             answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
             if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 self._is_log_known = True
@@ -268,13 +273,17 @@ class Shipper:
         """Send an envelope without frames, to find out which log this collector has.
 
         If it is another one, what it has not received is sent in order, before newer envelopes: a collector
-        trusts claims from an hour before the newest frame that it has received.
+        trusts claims from an hour before the newest frame that it has received. The envelope states the frames that
+        others have received: they are not missing.
         """
         await self._disk.submit(self._spool_memory)
-        answer = await self._delivery.query(self._client)
+        answer = await self._delivery.query(self._client, self._delivered_elsewhere())
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
         return answer
+
+    def _delivered_elsewhere(self) -> tuple[wire.DeliveredRun, ...]:
+        return self._delivered.elsewhere(self._client.url) if self._delivered else ()
 
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
@@ -351,7 +360,9 @@ class Shipper:
         """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
         if receipt is None:
             self._spool.select_log("")
-            return self._release(spooled, body)
+            if (frames := self._release(spooled, body)) and self._delivered:
+                self._delivered.add(self._client.url, body)
+            return frames
         frames = 0
         if spooled is None and body is self._sent_body:
             spooled = self._spooled_body

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from agent.shipping import collector_logs
+from agent.shipping import collector_logs, delivered_frames
 from railscope import durable_files
 from railscope.frame import Frame
 from railscope.untrusted_text import DECODING_ERRORS
@@ -87,8 +87,15 @@ class Spool:
     Raises OSError if the directory cannot be created.
     """
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        delivered: delivered_frames.DeliveredFrames | None = None,
+    ) -> None:
         self._directory = directory
+        self._delivered = delivered
+        """Frames of the envelopes that were stored; None if there is one collector only."""
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable_files.delete_partial_files(self._directory)
@@ -154,15 +161,21 @@ class Spool:
         if not self._waiting:
             return None
         spooled = next(iter(self._waiting.values()))
+        body = self._read_body(spooled)
+        if body is None:
+            self.remove(spooled)
+            return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
+        return spooled, body
+
+    def _read_body(self, spooled: SpooledEnvelope) -> bytes | None:
+        """Return the body of a spooled envelope; None if it is damaged. Raises OSError."""
         try:
             content = self._path(spooled).read_bytes()
         except FileNotFoundError:
             content = b""
         body = content[_HEAD_BYTES:]
-        if zlib.crc32(body).to_bytes(4, "little") != content[4:_HEAD_BYTES]:
-            self.remove(spooled)
-            return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
-        return spooled, body
+        is_valid = zlib.crc32(body).to_bytes(4, "little") == content[4:_HEAD_BYTES]
+        return body if is_valid else None
 
     def remove(self, spooled: SpooledEnvelope) -> bool:
         """Remove an envelope that was stored or rejected.
@@ -223,8 +236,20 @@ class Spool:
                 break
             receipts.popleft()
             if envelope:
+                self._record_delivery(url, envelope)
                 self.remove(envelope)
         return frames
+
+    def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
+        if self._delivered is None:
+            return
+        try:
+            body = self._read_body(stored)
+        except OSError as error:
+            log.warning("delivered_frames_lost", problem=str(error))
+            return
+        if body is not None:
+            self._delivered.add(url, body)
 
     def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
         """Continue with another log: envelopes that only others have received wait again."""

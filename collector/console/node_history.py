@@ -96,7 +96,7 @@ _NO_FRAME, _FIRST_OF_RUN, _DECREASE, _LONG_STEP, NOT_EVALUATED, NO_DEVICE, NO_SE
 )
 REASONS: Mapping[int, str] = {
     **{code: f"not read: {absent.label}" for code, absent in reading.REASONS.items()},
-    _NO_FRAME: "no frame was received",
+    _NO_FRAME: "this collector received no frame",
     _FIRST_OF_RUN: "the agent was started again",
     _DECREASE: "the counter was reset",
     _LONG_STEP: "too long between two readings",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
+
+from railscope.wire import DeliveredRun
 
 MAX_RUNS = 1000
 """Maximum remembered runs of one node's agent; frames of older ones would count as new."""
@@ -20,6 +22,8 @@ MAX_STREAMS = 256
 """Streams of one run: as many as the statement of its end may name."""
 MAX_RANGES = 1 << 16
 """Ranges of one node, about 60 streams in each of its runs; above it the oldest runs are dropped."""
+MAX_DELIVERED_RANGES = 500
+"""Ranges of one stream up to which those that other collectors received are added."""
 MAX_LOST_AT_END = 30 * 86_400 * 50
 """Maximum frames of one stream between the last received frame and the end of the run.
 
@@ -182,6 +186,24 @@ class ReceivedFrames(msgspec.Struct):
                 extent = entry.extent(stream)
                 entry.ended[stream] = last
                 self.missing[node] += entry.extent(stream) - extent
+
+    def record_delivered(self, node: str, runs: Sequence[DeliveredRun]) -> None:
+        """Record frames that other collectors received: they are not missing, and are not sent again.
+
+        As above, those of a run or stream without frames here are ignored, and so are those that are beyond the bounds.
+        """
+        spans = ((run.run, *item) for run in runs for item in run.streams.items())
+        for run, stream, delivered in spans:
+            ranges = self.run_streams(node, run).get(stream)
+            if ranges is None:
+                continue
+            for first, last in delivered:
+                start = max(
+                    first, ranges.starts[0]
+                )  # what was before the first frame here is not counted
+                is_near = start <= last <= ranges.ends[-1] + MAX_LOST_AT_END
+                if is_near and len(ranges.starts) < MAX_DELIVERED_RANGES:
+                    self.add(node, run, stream, start, last, 0)
 
     def restore_runs(self, node: str, runs: dict[str, ReceivedRun]) -> None:
         """Restore the runs of a node, within the same bounds.

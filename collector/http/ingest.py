@@ -235,7 +235,7 @@ class Ingest:
             *(msgspec.structs.astuple(receipt) if receipt else ()),
         )
         self._check_times(record, envelope)
-        if not new_frames:
+        if not (new_frames or envelope.delivered):
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
@@ -250,7 +250,7 @@ class Ingest:
             "accepted_frames": new_frames,
             "duplicate_frames": total - new_frames,
         }
-        issued = self.core.receipts.issue(record) if new_frames == total else ""
+        issued = self.core.receipts.issue(record) if 0 < new_frames == total else ""
         return counts | {"receipt": issued} if issued else counts
 
     async def _decode(

@@ -150,6 +150,7 @@ class CollectorState:
             listener(record, envelope)
         if envelope.ended:
             self.received.record_end(envelope.node, envelope.ended.run, envelope.ended.streams)
+        self.received.record_delivered(envelope.node, envelope.delivered)
         known_batches: list[tuple[Batch, KnownSchema]] = []
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.collector import ScriptedCollector, frames_in, take
 from support.disk import small_file_system
+from support.reading import ORIGIN
 from support.shipping import RunningShipper, link_to, run_shipper
+from test_collector_choice import DRAINING, pair, return_to_first
 
 from agent.shipping.collector_logs import (
     FIRST_PAUSE_NS,
@@ -26,7 +28,7 @@ from agent.shipping.collector_logs import (
     RespondingLogs,
 )
 from railscope.timestamps import SECOND_NS
-from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, Envelope
+from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, DeliveredRun, Envelope
 
 
 @dataclass
@@ -39,6 +41,8 @@ class StoringCollector(ScriptedCollector):
     is_full: bool = False
     """True if it accepts no new frames."""
     receipt: str = ""
+    delivered: list[DeliveredRun] = field(default_factory=list)
+    """Frames of other collectors, as stated by the agent."""
 
     async def take(
         self, _: ScriptedCollector, request: web.Request, envelope: Envelope
@@ -50,6 +54,7 @@ class StoringCollector(ScriptedCollector):
         if answer.status != 200:
             return answer
         self.position += 1
+        self.delivered += envelope.delivered
         assert isinstance(answer.body, bytes)
         fields = {"log": self.log, "position": self.position, "stored": self.stored}
         if self.receipt:
@@ -159,6 +164,34 @@ async def test_an_invalid_receipt_is_a_failed_attempt(tmp_path: Path, receipt: s
         await run.flush()
         await run.failed()
         assert unstored(run) == (1, 0)
+
+
+async def test_frames_that_another_collector_stored_are_stated_and_the_others_sent_again(
+    tmp_path: Path,
+) -> None:
+    async with StoringCollector().serving() as first, StoringCollector(log="b").serving() as second:
+        assert isinstance(first, StoringCollector)
+        assert isinstance(second, StoringCollector)
+        link = pair(first, second)
+        async with run_shipper(tmp_path, link) as run:
+            await send(run, 2)
+            first.script.append(web.json_response(DRAINING, status=503))
+            first.is_ready = False
+            await send(run, 1)
+            assert (second.taken, second.delivered) == (run.sent, []), "nothing was stored"
+            second.stored = second.position
+            await send(run, 1)
+            assert unstored(run) == (0, 1)
+            first.is_ready = True
+            await return_to_first(run)
+            await send(run, 1)
+        assert first.delivered == [DeliveredRun(ORIGIN.run, {"gpu": ((1, 3),)})]
+        assert first.taken == [*run.sent[:2], *run.sent[3:]]
+        requests = len(first.requests)
+        async with run_shipper(tmp_path, link, replace(ORIGIN, run="next")) as restarted:
+            await send(restarted, 1)
+        assert len(first.requests) > requests
+        assert first.delivered == 2 * first.delivered[:1], "also after a restart of the agent"
 
 
 async def test_after_a_failure_a_new_collector_gets_everything_in_order(tmp_path: Path) -> None:

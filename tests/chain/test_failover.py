@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -58,6 +59,18 @@ class CollectorPair:
         )
 
 
+async def missing_frames(site: ProgramDirectory) -> float:
+    """Return the missing frames that a collector states."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{site.url}/metrics") as response,
+    ):
+        text = await response.text()
+    found = re.search(r"^railscope_collector_missing_frames (\S+)$", text, re.MULTILINE)
+    assert found, text
+    return float(found[1])
+
+
 async def _holds(condition: Callable[[], bool]) -> bool:
     return condition()
 
@@ -81,6 +94,8 @@ async def test_frames_continue_at_the_other_collector(site: ProgramDirectory) ->
     for agent in agents:
         assert (await agent.find_logged(CHANGED.format("return")))[1] == pair.first.url
     await pair.receives(0)
+    for each in (pair.first, pair.second):
+        assert await missing_frames(each) == 0, "the other one has received them"
 
     first.signal(signal.SIGTERM)
     for agent in agents:

@@ -96,7 +96,7 @@ def test_a_burst_of_one_sample_in_an_hour_is_visible() -> None:
 
 
 def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
-    gap = CurveGap(300_000_000, 600_000_000, "no frame was received")
+    gap = CurveGap(300_000_000, 600_000_000, "this collector received no frame")
     values = [(100_000, 1.0), (200_000, 3.0), (300_000, np.nan), (700_000, 2.0)]
     found = curve(values, "watts", gap)
     figure = to_svg([found], PERIOD, 100)
@@ -105,7 +105,7 @@ def test_a_gap_divides_the_line_and_is_marked_with_its_reason() -> None:
     assert to_json(found, PERIOD, 100)["gaps"] == [gap._asdict()]
     assert caption(found) == (
         "Power: last 2 W at 00:00:00; minimum 1 W at 00:00:00; maximum 3 W at 00:00:00."
-        " 1 gap: no frame was received."
+        " 1 gap: this collector received no frame."
     )
 
 

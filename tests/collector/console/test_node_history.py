@@ -157,9 +157,9 @@ def test_missing_frames_and_restarts_are_gaps(log: LogOfFrames) -> None:
     found = log.read(100)["nic_sent"]
     assert gaps(found) == [
         (4, 6, "the agent was started again"),
-        (9, 30, "no frame was received"),
+        (9, 30, "this collector received no frame"),
         (34, 36, "the counter was reset"),
-        (39, 100, "no frame was received"),
+        (39, 100, "this collector received no frame"),
     ]
 
 
@@ -180,9 +180,11 @@ def test_what_is_not_known_at_all_has_its_reason(log: LogOfFrames) -> None:
     log.add(GPU, [gpu_row(100)], 100)
     found = log.read(160, first=40)
     before = (40, 100, "not in the frame log before 2026-09-21T14:15:00Z")
-    assert gaps(found["power"]) == [before, (100, 160, "no frame was received")]
+    assert gaps(found["power"]) == [before, (100, 160, "this collector received no frame")]
     assert gaps(found["nic_sent"]) == [before, (100, 160, "the node does not report it")]
-    assert gaps(log.read(400, first=300)["power"]) == [(300, 400, "no frame was received")]
+    assert gaps(log.read(400, first=300)["power"]) == [
+        (300, 400, "this collector received no frame")
+    ]
     log.schemas.clear()
     assert gaps(log.read(110, first=100)["power"]) == [
         (100, 110, "the schema of these frames is no longer stored")
