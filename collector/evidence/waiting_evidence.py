@@ -145,11 +145,11 @@ class WaitingEvidence:
             )
             raise WaitingEvidenceError(message)
         durable_files.make_directory(self.directory)
-        self._number += 1
-        name = f"{self._number:010d}.evidence"
+        name = f"{self._number + 1:010d}.evidence"
         durable_files.write_durably(self.directory / name, content)
         if self.state_files:
             self.state_files.record_evidence(name, len(content))
+        self._number += 1  # now: another attempt after an error replaces the file
         self._record(name, len(content), intervals)
 
     def _record(self, name: str, size: int, intervals: Sequence[WaitingInterval]) -> None:

@@ -1,12 +1,14 @@
-"""A collector that is lost with its disk: the agent sends again, and the ledger on PostgreSQL is complete."""
+"""A collector that loses its disk or waiting evidence: the agent sends again, and the ledger on PostgreSQL is complete."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
 from running_collector import RunningCollector, run_collector, settings_in
 from support.clock import ManualClock
 from support.finalizing import content
@@ -23,13 +25,13 @@ from support.story import (
 )
 
 from agent.config import CollectorLink
-from collector.config import CollectorSettings, LedgerSettings, MeteringSettings
+from collector.config import CollectorSettings, IngestLimits, LedgerSettings, MeteringSettings
 from railscope.frame import FrameOrigin, NodeTimestamp
 from tests.chain.chain_support import free_port
 
 BOOTED_AT = -5000
 SECOND = 1_000_000_000
-MANUAL = MeteringSettings(period_seconds=86_400, quiet_seconds=120, finalize_delay_seconds=3600)
+MANUAL = MeteringSettings(period_seconds=300, quiet_seconds=120, finalize_delay_seconds=3600)
 
 
 def settings_of(directory: Path, port: int, url: str = "") -> CollectorSettings:
@@ -56,10 +58,37 @@ async def collector_at(
         yield running
 
 
-async def test_the_ledger_is_complete_after_the_loss_of_a_collector_with_its_disk(
-    tmp_path: Path, server: PostgreSQL
+async def damage_waiting_file(running: RunningCollector) -> str:
+    """Move evidence to disk, write a checkpoint of all frames, and damage the file; return its name."""
+    collector = running.collector
+    await collector.finalizer.move_to_disk()
+    assert await collector.checkpointer.write(collector.log.number + 1, 0)
+    (name,) = collector.checkpointer.waiting.sizes
+    path = collector.checkpointer.waiting.directory / name
+    path.write_bytes(path.read_bytes()[:-1])
+    return f"waiting/{name}"
+
+
+async def compare_ledgers(collectors: Collection[RunningCollector], clock: ManualClock) -> None:
+    """Store all evidence, and compare the days that are finalized a day later."""
+    for each in collectors:
+        await each.collector.finalizer.round(everything=True)
+    clock.advance(DAY_SECONDS)
+    found = []
+    for each in collectors:
+        await each.collector.finalizer.round()
+        stores = each.collector.finalizer._stores  # noqa: SLF001 - reads its internal state
+        assert stores is not None
+        found.append(content(stores.ledger, range(DAY, DAY + 1)))
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+
+
+@pytest.mark.parametrize("is_disk_lost", [True, False])
+async def test_the_ledger_is_complete_after_the_loss_of_a_disk_or_a_waiting_file(
+    tmp_path: Path, server: PostgreSQL, *, is_disk_lost: bool
 ):
-    """The first frames are stored; then half an hour is received only, and the disk is deleted."""
+    """The first frames are stored; then half an hour is received only, and its evidence is lost."""
     clock = ManualClock(NodeTimestamp(at(0), -BOOTED_AT * SECOND))
     url, port, other_port = server.database(), free_port(), free_port()
     node = NodeReporter(booted_at=BOOTED_AT)
@@ -90,7 +119,10 @@ async def test_the_ledger_is_complete_after_the_loss_of_a_collector_with_its_dis
         reference = await stack.enter_async_context(
             collector_at(settings_of(tmp_path / "reference", other_port), clock)
         )
-        lost = settings_of(tmp_path / "lost", port, url)
+        lost = replace(
+            settings_of(tmp_path / "lost", port, url),
+            limits=IngestLimits(pending_evidence_intervals=8),
+        )
         async with collector_at(lost, clock) as first:
             for name, at_port in (("agent", port), ("other", other_port)):
                 link = CollectorLink(url=f"http://127.0.0.1:{at_port}", token="token-n1")  # noqa: S106 - of a test
@@ -99,24 +131,17 @@ async def test_the_ledger_is_complete_after_the_loss_of_a_collector_with_its_dis
                         run_shipper(tmp_path / name, link, origin, clock)
                     )
                 )
-            await publish(3600)
+            await publish(1800)
             await first.collector.finalizer.round()
             await publish(5400)
-            assert 8 <= agents[0].stats.unstored_envelopes < 60, "the first quarters were stored"
-        shutil.rmtree(lost.state_directory)
-        async with collector_at(settings_of(tmp_path / "next", port, url), clock) as second:
+            assert 8 <= agents[0].stats.unstored_envelopes < 80, "the first quarters were stored"
+            damaged = [] if is_disk_lost else [await damage_waiting_file(first)]
+        if is_disk_lost:
+            shutil.rmtree(lost.state_directory)
+        async with collector_at(lost, clock) as second:
+            assert list(second.collector.state_files.damage) == damaged
             await publish(7200)
             assert second.collector.core.counts.duplicates == 0
-            await second.collector.finalizer.round(everything=True)
-            await reference.collector.finalizer.round(everything=True)
-            clock.advance(DAY_SECONDS)
-            found = []
-            for each in (second, reference):
-                await each.collector.finalizer.round()
-                stores = each.collector.finalizer._stores  # noqa: SLF001 - reads its internal state
-                assert stores is not None
-                found.append(content(stores.ledger, range(DAY, DAY + 1)))
-            assert found[0] == found[1]
-            assert len(found[0]) == 1
+            await compare_ledgers((second, reference), clock)
             assert agents[0].stats.dropped_frames["rejected"] == 0
     server.drop(url)

@@ -302,6 +302,24 @@ class FullDisk(StateFiles):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+async def test_a_move_that_fails_leaves_nothing_for_each_attempt(tmp_path: Path, url: str):
+    """The evidence stays in memory, and is moved once there is space."""
+    site = WaitingCollector(tmp_path / "one", url).begin()
+    site.state_files = site.waiting.state_files = files = FullDisk(site.directory)
+    files.full_from = [f"{number:010}.evidence" for number in range(9)]
+    accept(site.core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 7200, 30)))
+    site.now = 10 * QUARTER
+    for _ in range(3):
+        await site.finalizer.move_to_disk()
+    assert (site.in_memory, site.on_disk, site.waiting.size_bytes) == (9, 0, 0)
+    assert len(list(site.waiting.directory.iterdir())) == 1
+    files.full_from = ()
+    await site.finalizer.move_to_disk()
+    assert (site.in_memory, site.on_disk) == (0, 9)
+    assert len(list(site.waiting.directory.iterdir())) == 1
+    site.finalizer.close()
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_an_interval_on_disk_that_the_database_rejects_delays_no_other(
     tmp_path: Path, url: str, *, is_full: bool
