@@ -69,10 +69,27 @@ class EvidenceWriter:
         """Record new problems in the audit log, each once."""
         problems, self._problems[:] = list(self._problems), []
         try:
-            await database.call_database(store.record_problems, problems)
+            await self._record_problems(store, problems)
         except BaseException:
             self._problems.extend(problems)
             raise
+
+    async def _record_problems(
+        self,
+        store: evidence_store.EvidenceStore,
+        problems: Sequence[evidence_records.EvidenceProblem],
+    ) -> None:
+        """Record problems, but not those that the database rejects: a node can choose their texts."""
+        try:
+            await database.call_database(store.record_problems, problems)
+        except database.RejectedValueError as error:
+            if len(problems) == 1:
+                node, kind = problems[0].node, problems[0].kind
+                log.error("evidence_problem_rejected", node=node, kind=kind, problem=str(error))
+                return
+            middle = len(problems) // 2
+            await self._record_problems(store, problems[:middle])
+            await self._record_problems(store, problems[middle:])
 
     async def exchange_receipts(self, store: evidence_store.EvidenceStore) -> None:
         """Exchange receipts with the database, before any evidence that depends on them."""

@@ -16,7 +16,8 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
-from collector.evidence import evidence_tables, node_intervals
+from collector.evidence import evidence_records, evidence_tables, node_intervals
+from collector.ledger import audit_outbox
 from collector.ledger.database import Database, call_database
 from collector.state.state_checkpointer import StateCheckpointer
 from collector.tables import metadata
@@ -121,6 +122,30 @@ async def test_a_fact_that_the_database_rejects_keeps_no_other_from_it(
     assert site.values(table.c.node) == set(NODES)
     assert not site.finalizer.rejected
     assert site.stored("n3") >= positions["n3"]
+
+
+async def test_a_problem_that_the_database_rejects_keeps_no_evidence_from_it(
+    make_rejecting: Callable[[str], RejectingCollector], url: str
+):
+    """The other problems are recorded, and the rejected one is reported once."""
+    site = make_rejecting(url)
+    await site.round(-100)
+    problems = [
+        evidence_records.EvidenceProblem("quarantine", "GPU-0", node, 1, {"rule": "clock"})
+        for node in NODES
+    ]
+    site.reject(audit_outbox.outbox_rows, "id", problems[3].id)
+    for problem in problems:
+        site.core.evidence.problems.report(problem)
+    accept(site.core, reports("n1", "a"))
+    with capture_logs() as logs:
+        for now in (400, 500):
+            await site.round(now)
+    rejected = [line["node"] for line in logs if line["event"] == "evidence_problem_rejected"]
+    assert rejected == ["n3"]
+    recorded = site.values(audit_outbox.outbox_rows.c.id)
+    assert {each.node for each in problems if each.id not in recorded} == {"n3"}
+    assert site.values(evidence_tables.evidence_intervals.c.node) == {"n1"}
 
 
 @pytest.mark.parametrize("has_earlier", [True, False])
