@@ -75,8 +75,8 @@ FIGURES = {
     "scale": (
         "processor time per frame received, 12 nodes / 6",
         "processor time per frame of the head, 12 nodes / 6",
-        "nodes of a lost collector fresh in the views, 4 nodes",
-        "another head shows 8 nodes",
+        "nodes of a lost collector fresh in the views, 3 nodes",
+        "another head shows 6 nodes",
         "memory per node, head, in addition",
         "cores of a head, 12 nodes at their full rate",
     ),
