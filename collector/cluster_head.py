@@ -29,6 +29,7 @@ from aiohttp import web
 
 from collector import config, record_exchange, view_refresh
 from collector.access.credentials import Credential
+from collector.account import account_cells
 from collector.account.live_account import LiveAccount
 from collector.diagnosis.incident_table import IncidentTable
 from collector.finalization import followed_account, ledger_days
@@ -140,6 +141,7 @@ class ClusterHead:
             )
             raise setting_files.SettingsError(message)
         self.access = record_exchange.PeerAccess.from_settings(cluster)
+        self.refresher.quota_use = self._quota_use
 
     @property
     def is_enabled(self) -> bool:
@@ -192,6 +194,13 @@ class ClusterHead:
             yield view_cells.ViewCell(catalog.CLUSTER_REJECTED, label, each.rejected)
             if each.lag_seconds is not None:
                 yield view_cells.ViewCell(catalog.CLUSTER_LAG, label, each.lag_seconds)
+
+    def _quota_use(self) -> list[view_cells.ViewCell]:
+        """Return the use of quotas on all nodes; nothing if another collector is the head."""
+        if not (self.state and self.lease.is_valid):
+            return []
+        cells = self.state.refresher.views.tenant.cells
+        return [cell for cell in cells if cell.metric in account_cells.QUOTA_USE]
 
     # Records for the head -----------------------------------------------------------------------
 
@@ -316,6 +325,7 @@ class ClusterHead:
             core=core,
             live=live,
             views=view_refresh.CollectorViews(),
+            quota_use=None,
             watch=replace(watch, core=core) if watch else None,
             averages=MeasureAverages(time_constant_seconds),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -76,6 +76,8 @@ class ViewRefresher:
     time would appear as idle time.
     """
     quotas: Callable[[], Quotas] = Quotas
+    quota_use: Callable[[], Iterable[view_cells.ViewCell]] | None = None
+    """Returns the use of quotas on the nodes of several collectors; None if it is that of the own nodes."""
     watch: InventoryWatch | None = None
     """Compares the fleet with the inventory."""
     max_jobs: int = MAX_JOBS
@@ -229,9 +231,12 @@ class ViewRefresher:
     def _tenants(
         self, account: account_sums.GpuTimeAccount | None, held_units: Mapping[str, Units]
     ) -> Iterator[view_cells.ViewCell]:
+        use = self.quota_use
         if account:
             amounts: account_sums.AmountTotals = self.live.amounts.totals()
-            yield from account_cells.tenant_cells(account, amounts, held_units, self.quotas())
+            cells = account_cells.tenant_cells(account, amounts, held_units, self.quotas())
+            yield from (c for c in cells if not use or c.metric not in account_cells.QUOTA_USE)
+        yield from use() if use else ()
 
     def _cluster(
         self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int

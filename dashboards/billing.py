@@ -96,7 +96,7 @@ def _account() -> Iterator[panels.Panel]:
 def _money() -> Iterator[panels.Panel]:
     used = "sum by (tenant, period) (railscope_tenant_quota_used_gpu_time_seconds)"
     bound = "max by (tenant, period) (railscope_tenant_quota_gpu_time_seconds)"
-    now = "sum by (tenant) (railscope_tenant_held_gpus)"
+    now = "sum by (tenant) (railscope_tenant_quota_used_gpus)"
     max_gpus = "max by (tenant) (railscope_tenant_quota_gpus)"
     for ident, title, about, keys, column, value, quota in (
         (301, "Quotas", "Of this day or month (UTC). Quotas are not enforced.", TENANT | {"period": "Period"}, "Used", used, bound),

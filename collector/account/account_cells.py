@@ -24,6 +24,8 @@ def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
     return first, account_sums.month_start(first + 31)
 
 
+QUOTA_USE = (catalog.QUOTA_TIME_USED, catalog.QUOTA_GPUS_USED)
+"""Metrics of the use of quotas, which sums over collectors would count twice for nodes that changed their collector."""
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
 _AMOUNTS: dict[measures.CountedQuantity, declare.Metric] = {
     measures.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
@@ -72,6 +74,8 @@ def tenant_cells(
             yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
         if quota.gpus is not None:
             yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
+            held_gpus = float(held_units.get(quota.tenant, 0) / GPU_CAPACITY)
+            yield ViewCell(catalog.QUOTA_GPUS_USED, (quota.tenant,), held_gpus)
 
 
 def account_json(account: account_sums.GpuTimeAccount) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -258,6 +259,45 @@ async def test_the_head_shows_what_one_collector_shows_that_received_everything(
         status, text = await three["b"].get("/metrics")
         assert status == 200
         assert "railscope_cluster_nodes 2\n" in text, "its own nodes only"
+
+
+async def quota_use(one: RunningCollector) -> dict[str, float]:
+    """The use of the quota of a tenant, as a collector exposes it."""
+    _, text = await one.get("/metrics")
+    found = re.findall(
+        r'^railscope_tenant_(quota_used_\w+|held_gpus){.*"} (\S+)$', text, re.MULTILINE
+    )
+    return {name: float(value) for name, value in found}
+
+
+async def test_the_use_of_quotas_counts_a_node_once_that_changed_its_collector(
+    tmp_path: Path, database: str
+):
+    quotas = tmp_path / "quotas.csv"
+    quotas.write_text(
+        "tenant,gpu_hours,period,gpus,from,to\nred,1000,day,2,2020-01-01T00:00:00Z,\n"
+    )
+    nodes = {name: ReportingNode(name) for name in ("n1", "n2")}
+    async with contextlib.AsyncExitStack() as stack:
+        two = {}
+        for name in ("a", "b"):
+            settings = settings_of(tmp_path, name, database)
+            given = msgspec.structs.replace(settings, quotas_file=str(quotas))
+            two[name] = await stack.enter_async_context(run_collector(given))
+            cluster = two[name].collector.cluster
+            await until_true(lambda: cluster.state or cluster.members.head)  # noqa: B023
+        await report(nodes, by_node(two))
+        await until_text(two["a"], "2 of 2 collectors, 2 of 2 nodes")
+        await report({"n1": nodes["n1"]}, {"n1": two["b"]})
+
+        async def is_held() -> bool:
+            held = [(await quota_use(one)).get("held_gpus") for one in two.values()]
+            used = (await quota_use(two["a"])).get("quota_used_gpus")
+            return (held, used) == ([1, 2], 2)
+
+        await until(is_held)
+        assert not any(name.startswith("quota_used") for name in await quota_use(two["b"]))
+        assert "quota_used_gpu_time_seconds" in await quota_use(two["a"])
 
 
 async def test_other_collectors_refer_to_the_head(tmp_path: Path, database: str):
