@@ -43,6 +43,10 @@ DAYS_BEFORE = 5
 """Days from the simulated day until now: a period can be closed three days after its end."""
 _POLL_SECONDS, _FAST_POLL_SECONDS, _REQUEST_SECONDS = 0.5, 0.02, 10.0
 _DELAY_SECONDS = 0.2
+_MIN_START_SECONDS, _START_FACTOR, _MAX_LATE_SECONDS = 10.0, 3.0, 10.0
+"""Time until the nodes start: at least this, and this multiple of the time that the database servers took to start."""
+_EARLY_SHARE = 0.25
+"""Share of the time of the nodes by which they may start earlier."""
 _ROUND_QUERY = f"%{review_decisions.name}.recorded_ns >%"
 """Query between the renewal of the lease and the writes of a round."""
 _LIMIT_SECONDS = 120.0
@@ -76,21 +80,40 @@ class FailoverRun:
     _network: cluster_files.ClusterNetwork = field(default_factory=cluster_files.ClusterNetwork)
 
     def __post_init__(self) -> None:
-        """Choose ports, tokens and the shift of the clocks."""
+        """Choose ports and tokens."""
         self.ports = {name: free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
         token = secrets.token_urlsafe(24)
         self.files = cluster_files.ClusterFiles(
             self.directory, self.nodes, self.seconds, token, self.ports
         )
+
+    def set_clock(self, servers_seconds: float) -> None:
+        """Shift the clocks of all programs, so that a day ends in the middle of the time in which nodes ship frames.
+
+        The time until the nodes start follows from the load of this machine: from the time that two database servers took.
+        """
         now_ns = time.time_ns()
+        seconds = max(_MIN_START_SECONDS, _START_FACTOR * servers_seconds)
+        self.nodes_at = time.monotonic() + seconds
         self.day = now_ns // DAY_NS - DAYS_BEFORE
         """The day that ends during the run."""
-        self.shift_ns = (self.day + 1) * DAY_NS - self.seconds * SECOND_NS // 2 - now_ns
+        ahead_ns = round((seconds + self.seconds / 2) * SECOND_NS)
+        self.shift_ns = (self.day + 1) * DAY_NS - ahead_ns - now_ns
+
+    async def wait_for_nodes(self) -> None:
+        """Wait until the nodes may start. Raises FailoverError if the day would end too early for them."""
+        seconds = self.nodes_at - time.monotonic()
+        if seconds < -_MAX_LATE_SECONDS:
+            message = f"the collectors started {-seconds:.0f} s late: expected at most {_MAX_LATE_SECONDS:g} s; fix: reduce the load of this machine"
+            raise FailoverError(message)
+        await asyncio.sleep(max(0.0, seconds - _EARLY_SHARE * self.seconds))
 
     async def run(self) -> int:
         """Run all steps; return the number of differences."""
         async with contextlib.AsyncExitStack() as stack:
+            began = time.monotonic()
             pair = stack.enter_context(running_pair())
+            self.set_clock(time.monotonic() - began)
             timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
             self._session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
             await self._network.start(self.ports, pair, stack)
@@ -100,6 +123,7 @@ class FailoverRun:
             await self._start(
                 "witness", ["witness", "agent.toml", cluster_files.node_name(0), "witness"]
             )
+            await self.wait_for_nodes()
             await self._start("nodes", ["nodes", "agent.toml", "scenario.toml", "nodes"])
             async with asyncio.TaskGroup() as group:
                 for failure in self.planned:

@@ -6,10 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from railscope.timestamps import DAY_NS, SECOND_NS
+from simulator.failover.__main__ import FailoverError, FailoverRun
 from simulator.failover.comparisons import compare_records, compare_statements
 from simulator.failover.database_pair import DatabaseServerError, find_program
 
@@ -59,6 +62,20 @@ def assert_that_differences_are_found(directory: Path) -> None:
     assert compare_statements({}, {}).differences == 1, "nothing was compared"
     logs = {name: directory / f"collector-{name}" / "audit" for name in ("a", "b", "c")}
     assert compare_records(logs | {"again": logs["a"]}, {"unknown"}).differences > 1
+
+
+async def test_the_day_ends_after_the_nodes_have_started_however_slow_the_machine_is(
+    tmp_path: Path,
+):
+    one = FailoverRun(tmp_path, NODES, SECONDS)
+    one.set_clock(servers_seconds=40)
+    until_end_ns = (one.day + 1) * DAY_NS - (time.time_ns() + one.shift_ns)
+    assert until_end_ns == pytest.approx((3 * 40 + SECONDS / 2) * SECOND_NS, abs=5 * SECOND_NS)
+    one.nodes_at = time.monotonic() - 60
+    with pytest.raises(
+        FailoverError, match="the collectors started 60 s late: expected at most 10"
+    ):
+        await one.wait_for_nodes()
 
 
 @pytest.mark.thorough
