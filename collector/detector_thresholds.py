@@ -90,7 +90,9 @@ class LeafThresholds(Struct, frozen=True, kw_only=True):
     loss_share: Share = 0.3
     """Share of the NICs in use below a leaf that lose packets if the leaf does."""
     joined_losses: Share = 0.5
-    """Share of the losses of another leaf of the same jobs below which a leaf just exchanges with that one."""
+    """Minimum ratio of a leaf's losses to those of another leaf with the same jobs on the same rail. Below it, they are
+    attributed to the traffic with that leaf.
+    """
     min_reported: Share = 0.1
     """Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
     min_uplink_marked: Share = 0.01
