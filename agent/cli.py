@@ -19,9 +19,19 @@ from agent.machine_sources import machine_sources
 from agent.sampling.meter import measure_memory
 from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
-from railscope import cli, device_names, exposition, service, settings, timestamps, wire
+from railscope import (
+    cli,
+    device_names,
+    exposition,
+    service,
+    settings,
+    textfile_series,
+    timestamps,
+    wire,
+)
 from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
 from railscope.catalog.declare import MetricDetail
+from railscope.catalog.entities import TEXTFILE_SERIES
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 
@@ -196,6 +206,7 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 
 
 @agent.command()
+@config_option
 @_root
 @click.option(
     "--seconds",
@@ -213,8 +224,18 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
     "--bursts", is_flag=True, help="Also record the data of burst sampling: ten times as much data."
 )
 @click.argument("directory", type=click.Path(path_type=Path))
-def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Path) -> None:  # noqa: FBT001 - flags
-    """Record this node into DIRECTORY, to be replayed with --replay."""
+def record(  # noqa: PLR0913, PLR0917 - flags
+    config: Path | None,
+    root: Path,
+    seconds: float,
+    redact: bool,  # noqa: FBT001 - flag
+    bursts: bool,  # noqa: FBT001 - flag
+    directory: Path,
+) -> None:
+    """Record this node into DIRECTORY, to be replayed with --replay.
+
+    Of the settings, only those of textfiles are used: a replay with the same ones has the files as well.
+    """
     service.configure_logs("warning")
     if directory.exists() and any(directory.iterdir()):
         message = (
@@ -222,7 +243,10 @@ def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Pa
             "specify a new directory"
         )
         raise click.ClickException(message)
-    capture = asyncio.run(_record(live_host.LiveHost(root), seconds, redact=redact, bursts=bursts))
+    read = AgentSettings(
+        bursts=BurstSettings(enabled=bursts), textfile=_loader(config, {})().textfile
+    )
+    capture = asyncio.run(_record(live_host.LiveHost(root), seconds, read, redact=redact))
     capture.write(directory)
     click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
@@ -328,12 +352,11 @@ def _capture(directory: Path) -> Capture:
 
 
 async def _record(
-    real: live_host.LiveHost, seconds: float, *, redact: bool, bursts: bool
+    real: live_host.LiveHost, seconds: float, read: AgentSettings, *, redact: bool
 ) -> Capture:
     from agent.host.recording_host import RecordingHost  # noqa: PLC0415 - not in an agent that runs
     from agent.host.redactor import Redactor  # noqa: PLC0415 - as above
 
-    read = AgentSettings(bursts=BurstSettings(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
     host = RecordingHost(real, redactor)
@@ -363,9 +386,14 @@ def _as_json(node_agent: Agent) -> list[dict[str, Any]]:
     frames = list(node_agent.endpoint.fresh_frames())
     entities = chain.from_iterable(frame.schema.entities for frame in frames)
     devices = device_names.names_in(map(wire.to_wire_entity, entities))
-    entries = []
+    entries: list[dict[str, Any]] = []
     for frame in frames:
+        columns = ((m.name, "".join(e.key[:1])) for m, e in frame.schema.columns)
+        series = textfile_series.json_entries(columns, frame.reading)
+        entries += ({**entry, "source": frame.schema.stream} for entry in series)
         for metric, entity, reading in frame.readings():
+            if metric.about is TEXTFILE_SERIES:
+                continue
             entry: dict[str, Any] = {
                 "metric": metric.name,
                 "labels": dict(zip(entity.kind.labels, entity.key, strict=True)),

@@ -105,6 +105,8 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
     """The agent's own state."""
+    textfile: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 15.0
+    """Files in textfile.directory."""
 
 
 class BurstSettings(Struct, frozen=True, kw_only=True):
@@ -204,6 +206,21 @@ class MetricsSettings(Struct, frozen=True, kw_only=True):
     missing in frames too. Neither agent nor sources that metering or the health of GPUs needs, such as kernel, can
     be disabled.
     """
+
+
+class TextfileSettings(Struct, frozen=True, kw_only=True):
+    """Textfiles: series of the site in files of a directory, as of the textfile collector of node_exporter."""
+
+    directory: str = ""
+    """Directory whose files *.prom are read. Empty: none. Only trusted users should be able to write to it."""
+    max_age_seconds: Annotated[int, Meta(ge=0, le=10 * 365 * 86_400)] = 0
+    """Age at which a file is rejected that was not written again. 0: files have no maximum age."""
+    max_file_bytes: Annotated[int, Meta(ge=1, le=16 << 20)] = 1 << 20
+    """Maximum size of a file; a larger one is rejected."""
+    max_total_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 4 << 20
+    """Maximum size of all files; those beyond it are rejected."""
+    max_series: Annotated[int, Meta(ge=1, le=8000)] = 1000
+    """Maximum number of series of all files; a file with series beyond it is rejected."""
 
 
 class AgentTlsSettings(Struct, frozen=True, kw_only=True):
@@ -315,6 +332,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     collector: CollectorLink = CollectorLink()
     witness: WitnessSettings = WitnessSettings()
     metrics: MetricsSettings = MetricsSettings()
+    textfile: TextfileSettings = TextfileSettings()
     tls: AgentTlsSettings = AgentTlsSettings()
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()

@@ -6,7 +6,16 @@ from agent.config import AgentSettings, SourcePeriods
 from agent.gpus import inventory, process_lists
 from agent.health.gpu_facts import SOURCES
 from agent.sampling.source import Source
-from agent.sources import gpudirect, hardware_sensors, nfs, nic_burst, nic_settings, nvme, rdma
+from agent.sources import (
+    gpudirect,
+    hardware_sensors,
+    nfs,
+    nic_burst,
+    nic_settings,
+    nvme,
+    rdma,
+    textfile,
+)
 from agent.sources.network import BondSource, LinkSource, ProtocolSource
 from agent.sources.nic_counters import LinkErrorSource, NicSource
 from agent.sources.nic_ports import NeighbourSource, OpticsSource
@@ -67,6 +76,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         KernelLogStream(matcher),
         ClaimSource(settings.tenancy, settings.node, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
+        *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]
     enabled = _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
     return assign_periods(enabled, settings.period_seconds)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
 
-from railscope.catalog import INFO, METRICS, ORDER, SUBJECT_OF, rollups
+from railscope.catalog import INFO, METRICS, ORDER, SUBJECT_OF, entities, rollups
 from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Metric, MetricDetail, MetricKind
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, from_stored
+from railscope.textfile_series import TextfileTemplate
 
 
 class TextFormat(Enum):
@@ -158,9 +159,15 @@ class ExpositionTemplate:
         self._metrics: list[_MetricLines] = []
         self._frame: Frame | None = None
         self._blocks: dict[str, str] = {}
+        self.textfiles: TextfileTemplate | None = None
+        """Series of textfiles, if the schema has any."""
         start = 0
         for metric, members in schema.groups:
-            if metric.kind is not MetricKind.INFO and selection.contains(metric, schema.stream):
+            if metric.kind is MetricKind.INFO or not selection.contains(metric, schema.stream):
+                pass
+            elif metric.about is entities.TEXTFILE_SERIES:
+                self.textfiles = self.textfiles or TextfileTemplate(schema)
+            else:
                 prefixes = [entity_prefix(metric, schema.entities[member]) for member in members]
                 self._metrics.append(_MetricLines(metric, start, prefixes))
             start += len(members)
@@ -230,11 +237,12 @@ def declared(name: str) -> Metric:
     return METRICS[name] if name in METRICS else rollups()[name].metric
 
 
-def render_blocks(blocks: Mapping[str, str], text_format: TextFormat) -> str:
-    """Return a complete exposition: every block below its header, in catalog order."""
+def render_blocks(blocks: Mapping[str, str], text_format: TextFormat, textfiles: str = "") -> str:
+    """Return a complete exposition: every block below its header, in catalog order, and those of textfiles."""
     parts: list[str] = []
     for name, head in _ordered_headers(tuple(blocks), text_format.value):
         parts += head, blocks[name]
+    parts.append(textfiles)
     if text_format is TextFormat.OPENMETRICS:
         parts.append("# EOF\n")
     return "".join(parts)
@@ -272,4 +280,13 @@ class Exposition:
             for name, lines in template.info.items():
                 info.setdefault(name, {}).update(lines)
         blocks |= {name: "".join(lines.values()) for name, lines in info.items()}
-        return render_blocks(blocks, text_format)
+        return render_blocks(blocks, text_format, self._textfile_series(current, text_format))
+
+    def _textfile_series(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
+        """Return the series of textfiles; they have names of their own."""
+        is_openmetrics = text_format is TextFormat.OPENMETRICS
+        return "".join(
+            template.render(frame, is_openmetrics=is_openmetrics)
+            for frame in frames
+            if (template := self._templates[frame.schema].textfiles)
+        )

@@ -103,7 +103,8 @@ class Host(Protocol):
         Interfaces: NVML ("nvml"), psutil ("psutil"), NVMe drives ("nvme"); for the network ethtool's
         ioctl ("ethtool"), agent/host/netlink ("netlink") and the neighbours that switches announce
         ("lldp"). Owners of devices are read from the "kubelet", and users, containers and virtual
-        machines from "owner" (agent/host/owners.py).
+        machines from "owner" (agent/host/owners.py). Files of other programs, which may be hostile, are
+        "textfile" (agent/host/textfiles.py).
         """
         ...
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from agent.host import Clock, FileGroup, NvmlError, files, network_calls, nvml, owners
+from agent.host import Clock, FileGroup, NvmlError, files, network_calls, nvml, owners, textfiles
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
@@ -319,6 +319,7 @@ class LiveHost(files.RootedFiles):
         self._nvml = nvml.Nvml()
         self._network = network_calls.NetworkCalls(self.clock)
         self._owners = owners.OwnerCalls(self, live=self._live)
+        self._textfiles = textfiles.TextfileCalls(self.real, self.clock)
 
     @cached_property
     def boot_id(self) -> str:
@@ -360,6 +361,8 @@ class LiveHost(files.RootedFiles):
             return call_nvme(function, str(arguments[0]))
         if host_interface in owners.HOST_INTERFACES:
             return self._owners.call(host_interface, function, *arguments)
+        if host_interface == textfiles.HOST_INTERFACE:
+            return self._textfiles.call(function, *arguments)
         message = f"unknown host interface {host_interface!r}"
         raise ValueError(message)
 

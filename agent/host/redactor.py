@@ -101,6 +101,7 @@ _IDENTIFIERS_AND_WORDS = re.compile(
 )
 _ROUTES = {"route": (0, (1, 2)), "ipv6_route": (9, (0, 2, 4))}
 """Routing tables in /proc/net: the field of the interface, and those of addresses, in hex digits."""
+_VALUE = re.compile(r"[+-]?[0-9.]+(?:e[+-]?[0-9]{1,3})?\n", re.IGNORECASE)
 _HEX = re.compile("(?!0+$)[0-9a-f]+", re.IGNORECASE)
 _KIND = re.compile("GPU-|MIG-|enx|pod|", re.IGNORECASE)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -178,9 +179,17 @@ class Redactor:
             return "".join(
                 self._route(line, *_ROUTES[name]) for line in value.splitlines(keepends=True)
             )
+        if key.startswith("textfile.read(") and isinstance(value, list):
+            *facts, text = value
+            return [*facts, "".join(map(self._textfile_line, text.splitlines(keepends=True)))]
         return self.redact_json(
             value, whole=_DRIVER_ANSWER_KEYS[section].fullmatch(key) is not None
         )
+
+    def _textfile_line(self, line: str) -> str:
+        """A line of a textfile; its value is retained: digits of a number identify nothing."""
+        head, space, value = line.rpartition(" ")
+        return self.scrub(head) + space + (value if _VALUE.fullmatch(value) else self.scrub(value))
 
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
         """A line of the kernel's routing table; a default route stays a default route."""

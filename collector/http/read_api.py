@@ -43,8 +43,8 @@ from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
 from collector.views import find_fresh_rows, node_rollups
-from railscope import exposition, reading, server_connections, service, timestamps
-from railscope.catalog import METRICS, collector as catalog, declare
+from railscope import exposition, reading, server_connections, service, textfile_series, timestamps
+from railscope.catalog import METRICS, collector as catalog, declare, entities
 from railscope.catalog.rollup import part_labels
 
 
@@ -342,6 +342,8 @@ class ViewApi:
         devices = [self.core.names_of(node, entity) for entity in schema.entities]
         for column, group, member in schema_columns.columns_of(schema):
             metric, entity = METRICS.get(group.metric), schema.entities[member]
+            if metric and metric.about is entities.TEXTFILE_SERIES:
+                continue
             numerator, denominator = group.scale
             if metric and metric.kind is declare.MetricKind.HISTOGRAM:
                 numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
@@ -360,7 +362,23 @@ class ViewApi:
         age_seconds = (
             (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
         )
-        return {"timestamp_ns": row.timestamp_ns, "age_seconds": age_seconds, "readings": readings}
+        columns = (
+            (group.metric, "".join(schema.entities[member].key[:1]))
+            for _, group, member in schema_columns.columns_of(schema)
+        )
+
+        def read_column(column: int) -> reading.Reading:
+            if codes[column] == reading.PRESENT:
+                return values[column]  # type: ignore[no-any-return]  # numpy's types
+            return reading.REASONS.get(codes[column], reading.Absent.ERROR)
+
+        series = textfile_series.json_entries(columns, read_column)
+        return {
+            "timestamp_ns": row.timestamp_ns,
+            "age_seconds": age_seconds,
+            "readings": readings,
+            **({"series": series} if series else {}),
+        }
 
     async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
         result = self.views().inventory_comparison

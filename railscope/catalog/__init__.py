@@ -32,6 +32,7 @@ from railscope.catalog import (
     sensors,
     storage,
     tenancy,
+    textfile,
 )
 from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.rollup import DerivedMetric, derive, derive_by_job, derived_name
@@ -40,7 +41,7 @@ SUBJECTS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         gpu, gpu_health, gpu_sharing, nvlink, rdma, nic, nic_settings, cabling, pcie, bursts, host, network,
-        storage, sensors, kernel, tenancy, agent, collector, account, incidents,
+        storage, sensors, kernel, tenancy, textfile, agent, collector, account, incidents,
     )
 }  # fmt: skip
 

@@ -113,6 +113,11 @@ ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
 BUDGET = EntityKind("budget", ("resource",), part_of=NODE)
 HUNG_DEVICE = EntityKind("hung_device", ("device",), part_of=NODE)
 DROP = EntityKind("drop", ("reason",), part_of=NODE)
+TEXTFILE = EntityKind("textfile", ("file",))
+TEXTFILE_FAMILY = EntityKind("textfile_family", ("family", "type", "help"))
+"""Metric of textfiles, whose series are entities of the next kind; `help` is escaped as in the text format."""
+TEXTFILE_SERIES = EntityKind("textfile_series", ("series",))
+"""Series of a textfile by name and sorted labels, as in the text format."""
 COLLECTOR = EntityKind("collector", ("url",), part_of=NODE)
 COLLECTOR_CHANGE = EntityKind("collector_change", ("reason",), part_of=NODE)
 

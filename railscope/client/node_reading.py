@@ -297,6 +297,8 @@ def read_metrics(text: str, sent_ns: int) -> AgentReading:
     found = AgentReading(sent_ns, DeviceReadings())
     devices = found.devices
     for name, labels, value in parse_metrics(text):
+        if not name.startswith("railscope_"):  # of a textfile, with any labels
+            continue
         if name.startswith("railscope_agent_") or name == "railscope_node_info":
             found.is_agent = True
             devices.node = labels.get("hostname", devices.node)

@@ -23,6 +23,7 @@ from agent.config import (
     BurstSettings,
     MetricsSettings,
     SourcePeriods,
+    TextfileSettings,
 )
 from agent.endpoint.http_server import AgentRequest
 from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
@@ -280,7 +281,11 @@ def test_each_source_has_the_period_of_its_name() -> None:
     """The window of burst sampling of NICs is in its own section, with burst sampling as a whole."""
     names = SourcePeriods.__struct_fields__
     configured = {name: 10.0 + number for number, name in enumerate(names)}
-    settings = AgentSettings(node="n1", period_seconds=SourcePeriods(**configured))
+    settings = AgentSettings(
+        node="n1",
+        period_seconds=SourcePeriods(**configured),
+        textfile=TextfileSettings(directory="/site"),
+    )
     sources = Agent(settings, FakeHost(), "n1").sampler.sources
     periods = {source.name: source.period_seconds for source in sources}
     assert periods.pop("nic_burst") == BurstSettings().window_seconds

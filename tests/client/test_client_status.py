@@ -348,6 +348,15 @@ def test_a_line_of_metrics_that_is_damaged_is_skipped():
     assert read_metrics("", 5).gpu_rows == []
 
 
+def test_series_of_textfiles_are_not_readings_of_the_node():
+    """They have any labels: also those of sources and GPUs."""
+    text = (
+        'site_state{source="backup"} 1\nsite_power_watts{gpu="GPU-9"} 1\nsite{interface="eth9"} 1\n'
+    )
+    found = read_metrics(text, 5)
+    assert (found.sources, found.devices.values, found.devices.gpus) == ({}, {}, {})
+
+
 # Tables ------------------------------------------------------------------------------------------
 
 

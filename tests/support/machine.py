@@ -24,6 +24,7 @@ _UNKNOWN: dict[str, Any] = {
     "lldp": {},
     "kubelet": FileNotFoundError(errno.ENOENT, "no kubelet.sock"),
     "owner": FileNotFoundError(errno.ENOENT, "no such process or file"),
+    "textfile": FileNotFoundError(errno.ENOENT, "no such file or directory"),
 }
 
 
