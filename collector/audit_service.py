@@ -26,10 +26,11 @@ from collector.config import CollectorSettings
 from collector.console.audit_pages import AuditHealth, witness_rows
 from collector.fleet.view_cells import ViewCell
 from collector.http.witness_api import WitnessApi
-from collector.ledger import head_chain
+from collector.ledger import head_chain, membership
 from collector.ledger.database import Database
 from collector.state.state_checkpointer import StateCheckpointer
 from railscope import __version__
+from railscope.audit import merkle
 from railscope.audit.record import RecordError, RecordSource
 from railscope.catalog import collector as c
 
@@ -48,6 +49,7 @@ class AuditService:
     drain: collector_records.OutboxDrain
     periodic_verification: verification.PeriodicVerification
     watch: ledger_watch.LedgerWatch
+    holder: membership.DirectoryHolder
 
     @classmethod
     def from_directory(
@@ -99,7 +101,8 @@ class AuditService:
             time.monotonic_ns,
             database,
         )
-        return cls(key_file, trail, observed, guard, witness_api, drain, periodic, watch)
+        holder = membership.DirectoryHolder(directory, database)
+        return cls(key_file, trail, observed, guard, witness_api, drain, periodic, watch, holder)
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
@@ -113,10 +116,15 @@ class AuditService:
         recorded = head_chain.ChainHead(*self.observed.recorded.head)
         self.watch.start(recorded if recorded.database else None)
 
+    async def hold_directory(self) -> None:
+        """Hold the state directory, by its opened log, in a shared database. Raises DirectoryInUseError."""
+        genesis = next(self.trail.log.records(0))
+        await self.holder.begin(merkle.leaf_hash(genesis).hex())
+
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        checks = (self.guard, self.periodic_verification, self.watch)
+        checks = (self.guard, self.periodic_verification, self.watch, self.holder)
         for member in (self.observed, self.witness_api, self.drain, *checks):
             group.create_task(member.run())
 

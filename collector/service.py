@@ -213,6 +213,7 @@ class Collector:
             await self._wait_for_space()
             await service.run_in_thread(self.restore)
             tune_interpreter()
+            await self.audit.hold_directory()
             await self.core.receipts.open_at_start(self.database.open)
             await self._serve()
         finally:

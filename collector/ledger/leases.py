@@ -124,6 +124,10 @@ def _new_holder() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
+_PLACE = "@"
+"""Separator of a holder and the place in which it is the only one."""
+
+
 @dataclass(slots=True)
 class Lease:
     """A lease as one process takes, renews and releases it. All methods but `run` block."""
@@ -132,6 +136,8 @@ class Lease:
     holder: str = field(default_factory=_new_holder)
     """Unique for each start of a process."""
     seconds: float = LEASE_SECONDS
+    place: str = ""
+    """Place that a local lock protects: its previous holder has ended, so its lease is taken before it expires."""
     changes: int = 0
     """Number of times that this process took or lost it."""
     term: LeaseTerm | None = None
@@ -139,6 +145,11 @@ class Lease:
     _database: Database | None = None
     _renewed_seconds: float = 0.0
     _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Add the place to the holder."""
+        if self.place:
+            self.holder += _PLACE + self.place
 
     @property
     def epoch(self) -> int:
@@ -237,6 +248,8 @@ class Lease:
             is_free: Any = sa.true()
             if is_server:
                 is_free = sa.or_(rows.c.expires_at.is_(None), rows.c.expires_at <= _clock())
+            if self.place:
+                is_free = sa.or_(is_free, rows.c.holder.endswith(_PLACE + self.place))
             query = sa.select(rows).where(named, is_free).with_for_update(skip_locked=True)
             row = connection.execute(query).first()
             if row is None:

@@ -1,0 +1,150 @@
+"""Two collectors with copies of one state directory: the second one does not run."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from running_collector import run_collector, settings_in
+from support.postgresql import PostgreSQL
+
+from collector.config import CollectorSettings, LedgerSettings
+from collector.ledger import database as databases, leases, membership
+from collector.tables import metadata
+
+IN_USE = (
+    r"state_directory .*copy is a copy of that of the running collector \S+: expected one collector for each; "
+    "fix: stop that one, or set another directory"
+)
+
+
+@pytest.fixture
+def url(server: PostgreSQL):
+    found = server.database()
+    yield found
+    server.drop(found)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, url: str) -> CollectorSettings:
+    return settings_in(tmp_path, ledger=LedgerSettings(url=url))
+
+
+def copied(settings: CollectorSettings) -> CollectorSettings:
+    """Settings with a copy of the state directory."""
+    directory = Path(settings.state_directory)
+    shutil.copytree(directory, directory.parent / "copy")
+    return msgspec.structs.replace(settings, state_directory=str(directory.parent / "copy"))
+
+
+async def test_a_collector_with_a_copy_of_a_state_directory_in_use_does_not_start(
+    settings: CollectorSettings,
+):
+    async with run_collector(settings) as first:
+        with pytest.raises(membership.DirectoryInUseError, match=IN_USE):
+            async with run_collector(copied(settings)):
+                pass
+        assert (await first.get("/-/healthy"))[0] == 200
+    async with run_collector(settings):
+        pass
+
+
+async def test_a_moved_state_directory_is_used_after_its_collector_ended(
+    settings: CollectorSettings,
+):
+    async with run_collector(settings):
+        pass
+    async with run_collector(copied(settings)) as moved:
+        assert (await moved.get("/-/healthy"))[0] == 200
+
+
+@dataclass
+class CopiedDirectories:
+    """Holders of directories with the same log, each by its own connections."""
+
+    path: Path
+    database: databases.SharedDatabase
+    is_away: bool = False
+
+    def open(self) -> databases.Database:
+        if self.is_away:
+            message = "the database is away"
+            raise databases.UnusableLedgerError(message)
+        return self.database.open()
+
+    async def start(self, name: str) -> membership.DirectoryHolder:
+        """A process that starts in a directory."""
+        (self.path / name).mkdir(exist_ok=True)
+        holder = membership.DirectoryHolder(self.path / name, self.open, "boot-1")
+        await holder.begin("log-1")
+        return holder
+
+    def expire(self) -> None:
+        """Let the lease end now, by the clock of the database."""
+        with self.database.open().transaction(writes=True) as connection:
+            connection.execute(sa.update(leases.rows).values(expires_at=sa.func.clock_timestamp()))
+
+
+@pytest.fixture
+def copies(tmp_path: Path, url: str):
+    shared = databases.SharedDatabase(url, metadata)
+    yield CopiedDirectories(tmp_path, shared)
+    shared.close()
+
+
+async def test_a_killed_collector_restarts_at_once_and_its_copy_after_the_lease_expired(
+    copies: CopiedDirectories,
+):
+    await copies.start("one")
+    restarted = await copies.start("one")
+    assert restarted.attempt()
+    copies.is_away = True
+    copy = await copies.start("copy")
+    copies.is_away = False
+    assert not copy.attempt()
+    assert not copy.attempt(), "no process renews it"
+    copies.expire()
+    assert copy.attempt()
+    assert not restarted.attempt(), "it resumes after a pause"
+    assert copy.attempt()
+    with pytest.raises(membership.DirectoryInUseError, match="fix: stop that one"):
+        restarted.attempt()
+
+
+async def test_of_copies_that_start_while_the_database_is_away_one_ends_later(
+    copies: CopiedDirectories,
+):
+    copies.is_away = True
+    one, two = await copies.start("one"), await copies.start("two")
+    copies.is_away = False
+    assert one.attempt()
+    renewing = asyncio.create_task(one.run())
+    with pytest.raises(membership.DirectoryInUseError):
+        await two.run()
+    renewing.cancel()
+    await asyncio.wait({renewing})
+    assert two.attempt(), "it was released"
+
+
+async def test_a_machine_that_was_copied_with_its_directory_is_another_place(
+    copies: CopiedDirectories,
+):
+    one = await copies.start("one")
+    clone = membership.DirectoryHolder(one.directory, copies.open, "boot-2")
+    copies.is_away = True
+    await clone.begin("log-1")
+    copies.is_away = False
+    assert not clone.attempt()
+
+
+async def test_collectors_with_logs_of_their_own_share_a_database(copies: CopiedDirectories):
+    one = await copies.start("one")
+    other = membership.DirectoryHolder(one.directory, copies.open)
+    await other.begin("log-2")
+    assert one.attempt()
+    assert other.attempt()
