@@ -84,6 +84,7 @@ class ViewRefresher:
     positions: FleetPositions = field(init=False)
     averages: MeasureAverages = field(default_factory=MeasureAverages)
     extent: Callable[[], ClusterExtent | None] = lambda: None
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
         """Create the positions of the GPUs of jobs."""
@@ -96,6 +97,11 @@ class ViewRefresher:
             await asyncio.sleep(self.period_seconds)
 
     async def refresh(self) -> CollectorViews:
+        """Compute all views, after a refresh that has begun: the newest views are those of the newest state."""
+        async with self._turn:
+            return await self._refresh()
+
+    async def _refresh(self) -> CollectorViews:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()

@@ -136,6 +136,21 @@ async def test_a_broken_file_at_a_restart_leaves_the_stored_version_in_force(tmp
         assert f'{catalog.FILE_VALID.name}{{file="claims"}} 0' in text
 
 
+async def test_an_older_refresh_replaces_no_newer_views(tmp_path: Path):
+    """The first one waits for the account, as on a loaded machine: the second one has not begun."""
+    async with run_collector(settings_in(tmp_path, view_refresh_seconds=3600)) as running:
+        refresher, begun = running.collector.refresher, list[int]()
+        await running.collector.finalizer.attempt()
+        refresher.wall_ns = lambda: begun.append(len(begun)) or time.time_ns()
+        async with running.collector.live.lock:
+            both = [asyncio.create_task(refresher.refresh()) for _ in range(2)]
+            while not begun:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            assert begun == [0]
+        first, second = await asyncio.gather(*both)
+        assert first.timestamp_ns < second.timestamp_ns == refresher.views.timestamp_ns
+
+
 async def test_ready_only_while_the_ledger_takes_writes(tmp_path: Path):
     async with run_collector(settings_in(tmp_path, ledger=ledger_away(tmp_path))) as running:
         await running.collector.refresher.refresh()

@@ -21,7 +21,7 @@ from support import postgresql
 
 from agent.shipping import EventNumbering
 from collector.access.credentials import digest_token
-from collector.cluster_head import HeadState
+from collector.cluster_head import ClusterHead, HeadState
 from collector.config import (
     ClusterSettings,
     CollectorSettings,
@@ -143,10 +143,18 @@ async def running(
             settings = settings_of(directory, name, url)
             found[name] = await stack.enter_async_context(run_collector(settings))
             if url:
-                cluster = found[name].collector.cluster
-                # The first exchange was, and there is a head: this collector or another one.
-                await until_true(lambda: cluster.state or cluster.members.head)  # noqa: B023
+                await until_head(found[name].collector.cluster)
         yield found
+
+
+async def until_head(cluster: ClusterHead) -> None:
+    """Wait until another collector is the head for this one, or it is the head and has the first views of its term."""
+    await until_true(
+        lambda: (
+            cluster.other_head
+            or (cluster.state is not None and cluster.state.refresher.views.timestamp_ns)
+        )
+    )
 
 
 def by_node(collectors: Mapping[str, RunningCollector]) -> dict[str, RunningCollector]:
@@ -284,8 +292,7 @@ async def test_the_use_of_quotas_counts_a_node_once_that_changed_its_collector(
             settings = settings_of(tmp_path, name, database)
             given = msgspec.structs.replace(settings, quotas_file=str(quotas))
             two[name] = await stack.enter_async_context(run_collector(given))
-            cluster = two[name].collector.cluster
-            await until_true(lambda: cluster.state or cluster.members.head)  # noqa: B023
+            await until_head(two[name].collector.cluster)
         await report(nodes, by_node(two))
         await until_text(two["a"], "2 of 2 collectors, 2 of 2 nodes")
         await report({"n1": nodes["n1"]}, {"n1": two["b"]})

@@ -22,6 +22,7 @@ from test_cluster_head import (
     report,
     running,
     settings_of,
+    until_head,
     until_page,
     until_true,
 )
@@ -263,7 +264,7 @@ async def test_records_that_the_head_rejects_are_stated(tmp_path: Path, database
     settings = settings_of(tmp_path, "a", database)
     strict = msgspec.structs.replace(settings, limits=IngestLimits(columns_per_schema=1))
     async with run_collector(strict) as head:
-        await until_true(lambda: head.collector.cluster.state)
+        await until_head(head.collector.cluster)
         async with running(tmp_path, database, ["b"]) as others:
             await report({"n2": ReportingNode("n2")}, others | {"n2": others["b"]})
             page = await until_page(head, "Rejected: ")
