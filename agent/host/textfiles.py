@@ -6,6 +6,7 @@ can block or have an effect. A capture contains the answers, so that a replay ha
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -39,13 +40,13 @@ class TextfileCalls:
         self._pread = pread
 
     def call(self, function: str, *arguments: int | str) -> Json:
-        """Return the answer of a call. Raises OSError if the directory, or a file, cannot be opened.
+        """Return the answer of a call. Raises OSError if the directory cannot be read, or a file is gone.
 
         textfile.list(directory)      state of the directory, and the names of the files
         textfile.read(directory, name, max_bytes, max_age_seconds)   state, owner, modification time, text
 
         Files of root come first, so that no other user can displace them. The state of a file is `ok` if its
-        text is complete. A maximum age of 0 is none.
+        text is complete; the text of an unreadable file is the problem. A maximum age of 0 is none.
         """
         if function == "list":
             return self._list(str(arguments[0]))
@@ -70,11 +71,21 @@ class TextfileCalls:
             details = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if not stat.S_ISREG(details.st_mode):
                 return [TextfileState.NOT_REGULAR, details.st_uid, details.st_mtime_ns, ""]
-            descriptor = os.open(name, _WHOLE, dir_fd=parent)
+            facts = details.st_uid, details.st_mtime_ns
             try:
-                return self._read_opened(descriptor, max_bytes, max_age_seconds * SECOND_NS)
-            finally:
-                os.close(descriptor)
+                descriptor = os.open(name, _WHOLE, dir_fd=parent)
+                try:
+                    return self._read_opened(descriptor, max_bytes, max_age_seconds * SECOND_NS)
+                finally:
+                    os.close(descriptor)
+            except FileNotFoundError:
+                raise
+            except (
+                OSError
+            ) as error:  # an answer: a failed call would keep the columns of other files
+                is_link = error.errno == errno.ELOOP
+                state = TextfileState.NOT_REGULAR if is_link else TextfileState.UNREADABLE
+                return [state, *facts, error.strerror or ""]
 
     def _read_opened(self, descriptor: int, max_bytes: int, max_age_ns: int) -> Json:
         before = os.fstat(descriptor)

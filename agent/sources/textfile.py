@@ -10,7 +10,6 @@ schemas are limited, and a file whose labels change in every read cannot prevent
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -242,30 +241,23 @@ class TextfileSource(source.SourceWithoutResources):
             except FileNotFoundError:
                 continue
             except OSError as error:
-                is_link = error.errno == errno.ELOOP
                 problem = error.strerror or str(error)
-                yield Textfile(
-                    name,
-                    -1,
-                    None,
-                    (),
-                    TextfileState.NOT_REGULAR if is_link else TextfileState.UNREADABLE,
-                    problem,
-                )
+                yield Textfile(name, -1, None, (), TextfileState.UNREADABLE, problem)
                 continue
             file = Textfile(name, owner, modified_ns)
             content = text.encode(errors="surrogateescape")
             total += len(content)
             try:
-                self._check(TextfileState(state), total)
+                self._check(TextfileState(state), total, text)
                 yield replace(file, families=self._parse(name, content))
             except TextfileError as error:
                 yield file.rejected(error)
 
-    def _check(self, state: TextfileState, total_bytes: int) -> None:
+    def _check(self, state: TextfileState, total_bytes: int, text: str) -> None:
         """Raise TextfileError for a file that was not read, or that is beyond the size of all files."""
         limits = self._settings
         problems = {
+            TextfileState.UNREADABLE: text,
             TextfileState.NOT_REGULAR: "a link, a directory, a pipe or a device: expected a regular file",
             TextfileState.TOO_LARGE: f"expected at most {limits.max_file_bytes} bytes;"
             " fix: raise textfile.max_file_bytes",

@@ -103,10 +103,11 @@ class _CountedLines:
 def parse_textfile(content: bytes, max_series: int) -> list[TextfileFamily]:
     """Return the metrics of a file. Raises TextfileError."""
     lines = _checked_lines(content)
-    samples = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
-    if len(samples) > max_series:
-        problem = f"{len(samples)} series: expected at most {max_series}, for all files"
+    count = sum(map(_is_sample, lines))
+    if count > max_series:
+        problem = f"{count} series: expected at most {max_series}, for all files"
         raise TextfileError(TextfileState.LIMIT, problem)
+    samples = [(number, line) for number, line in enumerate(lines, 1) if _is_sample(line)]
     return _families(_parsed(lines), samples)
 
 
@@ -137,12 +138,12 @@ def _checked_lines(content: bytes) -> list[str]:
             "no line break at the end; fix: write a file of another name and rename it to *.prom"
         )
         raise TextfileError(TextfileState.INCOMPLETE, problem)
-    lines = []
-    for number, raw in enumerate(content.split(b"\n"), 1):
-        try:
-            line = raw.decode().strip(" \t\r")
-        except UnicodeDecodeError as error:
-            raise _malformed(number, "not UTF-8") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise _malformed(content.count(b"\n", 0, error.start) + 1, "not UTF-8") from error
+    lines = [line.strip(" \t\r") for line in text.split("\n")]
+    for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_CHARACTERS:
             problem = (
                 f"line {number}: {len(line)} characters: expected at most {MAX_LINE_CHARACTERS}"
@@ -150,8 +151,11 @@ def _checked_lines(content: bytes) -> list[str]:
             raise TextfileError(TextfileState.LIMIT, problem)
         if not line.replace("\t", "").isprintable():
             raise _malformed(number, "unprintable character")
-        lines.append(line)
     return lines
+
+
+def _is_sample(line: str) -> bool:
+    return line != "" and line[0] != "#"
 
 
 def _families(

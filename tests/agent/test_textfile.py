@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from support.clock import NS, ManualClock
 from support.machine import FakeHost
-from support.reading import read_once, readings
+from support.reading import ORIGIN, read_once, readings
 from support.textfiles import (
     TextfileDirectory,
     exact_value,
@@ -30,6 +30,7 @@ from agent.config import TextfileSettings
 from agent.host.recorded_host import call_key
 from agent.host.textfiles import MAX_FILES, TextfileCalls
 from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.sources import textfile
 from agent.sources.textfile_parser import MAX_LINE_CHARACTERS, TextfileError, parse_textfile
 from railscope.catalog.textfile import DIRECTORY_STATES, TextfileState
@@ -353,6 +354,21 @@ def test_a_file_of_another_user_displaces_none_of_root(files: TextfileDirectory)
     assert files.states()["root.prom"] == "ok"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@given(st.lists(fragments, max_size=40).map("".join) | st.sampled_from(["root", "root_sum", "x"]))
+def test_no_content_of_a_file_of_another_user_removes_a_series_of_root(
+    tmp_path_factory: pytest.TempPathFactory, content: str
+) -> None:
+    directory = TextfileDirectory(tmp_path_factory.mktemp("textfiles"), max_series=6)
+    stated = '# TYPE b summary\nb_sum 1\nb_count 2\n# TYPE a gauge\na{le="1"} 1.50\nroot 1\n'
+    tenant = f'{content}\nx 1\n# TYPE root gauge\nroot 2\na{{le="1"}} 3\n'
+    directory.write({"0.prom": tenant, "root.prom": stated, "1.prom": content + "\n"})
+    for name in ("0.prom", "1.prom"):
+        os.chown(directory.directory / name, TENANT, TENANT)
+    assert directory.states()["root.prom"] == "ok"
+    assert values_of(stated).items() <= values_of(directory.page()).items()
+
+
 def test_a_new_file_displaces_none_that_is_accepted(files: TextfileDirectory) -> None:
     files.write({"b.prom": "site 1\n"})
     assert files.states() == {"b.prom": "ok"}
@@ -428,9 +444,44 @@ def test_the_group_can_be_switched_off(files: TextfileDirectory) -> None:
 @pytest.mark.parametrize(
     ("error", "state"),
     [
+        (OSError(errno.EIO, "Input/output error"), TextfileState.UNREADABLE),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links"), TextfileState.NOT_REGULAR),
+    ],
+)
+def test_a_failed_read_is_an_answer(tmp_path: Path, error: OSError, state: TextfileState) -> None:
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        del descriptor, size, offset
+        raise error
+
+    (tmp_path / "a.prom").write_text("a 1\n")
+    calls = TextfileCalls(str, ManualClock(), pread)
+    answer = calls.call("read", str(tmp_path), "a.prom", 20, 0)
+    assert answer[::3] == [state, error.strerror]
+    with pytest.raises(FileNotFoundError):
+        calls.call("read", str(tmp_path), "b.prom", 20, 0)
+
+
+def test_an_unreadable_file_does_not_keep_the_columns_of_one_that_was_removed() -> None:
+    settings, host = TextfileSettings(directory="/site"), FakeHost()
+    for name, answer in {"a.prom": [1, 0, 0, "denied"], "b.prom": [0, 0, 0, "b 1\n"]}.items():
+        arguments = "/site", name, settings.max_file_bytes, settings.max_age_seconds
+        host.calls[call_key("textfile", "read", arguments)] = answer
+    reader = SourceReader(textfile.TextfileSource(settings), host, ORIGIN)
+    for names in (["a.prom", "b.prom"], ["a.prom"]):
+        host.calls["textfile.list(/site)"] = [0, names]
+        frame = reader.run().frame
+        assert frame
+        assert list(states_of(readings(frame))) == names
+        assert ("b 1\n" in page_of(frame)) == ("b.prom" in names)
+        assert "b.prom" in names or not any("b" in entity.key for _, entity in frame.schema.columns)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
         (PermissionError(errno.EACCES, "Permission denied"), "unreadable"),
         (OSError(errno.EIO, "Input/output error"), "unreadable"),
-        (OSError(errno.ELOOP, "Too many levels of symbolic links"), "not_regular"),
+        (TimeoutError(errno.ETIMEDOUT, "textfile.read has not returned"), "unreadable"),
         (FileNotFoundError(errno.ENOENT, "removed meanwhile"), None),
     ],
 )
