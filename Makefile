@@ -8,7 +8,7 @@
 # make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet and S3
+# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3 and OTLP
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
 #
@@ -135,7 +135,8 @@ LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-versio
 lock: $(VENV)/.ready-to-test
 	$(PIP) uv
 	$(LOCK) --output-file deploy/requirements.lock
-	$(LOCK) --extra postgresql --extra parquet --extra archive --output-file deploy/requirements-extras.lock
+	$(LOCK) --extra postgresql --extra parquet --extra archive --extra otlp \
+		--output-file deploy/requirements-extras.lock
 
 clean:
 	rm -rf $(VENV) $(VALIDATOR) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -7,9 +7,10 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,6 +20,7 @@ from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selectio
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
 from agent.machine_sources import assign_periods, machine_sources
+from agent.otlp import otlp_target
 from agent.sampling import counter_unwrap, governor, hang_guard, sampler, source_reader, status
 from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.source import Source
@@ -31,6 +33,9 @@ from agent.streams.kernel_log import XidMatcher
 from railscope import __version__, reading, server_connections, service, untrusted_text
 from railscope.frame import Event, Frame, FrameOrigin
 from railscope.settings import SettingsError
+
+if TYPE_CHECKING:
+    from agent.otlp.otlp_exporter import OtlpExporter
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +83,8 @@ class Agent:
     """Durations of calls and reads."""
     reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Environment, for the variables of OTLP exporters."""
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
@@ -110,6 +117,7 @@ class Agent:
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
+        self._exporter: OtlpExporter | None = None
         self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
         self._claims = claims_endpoint.ClaimsEndpoint(
             self.settings.tenancy, self._state, self._tenancy, self.host.clock
@@ -142,6 +150,8 @@ class Agent:
 
     def _publish(self, frame: Frame) -> None:
         self.on_frame(frame)
+        if self._exporter:
+            self._exporter.record_events(frame)
         if self._shipper and is_shipped(frame):
             self._shipper.publish(self._numbering.number_events(frame))
 
@@ -157,7 +167,7 @@ class Agent:
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
                 source.remember(counter_unwrap.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
-        self._shipper = self._make_shipper()
+        self._shipper, self._exporter = self._make_shipper(), self.make_exporter()
         server = http_server.HttpServer(self.endpoint.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
@@ -183,6 +193,8 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
+                if self._exporter:
+                    group.create_task(self._exporter.run())
                 for witness in self._witnesses():
                     group.create_task(witness)
         finally:
@@ -234,6 +246,31 @@ class Agent:
             raise SettingsError(message) from error
         except collector_client.CollectorLinkError as error:
             raise SettingsError(str(error)) from error
+
+    def make_exporter(self) -> OtlpExporter | None:
+        """Return the exporter of OTLP. Raises SettingsError for an invalid setting or a missing extra."""
+        configured = self.settings.otlp
+        if not otlp_target.is_enabled(configured, self.environment):
+            return None
+        targets = otlp_target.otlp_targets(configured, self.environment)
+        try:
+            from agent.otlp import otlp_exporter  # noqa: PLC0415 - protobuf takes 5 MiB
+        except ImportError as error:
+            message = (
+                "missing opentelemetry-proto, which the export by OTLP (otlp.endpoint) requires;"
+                " fix: pip install 'railscope[otlp]'"
+            )
+            raise SettingsError(message) from error
+        self.stats.otlp = {signal: status.OtlpStats() for signal in targets}
+        return otlp_exporter.OtlpExporter(
+            configured,
+            targets,
+            otlp_exporter.resource_attributes(self.node, self.host, configured),
+            self.endpoint.fresh_frames,
+            self.clock,
+            self.stats.otlp,
+            otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
+        )
 
     async def once(self) -> None:
         """Read every source once, those that depend on the others last.

@@ -44,6 +44,18 @@ def bound_responses(connection: HTTPConnection, max_bytes: int, timeout_seconds:
     connection.response_class = bounded  # type: ignore[assignment]  # typeshed has only the class here, http.client calls it
 
 
+def retry_after_seconds(text: str, now_seconds: float) -> float:
+    """Return the wait that a `Retry-After` requests, in seconds or until a date; 0 without one."""
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - 1 MiB, which most agents never need
+
+    try:
+        if text.isdecimal():
+            return float(text)
+        return parsedate_to_datetime(text).timestamp() - now_seconds
+    except (ValueError, OverflowError):
+        return 0.0
+
+
 async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
     """Read the body of a response. Raises OSError (EMSGSIZE) for a longer one, and aiohttp's own errors."""
     body = bytearray()

@@ -47,6 +47,7 @@ FIGURES = {
         "gpu_activity",
         "nvlink_signal",
     ),
+    "otlp": ("kept objects / new objects", "kept objects / metrics endpoint", "gzip, in addition"),
     "agent_fabric": (
         "CPU per counter, agent / plain exporter, 4 per second",
         "share of a core, burst sampling of 8 NICs and GPUs at 10 Hz",

@@ -426,7 +426,10 @@ def locked(name: str) -> dict[str, list[Requirement]]:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("requirements.lock", ()), ("requirements-extras.lock", ("postgresql", "parquet", "archive"))],
+    [
+        ("requirements.lock", ()),
+        ("requirements-extras.lock", ("postgresql", "parquet", "archive", "otlp")),
+    ],
 )
 def test_the_lock_pins_every_dependency_as_it_is_declared(name: str, extras: tuple[str, ...]):
     pins = locked(name)

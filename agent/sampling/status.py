@@ -241,6 +241,21 @@ class AuditLogState:
 
 
 @dataclass(slots=True)
+class OtlpStats:
+    """Counts of one signal of OTLP since the start, in data points or log records, and its waiting requests."""
+
+    sent: int = 0
+    retries: int = 0
+    """Requests that were sent again."""
+    dropped: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rejected", "partial_success", "overflow"), 0)
+    )
+    waiting_bytes: int = 0
+    oldest_boot_ns: int | None = None
+    """Time at which the oldest waiting request was queued; None if there is none."""
+
+
+@dataclass(slots=True)
 class ShippingStats:
     """Counts since the start, and the present size of the spool; zero without shipping."""
 
@@ -274,3 +289,5 @@ class ShippingStats:
         )
     )
     """Changes of the collector in use, by reason."""
+    otlp: dict[str, OtlpStats] = field(default_factory=dict)
+    """Export by OTLP, by signal; empty without it."""

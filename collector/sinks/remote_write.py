@@ -19,7 +19,6 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
 from importlib import import_module
@@ -293,7 +292,9 @@ class RemoteWriteSink:
         raise SinkError(
             f"{response.status} {printable(' '.join(words)) or response.reason or ''}".strip(),
             is_rejected=is_client_error and response.status != HTTPStatus.TOO_MANY_REQUESTS,
-            retry_seconds=_retry_seconds(response.headers.get("Retry-After", "")),
+            retry_seconds=http_responses.retry_after_seconds(
+                response.headers.get("Retry-After", ""), time.time()
+            ),
         )
 
 
@@ -319,15 +320,3 @@ def _headers(configured: RemoteWriteSettings) -> dict[str, str]:
         credential = b64encode(f"{configured.user}:{password}".encode()).decode()
         headers["Authorization"] = f"Basic {credential}"
     return headers
-
-
-def _retry_seconds(text: str) -> float:
-    """Return the wait that a `Retry-After` requests, in seconds or until a date; 0 without one."""
-    try:
-        return (
-            float(text)
-            if text.isdecimal()
-            else parsedate_to_datetime(text).timestamp() - time.time()
-        )
-    except (ValueError, OverflowError):
-        return 0.0

@@ -1,12 +1,12 @@
 """Metrics of the agent itself."""
 
 # fmt: off
-from railscope.catalog import entities
+from railscope.catalog import declare, entities
 from railscope.catalog.declare import BASIC, FULL, MICRO, NANO, EventClass, MetricTable, Rollup
 
-START = "Counts from the start of the agent."
-_AGENT = MetricTable(entities.NODE, resets=START)
-_SOURCE = MetricTable(entities.SOURCE, resets=START)
+PROCESS_START = "Counts from the start of the agent's process."
+_AGENT = MetricTable(entities.NODE, resets=declare.AGENT_START)
+_SOURCE = MetricTable(entities.SOURCE, resets=declare.AGENT_START)
 
 SOURCE_STATES = {0: "starting", 1: "ok", 2: "partial", 3: "unsupported", 4: "failed"}
 GOVERNOR_STATES = {0: "within", 1: "stretching", 2: "at_limit"}
@@ -24,9 +24,9 @@ AGENT_READS = _AGENT.counter("railscope_agent_reads_total", "Complete reads of a
 AGENT_MISSED = _AGENT.counter("railscope_agent_missed_ticks_total", "Ticks at which a source could not be read because the read before had not returned, of all sources.", "agent, sum of railscope_source_missed_ticks_total", detail=BASIC)
 AGENT_READ_CPU = _AGENT.counter("railscope_agent_read_cpu_seconds_total", "Processor time that the agent has used to read all sources and to discover their devices.", "agent, sum of railscope_source_cpu_seconds_total", scale=NANO)
 AGENT_STRETCHED = _AGENT.gauge("railscope_agent_stretched_sources", "Sources whose period the governor has lengthened.", "agent, railscope_source_stretch_ratio above 1", detail=BASIC)
-AGENT_CPU = _AGENT.counter("railscope_agent_cpu_seconds_total", "Processor time the agent has used.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=NANO, detail=BASIC)
+AGENT_CPU = _AGENT.counter("railscope_agent_cpu_seconds_total", "Processor time the agent has used.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=NANO, detail=BASIC, resets=PROCESS_START)
 AGENT_MEMORY = _AGENT.gauge("railscope_agent_resident_memory_bytes", "Memory the agent occupies.", "/proc/self/statm (pages)", rollups=(Rollup.MAX,), detail=BASIC)
-REPLAY_CPU = _AGENT.counter("railscope_agent_replay_cpu_seconds_total", "Processor time for decoding a capture or simulating a node; not part of the agent's own.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO)
+REPLAY_CPU = _AGENT.counter("railscope_agent_replay_cpu_seconds_total", "Processor time for decoding a capture or simulating a node; not part of the agent's own.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO, resets=PROCESS_START)
 REPLAY_MEMORY = _AGENT.gauge("railscope_agent_replay_resident_memory_bytes", "Memory that a capture or a simulated node occupied when it was loaded; not part of the agent's own.", "/proc/self/statm (pages)")
 AGENT_CPU_USE = _AGENT.gauge("railscope_agent_cpu_use_ratio", "Share of one processor core that the agent used over the last minute; the governor compares it with the budget.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=MICRO, rollups=(Rollup.MAX,), detail=FULL)
 AGENT_CPU_BUDGET = _AGENT.gauge("railscope_agent_cpu_budget_ratio", "Limit of the agent's use of one processor core, which it keeps by reading less often.", "setting budget.cpu_ratio", scale=MICRO)
@@ -39,12 +39,17 @@ UNSTORED_BATCHES = _AGENT.gauge("railscope_spool_unstored_envelopes", "Envelopes
 UNSTORED_AGE = _AGENT.gauge("railscope_spool_unstored_age_seconds", "Time since the collector received the oldest envelope whose evidence its shared database does not have yet; absent if there is none.", "agent spool", scale=NANO, rollups=(Rollup.MAX,))
 COLLECTORS_AT_URL = _AGENT.gauge("railscope_agent_collectors_at_url", "Collectors that respond at one URL, behind a load balancer: received frames are not sent again to another one of them while it responds. 65: more than the agent distinguishes (64), and received frames are sent again. Absent if only one responds.", "agent")
 FRAMES_SHIPPED = _AGENT.counter("railscope_agent_shipped_frames_total", "Frames the collector has acknowledged as durable.", "agent")
-LOG_LINES_LOST = _AGENT.counter("railscope_agent_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "agent")
+LOG_LINES_LOST = _AGENT.counter("railscope_agent_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "agent", resets=PROCESS_START)
 FRAMES_DROPPED = _AGENT.counter("railscope_agent_dropped_frames_total", "Frames that the agent dropped, by reason; unstored: a collector had received them, and had not stored their evidence in its shared database.", "agent", about=entities.DROP, rollups=(Rollup.SUM,), detail=BASIC)
 SHIP_FAILURES = _AGENT.counter("railscope_agent_ship_failures_total", "Attempts to reach the collector that failed.", "agent", detail=BASIC)
 COLLECTOR_IN_USE = _AGENT.gauge("railscope_agent_collector_in_use", "1 for the collector that responded last, 0 for the others; absent if the agent has only one.", "agent", about=entities.COLLECTOR)
 COLLECTOR_POSITION = _AGENT.gauge("railscope_agent_collector_position", "Position of the collector in use in the order for this node: 0 for the first one; absent if the agent has only one.", "agent", detail=BASIC)
 COLLECTOR_CHANGES = _AGENT.counter("railscope_agent_collector_changes_total", "Changes of the collector in use, by reason: failures, unacknowledged (no response in time), denied (status 401 or 403), draining, return (to the first one of the order); absent if the agent has only one.", "agent", about=entities.COLLECTOR_CHANGE)
+OTLP_SENT = _AGENT.counter("railscope_agent_otlp_sent_points_total", "Data points (signal metrics) and log records (signal logs) that the OTLP receiver has accepted; absent without otlp.endpoint, like the other metrics of OTLP.", "agent", about=entities.OTLP_SIGNAL)
+OTLP_DROPPED = _AGENT.counter("railscope_agent_otlp_dropped_points_total", "Data points and log records that were not exported, by reason: rejected (a final error of the receiver), partial_success (rejected individually), overflow (more waited than otlp.max_waiting_bytes).", "agent", about=entities.OTLP_DROP, detail=BASIC)
+OTLP_RETRIES = _AGENT.counter("railscope_agent_otlp_retries_total", "Requests that the OTLP receiver did not answer, or answered with a request to repeat them.", "agent", about=entities.OTLP_SIGNAL)
+OTLP_WAITING = _AGENT.gauge("railscope_agent_otlp_waiting_size_bytes", "Size of the requests that wait for the OTLP receiver.", "agent", about=entities.OTLP_SIGNAL)
+OTLP_AGE = _AGENT.gauge("railscope_agent_otlp_oldest_age_seconds", "Time for which the oldest request has waited for the OTLP receiver; absent if none waits.", "agent", about=entities.OTLP_SIGNAL, scale=NANO, detail=BASIC)
 WITNESS_STATE = _AGENT.state("railscope_agent_audit_witness_state", "State of the collector's audit log as verified by this agent, the worst one of several collectors: conflict if it contradicts the checkpoint stored here.", "agent", states={0: "no_checkpoint", 1: "consistent", 2: "conflict"}, detail=BASIC)
 WITNESSED_RECORDS = _AGENT.gauge("railscope_agent_audit_checkpoint_records", "Records of the collector's audit log that the checkpoint stored here covers; the sum of several collectors.", "agent", detail=BASIC)
 CONFLICT_EVENT = EventClass("audit_checkpoint_conflict", entities.NODE, "error", "The collector's audit log contradicts the checkpoint that this agent has stored.", "agent", ("kind", "held_size", "held_root", "offered_size", "offered_root", "collector"), audited=True)

@@ -10,14 +10,13 @@ windows of one length add up over rails and nodes.
 # fmt: off
 from fractions import Fraction
 
-from railscope.catalog.declare import BASIC, FULL, MICRO, NANO, MetricTable
+from railscope.catalog.declare import AGENT_START, BASIC, FULL, MICRO, NANO, MetricTable
 from railscope.catalog.entities import GPU, GPU_WINDOW, NIC, NIC_WINDOW
 
-START = "Counts from the start of the agent."
-_NIC = MetricTable(NIC, resets=START)
-_NIC_WINDOWS = MetricTable(NIC_WINDOW, resets=START)
-_GPU = MetricTable(GPU, resets=START)
-_GPU_WINDOWS = MetricTable(GPU_WINDOW, resets=START)
+_NIC = MetricTable(NIC, resets=AGENT_START)
+_NIC_WINDOWS = MetricTable(NIC_WINDOW, resets=AGENT_START)
+_GPU = MetricTable(GPU, resets=AGENT_START)
+_GPU_WINDOWS = MetricTable(GPU_WINDOW, resets=AGENT_START)
 
 SHARES = tuple(
     Fraction(share) for share in ("0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "0.9")

@@ -62,6 +62,8 @@ class MetricDetail(StrEnum):
 
 BASIC, STANDARD, FULL = MetricDetail
 
+AGENT_START, BOOT_START = "Counts from the start of the agent.", "Counts from boot."
+"""`resets` of counters whose start is known; it is exported with them."""
 BUCKET = "le"
 """Last label of a histogram's entity kind: the upper bound of a bucket, or `SUM`."""
 NO_BOUND, SUM = "+Inf", "sum"

@@ -120,6 +120,8 @@ TEXTFILE_SERIES = EntityKind("textfile_series", ("series",))
 """Series of a textfile by name and sorted labels, as in the text format."""
 COLLECTOR = EntityKind("collector", ("url",), part_of=NODE)
 COLLECTOR_CHANGE = EntityKind("collector_change", ("reason",), part_of=NODE)
+OTLP_SIGNAL = EntityKind("otlp_signal", ("signal",), part_of=NODE)
+OTLP_DROP = EntityKind("otlp_drop", ("signal", "reason"), part_of=OTLP_SIGNAL)
 
 CLUSTER = EntityKind("cluster", ())
 RAIL = EntityKind("rail", ("rail",))

@@ -12,7 +12,7 @@ CHIP_RESET = "Counts from the GPU's last reset."
 _NVML = declare.MetricTable(entities.GPU, resets=DRIVER_LOAD)
 _GPM = declare.MetricTable(entities.GPU, origin="nvmlGpmMetricsGet ", resets=CHIP_RESET)
 
-AGENT_START = "Counts from the start of the agent; reset at each agent start."
+AGENT_START = declare.AGENT_START
 # nvml.h, nvmlClocksEventReason*: reasons for lowered clocks, by bit.
 THROTTLE_BITS = {
     "gpu_idle": 0x1,

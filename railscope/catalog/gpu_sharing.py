@@ -1,10 +1,9 @@
 """Users of a shared GPU: MIG instances, virtual GPUs, processes."""
 
 # fmt: off
-from railscope.catalog.declare import BASIC, CENTI, FULL, KIBI, MetricTable
+from railscope.catalog.declare import AGENT_START, BASIC, CENTI, FULL, KIBI, MetricTable
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU
 
-AGENT_START = "Counts from the start of the agent; reset at each agent start."
 _GPU = MetricTable(GPU, resets=AGENT_START)
 _MIG = MetricTable(MIG, resets=AGENT_START)
 

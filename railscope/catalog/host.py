@@ -1,13 +1,13 @@
 """Metrics of the node itself."""
 
 # fmt: off
+from railscope.catalog import declare
 from railscope.catalog.declare import BASIC, CENTI, MEGABIT, MICRO, MILLI, MetricTable, Rollup
 from railscope.catalog.entities import CPU_MODE, DISK, INTERFACE, LOAD_WINDOW, NIC, NODE, PRESSURE
 
-BOOT = "Counts from boot."
-_HOST = MetricTable(NODE, resets=BOOT)
-_DISK = MetricTable(DISK, origin="psutil.disk_io_counters().", resets=BOOT)
-_INTERFACE = MetricTable(INTERFACE, origin="psutil.net_io_counters(pernic).", resets=BOOT)
+_HOST = MetricTable(NODE, resets=declare.BOOT_START)
+_DISK = MetricTable(DISK, origin="psutil.disk_io_counters().", resets=declare.BOOT_START)
+_INTERFACE = MetricTable(INTERFACE, origin="psutil.net_io_counters(pernic).", resets=declare.BOOT_START)
 
 NODE_INFO = _HOST.info("railscope_node_info", "Identity of this node: host name, kernel and version of the agent.", "uname", detail=BASIC)
 CPU_TIME = _HOST.counter("railscope_cpu_seconds_total", "Time all processors together have spent in each mode.", "psutil.cpu_times, /proc/stat (clock ticks of 10 ms)", about=CPU_MODE, scale=CENTI, rollups=(Rollup.SUM,), node_exporter="node_cpu_seconds_total", detail=BASIC)

@@ -17,19 +17,8 @@ from typing import ClassVar, TypeAlias
 from rich.text import Text
 from textual import app, binding, containers, events, message, screen, widgets
 
-from railscope.client import tables
+from railscope.client import tables, top_views
 from railscope.client.connection import ClientError
-from railscope.client.top_views import (
-    FACT_COLUMNS,
-    MAX_ROWS,
-    AgentPages,
-    ClusterPages,
-    TopPage,
-    TopView,
-    absence_reasons,
-    opened_view,
-    row_subject,
-)
 
 WIDE_COLUMNS = 140
 """Width from which all columns are shown."""
@@ -68,7 +57,7 @@ Escape or ? closes this page.
 class PageReceived(message.Message):
     """A page, or the error of the request for it."""
 
-    def __init__(self, view: TopView, page: TopPage | ClientError) -> None:
+    def __init__(self, view: top_views.TopView, page: top_views.TopPage | ClientError) -> None:
         super().__init__()
         self.view, self.page = view, page
 
@@ -114,16 +103,19 @@ class TopApp(app.App[None]):
     ]
 
     def __init__(
-        self, pages: ClusterPages | AgentPages, server: str, interval_seconds: float
+        self,
+        pages: top_views.ClusterPages | top_views.AgentPages,
+        server: str,
+        interval_seconds: float,
     ) -> None:
         super().__init__(ansi_color="NO_COLOR" in os.environ or None)
         self._pages, self._server, self._interval = pages, server, interval_seconds
         self.view = pages.first()
-        self.page: TopPage | None = None
+        self.page: top_views.TopPage | None = None
         """The last page that was received, of this or of the view before."""
         self.failure = ""
         """Error of the last request; empty if it succeeded."""
-        self._before: list[TopView] = []
+        self._before: list[top_views.TopView] = []
         self._filter_error = ""
         self._received_seconds = self._failed_seconds = time.monotonic()
         self._ended, self._wake = threading.Event(), threading.Event()
@@ -178,7 +170,7 @@ class TopApp(app.App[None]):
         while not self._ended.is_set():
             self._wake.clear()
             view = self.view
-            page: TopPage | ClientError
+            page: top_views.TopPage | ClientError
             try:
                 page = self._pages.read(view)
             except ClientError as error:
@@ -249,7 +241,7 @@ class TopApp(app.App[None]):
             return
         shown, view, table = self._shown_table, self.page.view, self._table
         selected = self._selected_row()
-        subject = row_subject(view, selected) if selected else None
+        subject = top_views.row_subject(view, selected) if selected else None
         columns = shown.columns
         cells = [[shown.cell(column, row) for column in columns] for row in shown.rows]
         lengths = [
@@ -259,7 +251,7 @@ class TopApp(app.App[None]):
         widths = tables.fit_widths(
             columns, lengths, self.size.width - 4
         )  # the padding of the table, and its scroll bar
-        is_facts = shown.columns == FACT_COLUMNS
+        is_facts = shown.columns == top_views.FACT_COLUMNS
         scrolled = table.scroll_y
         table.clear(columns=True)
         for column, width in zip(columns, widths, strict=True):
@@ -273,7 +265,11 @@ class TopApp(app.App[None]):
             ]
             table.add_row(*row_cells, height=None if is_facts else 1)
         place = next(
-            (number for number, row in enumerate(shown.rows) if row_subject(view, row) == subject),
+            (
+                number
+                for number, row in enumerate(shown.rows)
+                if top_views.row_subject(view, row) == subject
+            ),
             0,
         )
         table.move_cursor(row=place, scroll=place == 0)
@@ -290,7 +286,7 @@ class TopApp(app.App[None]):
         elif self.page is not None and self.page.view == self.view:
             if self.page.table.absence:
                 foot = f"unknown: {tables.show_text(self.page.table.absence)}"
-            elif row and (reasons := "; ".join(absence_reasons(self._shown_table, row))):
+            elif row and (reasons := "; ".join(top_views.absence_reasons(self._shown_table, row))):
                 foot = f"- {reasons}"
             elif not self.page.table.rows:
                 foot = (
@@ -317,9 +313,9 @@ class TopApp(app.App[None]):
         """Change the view by its key."""
         if isinstance(self.focused, widgets.Input) or event.key not in self._pages.views:
             return
-        self._show(TopView(self._pages.views[event.key]))
+        self._show(top_views.TopView(self._pages.views[event.key]))
 
-    def _show(self, view: TopView, *, back: bool = False) -> None:
+    def _show(self, view: top_views.TopView, *, back: bool = False) -> None:
         if view == self.view:
             return
         if not back:
@@ -334,7 +330,7 @@ class TopApp(app.App[None]):
         row = self._selected_row()
         if row is None or self.page is None or self.page.view != self.view:
             return
-        if opened := opened_view(self.view, row):
+        if opened := top_views.opened_view(self.view, row):
             self._show(opened)
 
     def on_data_table_row_highlighted(self, _: widgets.DataTable.RowHighlighted) -> None:
@@ -365,7 +361,7 @@ class TopApp(app.App[None]):
 
     def action_show_part(self, step: int) -> None:
         """Show the next or the previous rows, if there are any."""
-        offset = self.view.offset + step * MAX_ROWS
+        offset = self.view.offset + step * top_views.MAX_ROWS
         if self.page is not None and self.page.view == self.view and 0 <= offset < self.page.count:
             self._show(replace(self.view, offset=offset), back=True)
 
@@ -389,7 +385,7 @@ class TopApp(app.App[None]):
             self._draw_foot()
             return
         self._close_filter()
-        self._show(TopView(self.view.name, self.view.subject, filters))
+        self._show(top_views.TopView(self.view.name, self.view.subject, filters))
 
     def _close_filter(self) -> None:
         self._filter_error = ""
@@ -406,7 +402,9 @@ def _cell(column: tables.TableColumn, text: str, width: int | None) -> Text:
     )
 
 
-def run(pages: ClusterPages | AgentPages, server: str, interval_seconds: float) -> None:
+def run(
+    pages: top_views.ClusterPages | top_views.AgentPages, server: str, interval_seconds: float
+) -> None:
     """Run until `q` or Ctrl-C."""
     with suppress(KeyboardInterrupt):
         TopApp(pages, server, interval_seconds).run()

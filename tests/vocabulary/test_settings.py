@@ -213,7 +213,10 @@ def test_every_setting_of_the_agent_is_described() -> None:
     ] == []
 
 
-_CHOICES = {"log_level": "debug", "metrics.detail": "full", "collector.order": "pod"}
+_CHOICES = {
+    "log_level": "debug", "metrics.detail": "full", "collector.order": "pod",
+    "otlp.detail": "full", "otlp.compression": "none",
+}  # fmt: skip
 
 
 def test_every_setting_of_the_agent_has_an_environment_variable() -> None:

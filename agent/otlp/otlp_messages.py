@@ -1,0 +1,269 @@
+"""Requests of OTLP with the metrics and events of a node.
+
+Metrics: each metric of a schema is serialized as a `ScopeMetrics` without its scope. Protobuf merges messages that are concatenated,
+so that a request has only the metrics of sources that were read since the last one.
+
+Events are log records. The record of an event that concerns a process has neither the process nor the kernel's message about
+it: these may identify a tenant's program, and a receiver does not restrict access as the collector does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.logs.v1 import logs_pb2
+from opentelemetry.proto.metrics.v1 import metrics_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
+
+from agent.otlp import metric_points
+from agent.otlp.metric_points import CounterStarts, InfoMetric, NumberMetric, SeriesKey, attributes
+from railscope import __version__
+from railscope.catalog import INFO, declare, entities
+from railscope.exposition import EVERYTHING, MetricSelection
+from railscope.frame import Event, Frame, Schema
+
+SCOPE = "railscope"
+MAX_BODY_BYTES = 4 << 20
+"""Size before compression above which an export is divided into several requests."""
+LogRecord = logs_pb2.LogRecord
+RECORDS_PER_REQUEST = 500
+SEVERITIES = {
+    "info": logs_pb2.SEVERITY_NUMBER_INFO,
+    "warning": logs_pb2.SEVERITY_NUMBER_WARN,
+    "error": logs_pb2.SEVERITY_NUMBER_ERROR,
+}
+_PROCESS = {"process", "process_name", "pids"}
+_MESSAGE = "message"
+NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+
+
+class MessageBatch(NamedTuple):
+    """Serialized message, and the number of its points or log records."""
+
+    body: bytes
+    size: int
+
+
+def resource_message(resource: Mapping[str, str]) -> resource_pb2.Resource:
+    """Return the resource with its attributes."""
+    return resource_pb2.Resource(attributes=attributes(resource.items()))
+
+
+def scope_message() -> common_pb2.InstrumentationScope:
+    """Return the scope of all signals."""
+    return common_pb2.InstrumentationScope(name=SCOPE, version=__version__)
+
+
+@dataclass(slots=True)
+class SourceMetrics:
+    """Metrics of one source, in its present schema."""
+
+    schema: Schema
+    metrics: list[NumberMetric]
+    infos: list[InfoMetric] = field(default_factory=list)
+    frame: Frame | None = None
+    """Last exported frame; None if the source has ended."""
+
+    @classmethod
+    def create(
+        cls, schema: Schema, selection: MetricSelection, starts: CounterStarts
+    ) -> SourceMetrics:
+        """Return the selected metrics of a schema, without points."""
+        metrics, first = [], 0
+        for metric, members in schema.groups:
+            is_number = metric.kind is not declare.MetricKind.INFO
+            is_own = metric.about is not entities.TEXTFILE_SERIES
+            if is_number and is_own and selection.contains(metric, schema.stream):
+                described = [schema.entities[member] for member in members]
+                metrics.append(metric_points.create_metric(metric, first, described, starts))
+            first += len(members)
+        return cls(schema, metrics)
+
+    def update(self, frame: Frame, ended: dict[SeriesKey, int]) -> Iterator[MessageBatch]:
+        """Yield each serialized metric of a frame; add series without a point to those that have ended."""
+        self.frame = frame
+        for metric in self.metrics:
+            before = metric.keys
+            if content := metric.update(frame):
+                yield MessageBatch(content, len(metric.keys))
+            if metric.keys is not before:
+                ended |= dict.fromkeys(before, frame.timestamp.wall_ns)
+        for info in self.infos:
+            yield MessageBatch(info.update(frame), len(info.keys))
+
+    @property
+    def keys(self) -> set[SeriesKey]:
+        """Series that have a point."""
+        keys = {key for metric in self.metrics for key in metric.keys}
+        return keys.union(*(info.keys for info in self.infos))
+
+    def end(self) -> None:
+        """Remove all points."""
+        for metric in self.metrics:
+            metric.end()
+        self.frame, self.infos = None, []
+
+
+class MetricMessages:
+    """Requests with the metrics of a node, one after the other."""
+
+    def __init__(
+        self,
+        resource: Mapping[str, str],
+        agent_start_ns: int,
+        selection: MetricSelection = EVERYTHING,
+    ) -> None:
+        self._selection = selection
+        self._starts = CounterStarts(agent_start_ns)
+        self._sources: dict[str, SourceMetrics] = {}
+        self._schemas: list[Schema] = []
+        of_node = metrics_pb2.ResourceMetrics(resource=resource_message(resource))
+        self._resource = of_node.SerializeToString()
+        self._scope = metrics_pb2.ScopeMetrics(scope=scope_message()).SerializeToString()
+
+    def build(self, frames: Iterable[Frame], now_ns: int) -> list[MessageBatch]:
+        """Return requests with the readings since the last call, and the end of series that have none any more.
+
+        `frames` are the latest ones of all sources, in the order of the metrics endpoint. Series of a source without
+        a frame end at `now_ns`.
+        """
+        current = {frame.schema.stream: frame for frame in frames}
+        ended: dict[SeriesKey, int] = {}
+        for stream, source in self._sources.items():
+            if source.frame and stream not in current:
+                ended |= dict.fromkeys(source.keys, now_ns)
+                source.end()
+        for stream, frame in current.items():
+            former = self._sources.get(stream)
+            if former is None or former.schema != frame.schema:
+                if former:
+                    ended |= dict.fromkeys(former.keys, frame.timestamp.wall_ns)
+                    former.end()
+                self._sources[stream] = SourceMetrics.create(
+                    frame.schema, self._selection, self._starts
+                )
+            else:
+                former.schema = frame.schema  # an identical one makes the next comparison fast
+        schemas = [frame.schema for frame in current.values()]
+        if schemas != self._schemas:
+            ended |= self._place_infos(schemas, now_ns)
+            self._schemas = schemas
+        metrics = [
+            metric
+            for stream, frame in current.items()
+            if frame is not self._sources[stream].frame
+            for metric in self._sources[stream].update(frame, ended)
+        ]
+        if ended:
+            metrics += self._ended_metrics(ended)
+        return list(self._requests(metrics))
+
+    def _place_infos(self, schemas: Sequence[Schema], now_ns: int) -> dict[SeriesKey, int]:
+        """Assign the facts of each entity to the last source that has them; return the former series."""
+        facts: dict[SeriesKey, tuple[str, SeriesKey]] = {}
+        for schema in schemas:
+            for entity in schema.entities:
+                metric = INFO.get(entity.kind.name)
+                if metric and entity.facts and self._selection.contains(metric, schema.stream):
+                    labels = tuple(zip(entity.kind.labels, entity.key, strict=True))
+                    more = tuple((name, entity.facts.get(name, "")) for name in entity.kind.facts)
+                    series = SeriesKey(metric, (*labels, *more))
+                    facts[SeriesKey(metric, labels)] = schema.stream, series
+        former = {
+            key for source in self._sources.values() for info in source.infos for key in info.keys
+        }
+        placed: dict[str, dict[declare.Metric, list[SeriesKey]]] = {}
+        for stream, series in facts.values():
+            placed.setdefault(stream, {}).setdefault(series.metric, []).append(series)
+        for stream, source in self._sources.items():
+            by_metric = placed.get(stream, {})
+            source.infos = [InfoMetric(metric, keys) for metric, keys in by_metric.items()]
+        return dict.fromkeys(former, now_ns)
+
+    def _ended_metrics(self, ended: Mapping[SeriesKey, int]) -> Iterator[MessageBatch]:
+        """Yield metrics with one point without a value for each series that no source has any more."""
+        present = set[SeriesKey]().union(*(source.keys for source in self._sources.values()))
+        by_metric: dict[declare.Metric, list[tuple[SeriesKey, int]]] = {}
+        for key, time_ns in ended.items():
+            if key not in present:
+                by_metric.setdefault(key.metric, []).append((key, time_ns))
+        for metric, keys in by_metric.items():
+            scope = metrics_pb2.ScopeMetrics()
+            points = metric_points.add_metric(scope, metric)
+            for key, time_ns in keys:
+                points.add(
+                    attributes=attributes(key.labels),
+                    time_unix_nano=time_ns,
+                    flags=NO_RECORDED_VALUE,
+                )
+            yield MessageBatch(scope.SerializeToString(), len(keys))
+
+    def _requests(self, metrics: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
+        """Yield requests with serialized metrics, each within the bound."""
+        contents, length, size = [self._scope], len(self._scope), 0
+        for content, points in metrics:
+            if size and length + len(content) > MAX_BODY_BYTES:
+                yield MessageBatch(self._request(contents, length), size)
+                contents, length, size = [self._scope], len(self._scope), 0
+            contents.append(content)
+            length += len(content)
+            size += points
+        if size:
+            yield MessageBatch(self._request(contents, length), size)
+
+    def _request(self, contents: Sequence[bytes], length: int) -> bytes:
+        """Return a request with the contents of a scope; they are copied once."""
+        of_scope = _embedded_head(metrics_pb2.ResourceMetrics.SCOPE_METRICS_FIELD_NUMBER, length)
+        number = metrics_service_pb2.ExportMetricsServiceRequest.RESOURCE_METRICS_FIELD_NUMBER
+        of_node = _embedded_head(number, len(self._resource) + len(of_scope) + length)
+        return b"".join((of_node, self._resource, of_scope, *contents))
+
+
+def _embedded_head(number: int, length: int) -> bytes:
+    """Return the head of a field that contains a serialized message: tag, and length in groups of seven bits."""
+    head = bytearray(((number << 3) | 2,))
+    while length > 0x7F:  # noqa: PLR2004 - seven bits in each byte
+        head.append((length & 0x7F) | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
+
+
+def event_record(event: Event, observed_ns: int) -> LogRecord:
+    """Return the log record of an event: labels and facts as attributes, the message as body."""
+    about, event_class = event.entity, event.event_class
+    facts = {name: text for name, text in event.facts.items() if name not in _PROCESS}
+    if _PROCESS & set(event_class.facts):
+        facts.pop(_MESSAGE, None)
+    record = LogRecord(
+        time_unix_nano=event.wall_ns,
+        observed_time_unix_nano=observed_ns,
+        severity_number=SEVERITIES[event_class.severity],
+        severity_text=event_class.severity,
+        event_name=f"railscope.{event_class.name}",
+        attributes=attributes((*zip(about.kind.labels, about.key, strict=True), *facts.items())),
+    )
+    record.body.string_value = facts.get(_MESSAGE, event_class.help)
+    return record
+
+
+def frame_records(frame: Frame) -> list[LogRecord]:
+    """Return the log records of the events of a frame."""
+    return [event_record(event, frame.timestamp.wall_ns) for event in frame.events]
+
+
+def event_requests(
+    resource: Mapping[str, str], records: Sequence[LogRecord]
+) -> Iterator[MessageBatch]:
+    """Yield requests with log records."""
+    for start in range(0, len(records), RECORDS_PER_REQUEST):
+        part = records[start : start + RECORDS_PER_REQUEST]
+        scope = logs_pb2.ScopeLogs(scope=scope_message(), log_records=part)
+        of_node = logs_pb2.ResourceLogs(resource=resource_message(resource), scope_logs=[scope])
+        request = logs_service_pb2.ExportLogsServiceRequest(resource_logs=[of_node])
+        yield MessageBatch(request.SerializeToString(), len(part))
