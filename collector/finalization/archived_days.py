@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from collector import tables
 from collector.billing import period_completeness
 from collector.evidence import (
-    archive_files,
     claim_archive,
     evidence_archive,
     evidence_store,
@@ -79,11 +78,14 @@ def recompute_day(
         for gpu in sorted(selected - homes.keys())
     ]
     selected &= homes.keys()
+    intervals = archive.files(0, FOREVER_NS // DAY_NS, kind=evidence_archive.INTERVALS)
     for nodes in _group_nodes({gpu: homes[gpu] for gpu in selected}):
         few = sorted(gpu for gpu in selected if homes[gpu] <= nodes)
         numbers = {row_conversion.GpuDay(gpu, day): written[gpu] for gpu in few if gpu in written}
         revisions = {each.tiling.gpu: each for each in ledger.revisions(numbers)}
-        differing = _Recomputation(archive, day, nodes, found).find_differing(few, revisions)
+        differing = _Recomputation(archive, day, nodes, found, intervals).find_differing(
+            few, revisions
+        )
         result.equal += len(few) - len(differing)
         result.problems += [_describe(gpu, name, revisions.get(gpu), archive) for gpu in differing]
     return result
@@ -141,6 +143,8 @@ class _Recomputation:
     day: int
     nodes: set[str]
     claims: list[claim_archive.NodeClaims]
+    intervals: list[evidence_archive.EvidenceFile]
+    """Files of all days and nodes."""
 
     def find_differing(
         self, gpus: list[str], revisions: Mapping[str, ledger_store.Revision]
@@ -200,27 +204,30 @@ class _Recomputation:
                 database.close()
 
     def _insert_intervals(self, database: Database, days: range) -> None:
-        files = self.archive.files(0, FOREVER_NS // DAY_NS, kind=evidence_archive.INTERVALS)
-        for file in files:
-            nodes = self.nodes & set(file.nodes)
-            if not nodes:
-                continue
-            rows: list[archive_files.EvidenceRow] = []
-            if file.day in days:
-                rows = [row for row in self.archive.read(file) if row.node in nodes]
+        files = [file for file in self.intervals if self.nodes & set(file.nodes)]
+        for file in (file for file in files if file.day in days):
+            rows = [row._asdict() for row in self.archive.read(file) if row.node in self.nodes]
             with database.transaction(writes=True) as connection:
                 evidence_tables.insert_new_rows(
-                    connection, evidence_tables.evidence_intervals, [row._asdict() for row in rows]
+                    connection, evidence_tables.evidence_intervals, rows
                 )
-                if file.day not in days:
-                    _insert_removed(connection, file)
+        with database.transaction(writes=True) as connection:
+            for few in evidence_tables.group_items([f for f in files if f.day not in days]):
+                _insert_removed(connection, few)
 
 
-def _insert_removed(connection: sa.Connection, file: evidence_archive.EvidenceFile) -> None:
-    """Record that the facts of a file are not in this database: `check_present` names them."""
-    nodes = msgspec.json.encode(file.nodes).decode()
-    row = schema.to_row(evidence_archive.archives, file, nodes=nodes)
-    connection.execute(evidence_archive.archives.insert().values(row))
-    removal = {"number": file.number, "archive": file.number, "nodes": nodes, "recorded_ns": 0}
-    removed = evidence_archive.removals.insert()
-    connection.execute(removed.values(**removal, action=evidence_archive.DELETED))
+def _insert_removed(
+    connection: sa.Connection, files: Sequence[evidence_archive.EvidenceFile]
+) -> None:
+    """Record that the facts of files are not in this database: `check_present` names them."""
+    archives, removals = evidence_archive.archives, evidence_archive.removals
+    rows = [
+        schema.to_row(archives, file, nodes=msgspec.json.encode(file.nodes).decode())
+        for file in files
+    ]
+    connection.execute(archives.insert(), rows)
+    removed = [
+        {"number": row["number"], "archive": row["number"], "nodes": row["nodes"]} for row in rows
+    ]
+    action = {"action": evidence_archive.DELETED, "recorded_ns": 0}
+    connection.execute(removals.insert(), [row | action for row in removed])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 from archiving_site import DAYS, METERING, NOW, ArchivingCollector, reported
+from ledger_days import HOURS, a_day
 from sqlalchemy import delete
 from support.audit import without_triggers
 from support.command_line import run
 from support.finalizing import FinalizingCollector
 from support.metered import revision_of
-from support.story import DAY, DAY_SECONDS, NodeReporter, at
+from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
 from collector.evidence import claim_archive, evidence_tables
 from collector.evidence.archive_files import ArchiveError
@@ -42,11 +44,11 @@ def stamp(second: int) -> str:
     return format_timestamp(at(second))
 
 
-def add_end(archiving: ArchivingCollector) -> None:
-    """Add an end of a claim that no ledger day has been computed from."""
+def add_end(archiving: ArchivingCollector, recorded: int = NOW) -> None:
+    """Add an end of a claim, as recorded at a second; no ledger day has been computed from it."""
     with archiving.database.transaction(writes=True) as connection:
         end = {"fact": "end", "gpu_uuid": "GPU-0", "node": "n1", "claim_id": "b"}
-        end |= {"instant_ns": at(20 * 3600), "recorded_ns": at(NOW)}
+        end |= {"instant_ns": at(20 * 3600), "recorded_ns": at(recorded)}
         connection.execute(evidence_tables.claim_ends.insert().values(end))
 
 
@@ -93,6 +95,30 @@ async def test_a_day_that_is_revised_after_its_archive_is_archived_again(url: st
     lose_claims(archiving)
     assert recomputed(archiving, day) == archived_days.RecomputedDay(day, equal=1)
     archiving.check_audit()
+    site.finalizer.close()
+
+
+async def test_a_claim_whose_end_is_recorded_after_the_archive_of_later_days_is_ended_in_them(
+    url: str, tmp_path: Path
+):
+    """The first files of these days contain the claim, and not its end."""
+    metering = msgspec.structs.replace(METERING, max_revision_age_days=30)
+    site = FinalizingCollector(tmp_path / "one", url, metering)
+    await reported(site, NodeReporter())
+    archiving = ArchivingCollector(site, tmp_path / "archive", metering=metering)
+    archiving.now += 7200
+    assert await archiving.retention.attempt()
+    add_end(archiving, NOW + 8000)
+    await site.round(NOW + 9000, everything=True)
+    for day in ARCHIVED:
+        revision = revision_of(site.stores.ledger, "GPU-0", day)
+        assert revision is not None
+        assert revision.number == 2
+    archiving.now = NOW + 9060
+    assert await archiving.retention.attempt()
+    lose_claims(archiving)
+    for day in ARCHIVED:
+        assert recomputed(archiving, day) == archived_days.RecomputedDay(day, equal=1)
     site.finalizer.close()
 
 
@@ -143,6 +169,26 @@ async def test_a_round_that_ends_between_two_files_of_claims_is_completed(
     assert await archiving.begin().attempt()
     assert all(map(claims.is_complete, range(DAY, DAY + DAYS - 1)))
     assert len({file.name for file in archiving.files("")}) == len(archiving.files(""))
+
+
+async def test_a_day_without_reports_is_computed_again_from_the_reports_around_it(
+    url: str, tmp_path: Path
+):
+    """The nearest reports are two days before and after it."""
+    site, node = FinalizingCollector(tmp_path / "one", url, METERING), NodeReporter()
+    accept(site.core, a_day(node, until=20 * HOURS))
+    later = range(4 * DAY_SECONDS, NOW, 30)
+    accept(site.core, node.envelopes_of(gpus_of("GPU-0"), later, each=200))
+    await site.round(NOW, everything=True)
+    archiving = ArchivingCollector(site, tmp_path / "archive")
+    archiving.now += 2 * DAY_SECONDS
+    assert await archiving.retention.attempt()
+    lose_claims(archiving)
+    assert recomputed(archiving, DAY + 2) == archived_days.RecomputedDay(DAY + 2, equal=1)
+    shutil.rmtree(archiving.directory / "day=2026-09-04" / "pod=all")
+    with pytest.raises(ArchiveError, match="No such file or directory"):
+        recomputed(archiving, DAY + 2)
+    site.finalizer.close()
 
 
 async def test_a_changed_file_of_claims_is_reported_and_not_used(archiving: ArchivingCollector):
