@@ -46,9 +46,8 @@ _VARYING_CALLS = (
     "netlink.links(",
     "netlink.module(",
     "netlink.pause(",
-    "textfile.",
 )
-"""Calls whose answer is smaller while a link is down, a transceiver is unplugged or a file is removed."""
+"""Calls whose answer is smaller while a link is down or a transceiver is unplugged."""
 
 
 class AnswerSizes:

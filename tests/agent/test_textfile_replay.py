@@ -8,13 +8,17 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import aiohttp
 from click.testing import CliRunner
-from support.reading import ORIGIN
+from support.reading import ORIGIN, at_period
+from support.sampling import run_sampler
 from support.textfiles import TextfileDirectory, own_series, page_of, values_of
 from support.tree import make_tree
 
 from agent.cli import agent
 from agent.config import TextfileSettings
+from agent.endpoint.http_server import HttpServer
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host.recorded_host import RecordedHost, SteppedHost
 from agent.host.recording_host import RecordingHost
 from agent.sampling.source_reader import SourceReader
@@ -83,6 +87,27 @@ def test_findings_name_the_rejected_files(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(agent, ["check", "--root", str(root), "--config", str(config)])
     assert "textfile link.prom" in outcome.output
     assert "not_regular" in outcome.output
+
+
+async def test_a_running_agent_exposes_the_files_over_http(tmp_path: Path) -> None:
+    files = TextfileDirectory(tmp_path)
+    sources = [at_period(TextfileSource(files.settings), 1.0)]
+    async with run_sampler(files.host, sources) as run:  # type: ignore[arg-type]  # on its clock
+        statuses = run.sampler.statuses
+        page = MetricsEndpoint("node-1", statuses.values, lambda: run.clock.now().boot_ns, "")
+        server = HttpServer(page.respond)
+        _, port = await server.start("127.0.0.1:0", None)
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+                for text in STORY:
+                    files.write({"a.prom": text, "b.prom": "good 0.10\n"})
+                    await run.step()
+                    async with session.get("/metrics?collect[]=textfile") as answer:
+                        found = values_of(own_series(await answer.text()))
+                    accepted = "" if "two" in text else text
+                    assert found == values_of(accepted + "good 0.10\n")
+        finally:
+            await server.close()
 
 
 def recorded_story(tmp_path: Path) -> tuple[list[Frame], Capture]:
