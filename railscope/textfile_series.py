@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from railscope import untrusted_text
 from railscope.catalog import entities, textfile as catalog
@@ -139,6 +140,15 @@ class _Family:
         return f"# HELP {name} {help_}\n" * bool(help_) + f"# TYPE {name} {type_}\n"
 
 
+class TextfileSample(NamedTuple):
+    """A series in the text format, type and help of its metric, and its value."""
+
+    type: str
+    help: str
+    series: str
+    value: str
+
+
 class TextfileTemplate:
     """Exposition of the series of textfiles in frames of one schema."""
 
@@ -159,6 +169,14 @@ class TextfileTemplate:
         for series, mantissa, exponent in value_columns(columns):
             if owner := by_sample.get(series.partition("{")[0]):
                 owner.series.append((series, mantissa, exponent))
+
+    def samples(self, frame: Frame) -> Iterator[TextfileSample]:
+        """Yield the present series with their values."""
+        for family in self._families:
+            for series, mantissa, exponent in family.series:
+                if not frame.reasons or frame.reasons[mantissa] == PRESENT:
+                    value = decode_value(frame.values[mantissa], frame.values[exponent])
+                    yield TextfileSample(family.type, family.help, series, value)
 
     def render(self, frame: Frame, *, is_openmetrics: bool) -> str:
         """Return the present series, below the headers of their metrics."""

@@ -6,9 +6,11 @@ values are those of the metrics endpoint (railscope/exposition.py).
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,7 +20,8 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 from railscope import reading
 from railscope.catalog import declare
 from railscope.catalog.declare import MetricKind, MetricUnit
-from railscope.frame import Entity, Frame
+from railscope.frame import Entity, Frame, Schema
+from railscope.textfile_series import TextfileTemplate
 
 MAX_HISTORIES = 10_000
 _LARGE = 1 << 32
@@ -39,10 +42,20 @@ The translation to Prometheus appends the word of a unit to a name without it. E
 Labels = tuple[tuple[str, str], ...]
 
 
+class TextfileMetric(NamedTuple):
+    """Metric of a textfile, by the name of its samples."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    resets: str = ""
+    unit: MetricUnit = MetricUnit.NONE
+
+
 class SeriesKey(NamedTuple):
     """Identity of a series: its metric and all labels."""
 
-    metric: declare.Metric
+    metric: declare.Metric | TextfileMetric
     labels: Labels
 
 
@@ -50,7 +63,7 @@ class CounterHistory(NamedTuple):
     """Start of a counter in nanoseconds of the wall clock, and its last value."""
 
     start_ns: int
-    value: int
+    value: float
 
 
 @dataclass(slots=True)
@@ -61,7 +74,7 @@ class CounterStarts:
     """Start of the agent on the wall clock."""
     histories: dict[SeriesKey, CounterHistory] = field(default_factory=dict)
 
-    def start_ns(self, key: SeriesKey, value: int, frame: Frame, zero_ns: int) -> int:
+    def start_ns(self, key: SeriesKey, value: float, frame: Frame, zero_ns: int) -> int:
         """Return the start of a counter whose series begins, or begins again; `zero_ns` is its last read as zero.
 
         An unknown start is the time of the first point, as the specification of metrics requires.
@@ -89,7 +102,7 @@ def attributes(labels: Iterable[tuple[str, str]]) -> list[common_pb2.KeyValue]:
     ]
 
 
-def add_metric(scope: metrics_pb2.ScopeMetrics, metric: declare.Metric) -> Any:
+def add_metric(scope: metrics_pb2.ScopeMetrics, metric: declare.Metric | TextfileMetric) -> Any:
     """Add a metric to a scope; return its points, which are of the type of its kind."""
     unit = UCUM.get(metric.unit, f"{{{metric.unit.removesuffix('s')}}}")
     message = scope.metrics.add(name=metric.name, description=metric.help, unit=unit)
@@ -103,6 +116,14 @@ def add_metric(scope: metrics_pb2.ScopeMetrics, metric: declare.Metric) -> Any:
     if metric.kind is MetricKind.INFO:
         message.metadata.extend(attributes((("prometheus.type", "info"),)))
     return message.gauge.data_points
+
+
+def set_number(point: Any, value: float) -> None:
+    """Set the value of a point: an integer if it is one of 64 bits."""
+    if isinstance(value, int) and -reading.SIGNED_LIMIT <= value < reading.SIGNED_LIMIT:
+        point.as_int = value
+    else:
+        point.as_double = float(value)
 
 
 class NumberMetric:
@@ -233,15 +254,10 @@ class NumberMetric:
         return reading.from_stored(values[position], counter=self._is_cumulative)
 
     def _set_point(self, point: Any, values: array[int], position: int) -> None:
-        """Set the value of a point in base units: an integer if it is one of 64 bits."""
+        """Set the value of a point in base units."""
         numerator, denominator = self._scale
         value = self._count(values, position) * numerator
-        if denominator != 1:
-            point.as_double = value / denominator
-        elif -reading.SIGNED_LIMIT <= value < reading.SIGNED_LIMIT:
-            point.as_int = value
-        else:
-            point.as_double = float(value)
+        set_number(point, value if denominator == 1 else value / denominator)
 
 
 class StateMetric(NumberMetric):
@@ -336,3 +352,76 @@ class InfoMetric:
         for point in self._points:
             point.time_unix_nano = frame.timestamp.wall_ns
         return self._scope.SerializeToString()
+
+
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+@lru_cache(maxsize=8192)
+def textfile_key(type_: str, help_: str, series: str) -> SeriesKey:
+    """Return the identity of a series of a textfile.
+
+    A counter whose name does not end in `_total` would be renamed by the translation to Prometheus: it is a gauge, as
+    are the samples of histograms and summaries, each under its own name.
+    """
+    name, _, labels = series.partition("{")
+    is_counter = type_ == "counter" and name.endswith("_total")
+    kind = MetricKind.COUNTER if is_counter else MetricKind.GAUGE
+    pairs = (
+        (label, re.sub(r"\\.", lambda match: _ESCAPES.get(match[0], match[0]), text))
+        for label, text in _LABEL.findall(labels)
+    )
+    return SeriesKey(TextfileMetric(name, kind, help_), tuple(pairs))
+
+
+class TextfileMetrics:
+    """Points of the series of textfiles of a schema."""
+
+    def __init__(self, schema: Schema, starts: CounterStarts) -> None:
+        self._template, self._starts = TextfileTemplate(schema), starts
+        self._scope, self._points = metrics_pb2.ScopeMetrics(), list[Any]()
+        self._values: list[float] = []
+        self.keys: list[SeriesKey] = []
+        """Series that have a point."""
+
+    def update(self, frame: Frame) -> bytes:
+        """Set the points to the values of a frame; return the serialized metrics, empty without points."""
+        samples = list(self._template.samples(frame))
+        keys = [textfile_key(each.type, each.help, each.series) for each in samples]
+        values = [float(each.value) for each in samples]
+        read_ns = frame.timestamp.wall_ns
+        if keys != self.keys:
+            self.end()
+            self._add_points(keys, values, frame)
+        for key, point, sample, value, last in zip(
+            keys, self._points, samples, values, self._values, strict=True
+        ):
+            point.time_unix_nano = read_ns
+            if key.metric.kind is MetricKind.COUNTER:
+                start_ns = read_ns if value < last else point.start_time_unix_nano
+                point.start_time_unix_nano = min(start_ns, read_ns)
+            is_integer = sample.value.removeprefix("-").isdecimal()
+            set_number(point, int(sample.value) if is_integer else value)
+        self._values = values
+        return self._scope.SerializeToString() if keys else b""
+
+    def end(self) -> None:
+        """Remove all points, and store the histories of their counters."""
+        for key, point, value in zip(self.keys, self._points, self._values, strict=True):
+            if key.metric.kind is MetricKind.COUNTER:
+                self._starts.save(key, CounterHistory(point.start_time_unix_nano, value))
+        self._scope.Clear()
+        self.keys, self._points, self._values = [], [], []
+
+    def _add_points(self, keys: list[SeriesKey], values: list[float], frame: Frame) -> None:
+        containers: dict[declare.Metric | TextfileMetric, Any] = {}
+        for key, value in zip(keys, values, strict=True):
+            container = containers.get(key.metric)
+            if container is None:
+                container = containers[key.metric] = add_metric(self._scope, key.metric)
+            point = container.add(attributes=attributes(key.labels))
+            if key.metric.kind is MetricKind.COUNTER:
+                point.start_time_unix_nano = self._starts.start_ns(key, value, frame, 0)
+            self._points.append(point)
+        self.keys, self._values = keys, values

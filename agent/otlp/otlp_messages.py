@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
@@ -64,7 +64,7 @@ class SourceMetrics:
     """Metrics of one source, in its present schema."""
 
     schema: Schema
-    metrics: list[NumberMetric]
+    metrics: list[NumberMetric | metric_points.TextfileMetrics]
     infos: list[InfoMetric] = field(default_factory=list)
     frame: Frame | None = None
     """Last exported frame; None if the source has ended."""
@@ -74,15 +74,21 @@ class SourceMetrics:
         cls, schema: Schema, selection: MetricSelection, starts: CounterStarts
     ) -> SourceMetrics:
         """Return the selected metrics of a schema, without points."""
-        metrics, first = [], 0
+        metrics: list[NumberMetric] = []
+        textfiles: list[metric_points.TextfileMetrics] = []
+        first = 0
         for metric, members in schema.groups:
-            is_number = metric.kind is not declare.MetricKind.INFO
-            is_own = metric.about is not entities.TEXTFILE_SERIES
-            if is_number and is_own and selection.contains(metric, schema.stream):
+            if metric.kind is declare.MetricKind.INFO or not selection.contains(
+                metric, schema.stream
+            ):
+                pass
+            elif metric.about is entities.TEXTFILE_SERIES:
+                textfiles = [metric_points.TextfileMetrics(schema, starts)]
+            else:
                 described = [schema.entities[member] for member in members]
                 metrics.append(metric_points.create_metric(metric, first, described, starts))
             first += len(members)
-        return cls(schema, metrics)
+        return cls(schema, [*metrics, *textfiles])
 
     def update(self, frame: Frame, ended: dict[SeriesKey, int]) -> Iterator[MessageBatch]:
         """Yield each serialized metric of a frame; add series without a point to those that have ended."""
@@ -177,7 +183,7 @@ class MetricMessages:
         former = {
             key for source in self._sources.values() for info in source.infos for key in info.keys
         }
-        placed: dict[str, dict[declare.Metric, list[SeriesKey]]] = {}
+        placed: dict[str, dict[Any, list[SeriesKey]]] = {}
         for stream, series in facts.values():
             placed.setdefault(stream, {}).setdefault(series.metric, []).append(series)
         for stream, source in self._sources.items():
@@ -188,7 +194,7 @@ class MetricMessages:
     def _ended_metrics(self, ended: Mapping[SeriesKey, int]) -> Iterator[MessageBatch]:
         """Yield metrics with one point without a value for each series that no source has any more."""
         present = set[SeriesKey]().union(*(source.keys for source in self._sources.values()))
-        by_metric: dict[declare.Metric, list[tuple[SeriesKey, int]]] = {}
+        by_metric: dict[Any, list[tuple[SeriesKey, int]]] = {}
         for key, time_ns in ended.items():
             if key not in present:
                 by_metric.setdefault(key.metric, []).append((key, time_ns))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from support.cases import capture_of, names, third_of
-from support.clock import NS
+from support.clock import NS, START
 from support.metric_samples import sample, samples
 from support.otlp_decoding import DecodedMetrics, prometheus_name
 from support.reading import ORIGIN
+from support.textfiles import TextfileDirectory, page_of
 
 from agent.commands.check import find_read_offsets
 from agent.config import AgentSettings, MetricsSettings
@@ -87,7 +90,9 @@ class Export:
 
     def point(self, name: str = COUNTER.name, **labels: str) -> metrics_pb2.NumberDataPoint:
         """Return the last point of a series, by default that of the counter of the GPU."""
-        point = self.decoded.points[sample(name, **(labels or {"gpu": "GPU-0"}))]
+        point = self.decoded.points[
+            sample(name, **(labels if labels or name[:5] == "site_" else {"gpu": "GPU-0"}))
+        ]
         assert isinstance(point, metrics_pb2.NumberDataPoint)
         return point
 
@@ -330,3 +335,60 @@ def test_an_export_above_the_bound_is_divided() -> None:
     assert export.send(frame(columns, range(900))) == 900
     assert len(export.decoded.samples) == 900
     assert len(export.decoded.resources) == 3
+
+
+TEXTFILE = """\
+# HELP site_jobs_total Jobs.
+# TYPE site_jobs_total counter
+site_jobs_total{queue="a\\\\b\\"c\\nd"} 9007199254740993
+# TYPE site_done counter
+site_done 5
+# TYPE site_load gauge
+site_load{a="1",b="x,y}"} -1.5e-3
+site_load{a="2",b=""} NaN
+# TYPE site_wait histogram
+site_wait_bucket{le="0.5"} 1
+site_wait_bucket{le="+Inf"} 3
+site_wait_sum 2.5
+site_wait_count 3
+# TYPE site_size summary
+site_size{quantile="0.5"} 4
+site_size_sum 40
+site_size_count 10
+site_untyped 18446744073709551615
+"""
+
+
+def test_series_of_textfiles_have_their_own_names_and_exact_values(tmp_path: Path) -> None:
+    directory, export = TextfileDirectory(tmp_path), Export()
+    directory.write({"site.prom": TEXTFILE})
+    read = directory.read()
+    export.send(read)
+    page = samples(page_of(read))
+    page[sample("site_done")] = page.pop(sample("site_done_total"))  # a name that the parser makes
+    sent = export.decoded.samples
+    absent = {key for key in sent if math.isnan(sent[key])}
+    assert absent == {sample("site_load", a="2")}
+    assert sent.keys() == page.keys()
+    assert {key for key in page if sent[key] != page[key]} == absent
+    point = export.point("site_jobs_total", queue='a\\b"c\nd')
+    assert point.as_int == 9007199254740993
+    assert export.decoded.messages["site_jobs_total"].sum.is_monotonic
+    assert export.decoded.messages["site_jobs_total"].description == "Jobs."
+
+
+def test_a_counter_of_a_textfile_has_a_start_until_it_falls_or_ends(tmp_path: Path) -> None:
+    directory, export = TextfileDirectory(tmp_path), Export()
+    starts = []
+    for second, text in enumerate(("7", "9", "2", "", "3")):
+        content = f"# TYPE site_jobs_total counter\nsite_jobs_total {text}\n" if text else ""
+        directory.write({"site.prom": content} if text else {})
+        export.send(directory.read())
+        if text:
+            start_ns = export.point("site_jobs_total").start_time_unix_nano
+            starts.append((start_ns - START.wall_ns) // NS)
+        else:
+            assert export.decoded.ended == [sample("site_jobs_total")]
+        assert second < 5
+        directory.clock.advance(1)
+    assert starts == [0, 0, 2, 2]
