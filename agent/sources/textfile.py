@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 MAX_NAMES_BYTES = 448 << 10
 """Size of all names, labels and help texts: with the largest number of series, a schema that a collector accepts."""
+MAX_CHANGES = 20
+"""Maximum of changed states that one read reports individually."""
 MAX_WAITING_SCHEMAS = 30
 SCHEMA_NS = 120 * SECOND_NS
 """Time after which one more new schema is allowed, up to MAX_WAITING_SCHEMAS: 30 per hour."""
@@ -318,16 +320,24 @@ class TextfileSource(source.SourceWithoutResources):
                 log.warning("textfile_directory_degraded", reason=state.label, advice=advice)
 
     def _changes(self, files: Sequence[Textfile], now: NodeTimestamp) -> Iterator[Event]:
-        """Log changed states and yield their events; a file that is accepted from the start has none."""
+        """Log changed states and yield their events; a file that is accepted from the start has none.
+
+        Of very many changes at once, which a tenant could make in every read, the rest is a number in the log.
+        """
         before, self._states = self._states, {file.name: file.state for file in files}
-        for file in files:
-            last, state = before.get(file.name, TextfileState.OK), file.state
-            if state == last:
-                continue
-            after = state.label
-            if state == TextfileState.OK:
+        changed = [file for file in files if file.state != before.get(file.name, TextfileState.OK)]
+        for file in changed[:MAX_CHANGES]:
+            last = before.get(file.name, TextfileState.OK)
+            if file.state == TextfileState.OK:
                 log.info("textfile_accepted", file=file.name, series=file.series_count)
             else:
-                log.warning("textfile_rejected", file=file.name, reason=after, problem=file.problem)
-            facts = source.nonempty_facts(before=last.label, after=after, problem=file.problem)
+                reason = file.state.label
+                log.warning(
+                    "textfile_rejected", file=file.name, reason=reason, problem=file.problem
+                )
+            facts = source.nonempty_facts(
+                before=last.label, after=file.state.label, problem=file.problem
+            )
             yield Event(catalog.TEXTFILE_EVENT, file.entity, now.wall_ns, now.boot_ns, facts)
+        if len(changed) > MAX_CHANGES:
+            log.warning("textfile_changes_suppressed", files=len(changed) - MAX_CHANGES)

@@ -402,6 +402,12 @@ def test_a_changed_state_is_an_event_once(files: TextfileDirectory) -> None:
     assert events == [[], [malformed], [], [], [{"before": "malformed", "after": "ok"}]]
 
 
+def test_very_many_changes_at_once_are_not_all_events(files: TextfileDirectory) -> None:
+    for text in ("a one\n", "a_{n} 1\n", "a one\n"):
+        files.write({f"{n:03}.prom": text.format(n=n) for n in range(textfile.MAX_CHANGES + 5)})
+        assert len(files.read().events) == textfile.MAX_CHANGES
+
+
 def test_a_problem_does_not_quote_the_file(files: TextfileDirectory) -> None:
     files.write({"a.prom": "root:secret:19000:0:99999:7:::\n"})
     (event,) = files.read().events
