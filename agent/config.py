@@ -101,6 +101,10 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Temperatures, fans, voltages and power."""
     edac: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
     """Errors of main memory (EDAC)."""
+    flight_recorder: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """Dumps of PyTorch's flight recorders."""
+    collective_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """State of each rank that has such a dump."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
@@ -346,6 +350,19 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """File that contains this token."""
 
 
+class CollectiveSettings(Struct, frozen=True, kw_only=True):
+    """Collectives of jobs, from files that jobs write. The agent changes nothing in a job."""
+
+    flight_recorder_directory: str = "/run/railscope/flight-recorder"
+    """Directory of the dumps of PyTorch's flight recorders (TORCH_FR_DUMP_TEMP_FILE), in it or in one directory per job.
+    Nothing is read if it does not exist. Empty: switched off.
+    """
+    late_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 60.0
+    """Seconds for which other ranks must have waited before a rank counts as late, or a collective as stuck."""
+    max_age_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 3600.0
+    """Maximum age of a dump; older ones are ignored."""
+
+
 class AgentSettings(Struct, frozen=True, kw_only=True):
     """Settings of the agent."""
 
@@ -377,6 +394,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()
     tenancy: TenancySettings = TenancySettings()
+    collectives: CollectiveSettings = CollectiveSettings()
 
     def read_metrics_token(self) -> str:
         """Return the token of the metrics endpoint; empty if there is none. Raises SettingsError."""

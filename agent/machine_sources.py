@@ -7,6 +7,7 @@ from agent.gpus import inventory, process_lists
 from agent.health.gpu_facts import SOURCES
 from agent.sampling.source import Source
 from agent.sources import (
+    flight_recorder,
     gpudirect,
     hardware_sensors,
     nfs,
@@ -36,6 +37,9 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         xids or XidMatcher(),
     )
     gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
+    claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
+    places = flight_recorder.RankPlaces(gpus, lists, claims.claims_of_process)
+    ranks = flight_recorder.RankReports()
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -74,7 +78,9 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         hardware_sensors.HwmonSource(),
         EdacSource(),
         KernelLogStream(matcher),
-        ClaimSource(settings.tenancy, settings.node, gpus, lists),
+        claims,
+        flight_recorder.FlightRecorderSource(settings.collectives, places, ranks),
+        flight_recorder.CollectiveRankSource(ranks),
         *(burst_sampling if bursts.enabled else ()),
         *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]

@@ -23,7 +23,17 @@ from typing import Any
 
 import psutil
 
-from agent.host import Clock, FileGroup, NvmlError, files, network_calls, nvml, owners, textfiles
+from agent.host import (
+    Clock,
+    FileGroup,
+    NvmlError,
+    files,
+    job_files,
+    network_calls,
+    nvml,
+    owners,
+    textfiles,
+)
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
@@ -318,8 +328,12 @@ class LiveHost(files.RootedFiles):
         self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = nvml.Nvml()
         self._network = network_calls.NetworkCalls(self.clock)
-        self._owners = owners.OwnerCalls(self, live=self._live)
-        self._textfiles = textfiles.TextfileCalls(self.real, self.clock)
+        owner = owners.OwnerCalls(self, live=self._live)
+        self._file_calls: dict[str, Callable[..., Json]] = {
+            **{name: partial(owner.call, name) for name in owners.HOST_INTERFACES},
+            textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
+            job_files.JOB_FILES: job_files.JobFileCalls(self).call,
+        }
 
     @cached_property
     def boot_id(self) -> str:
@@ -344,7 +358,7 @@ class LiveHost(files.RootedFiles):
         return files.PortCounterFiles(paths, opened, partial(self._network.rdma_counters, *port))
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
-        """Call NVML, psutil, a drive, the network, or the owners of processes and devices."""
+        """Call NVML, psutil, a drive, the network, owners of processes and devices, or files of jobs."""
         if host_interface == "psutil":
             return self._machine.call(function)
         if host_interface == "nvml":
@@ -359,10 +373,8 @@ class LiveHost(files.RootedFiles):
             if not self._live:
                 raise OSError(errno.EOPNOTSUPP, "drives are not available in a copied tree")
             return call_nvme(function, str(arguments[0]))
-        if host_interface in owners.HOST_INTERFACES:
-            return self._owners.call(host_interface, function, *arguments)
-        if host_interface == textfiles.HOST_INTERFACE:
-            return self._textfiles.call(function, *arguments)
+        if host_interface in self._file_calls:
+            return self._file_calls[host_interface](function, *arguments)
         message = f"unknown host interface {host_interface!r}"
         raise ValueError(message)
 

@@ -116,6 +116,16 @@ class ClaimSource(source.SourceWithoutResources):
         """All claims and observed uses in force, as of the last poll."""
         return self._tracker.active_claims if self._tracker else ()
 
+    def claims_of_process(self, pid: int) -> tuple[NodeClaim, ...]:
+        """Return the claims in force that cover a process on a GPU, as of the last poll."""
+        uses = [use for use in self._uses.uses if pid in use.pids]
+        claims = (active.claim for active in self.active_claims if active.is_claim)
+        return tuple(
+            claim
+            for claim in claims
+            if any(gpu_processes.can_account_for(claim, use, self._slurm.jobs) for use in uses)
+        )
+
     def probe(self, host: Host) -> source.ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_polled = self._poll(host)

@@ -15,6 +15,7 @@ from railscope.catalog import (
     agent,
     bursts,
     cabling,
+    collectives,
     collector,
     entities,
     gpu,
@@ -41,7 +42,7 @@ SUBJECTS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         gpu, gpu_health, gpu_sharing, nvlink, rdma, nic, nic_settings, cabling, pcie, bursts, host, network,
-        storage, sensors, kernel, tenancy, textfile, agent, collector, account, incidents,
+        storage, sensors, kernel, tenancy, collectives, textfile, agent, collector, account, incidents,
     )
 }  # fmt: skip
 

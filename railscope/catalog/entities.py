@@ -108,6 +108,12 @@ LINK_CHANGE = EntityKind("link_change", ("interface", "state"))
 PORT_MODULE = EntityKind("port_module", ("pci_address", "module"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
+FLIGHT_RECORDER_FILE = EntityKind("flight_recorder_file", ("state",), part_of=NODE)
+COLLECTIVE_STATE = EntityKind("collective_state", ("state",), part_of=NODE)
+COLLECTIVE_GROUP = EntityKind("collective_group", ("job_directory", "user", "group"))
+"""Process group of a job: `job_directory` has its dumps, `user` the number of their owner."""
+COLLECTIVE_RANK = EntityKind("collective_rank", ("job_directory", "user", "group", "rank"), ("description", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant", "collective", "shapes", "types"), part_of=COLLECTIVE_GROUP)
+
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)
 BUDGET = EntityKind("budget", ("resource",), part_of=NODE)

@@ -46,6 +46,10 @@ WITHOUT_COLUMNS = {
     ("kernel", "mig"),
     ("tenancy", "whole"),  # no claim provider is set
     ("tenancy", "mig"),
+    ("flight_recorder", "whole"),  # no job has written a dump
+    ("flight_recorder", "mig"),
+    ("collective_rank", "whole"),
+    ("collective_rank", "mig"),
 }
 """Sources, by mode, that have nothing to read on the simulated server."""
 WITHOUT_DEVICE_CALLS = {"gpu_event"}

@@ -25,6 +25,7 @@ from support.cases import (
     read_case,
     without_agent_metrics,
 )
+from support.flight_recorders import hung_job
 
 from railscope.capture import SECTIONS, Capture, CaptureMoment
 from simulator import capture_metadata, moments
@@ -54,9 +55,32 @@ def simulated(name: str, simulation: CaseSimulation) -> Capture:
     spec = simulation.spec(name)
     every_ns = simulation.seconds * 10**9 // simulation.moments
     fine = moments(spec, simulation.seconds, simulation.step_seconds)
-    only = _network_only if simulation.sources is CaseSources.NETWORK else _gpus_only
-    kept = tuple(only(_thinned(fine, every_ns)))
+    whole = tuple(_thinned(fine, every_ns))
+    if simulation.sources is CaseSources.NETWORK:
+        kept = tuple(_network_only(iter(whole)))
+    elif simulation.sources is CaseSources.GPU:
+        kept = tuple(_gpus_only(iter(whole)))
+    else:
+        gpus = _gpus_only(iter(whole))
+        kept = tuple(map(_joined, gpus, _network_only(iter(whole))))
+    if simulation.hung_job:
+        kept[0].calls.update(hung_job(kept[0], spec.started_wall_ns))
     return Capture(capture_metadata(spec, simulation.seconds), kept)
+
+
+def _joined(moment: CaptureMoment, other: CaptureMoment) -> CaptureMoment:
+    """One moment with the data of two; of a directory the longer listing."""
+    names_ = moment.names | {
+        path: max(there, moment.names.get(path, []), key=len) for path, there in other.names.items()
+    }
+    return CaptureMoment(
+        moment.offset_ns,
+        files=moment.files | other.files,
+        names=names_,
+        links=moment.links | other.links,
+        calls=moment.calls | other.calls,
+        log=moment.log,
+    )
 
 
 def _thinned(fine: Iterator[CaptureMoment], every_ns: int) -> Iterator[CaptureMoment]:

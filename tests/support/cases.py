@@ -50,6 +50,7 @@ class CaseSources(Enum):
 
     GPU = "gpu"
     NETWORK = "network"
+    BOTH = "both"
 
 
 class CaseSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,6 +63,8 @@ class CaseSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     nic: str = "cx7"
     scheduler: str = "none"
     unclaimed: bool = False
+    hung_job: bool = False
+    """A rank of the Slurm job does not enter a collective, and all ranks wrote a dump of their flight recorder."""
     sources: CaseSources = CaseSources.GPU
     seconds: Annotated[int, msgspec.Meta(ge=1)] = 60
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0

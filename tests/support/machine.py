@@ -23,6 +23,7 @@ _UNKNOWN: dict[str, Any] = {
     "psutil": FileNotFoundError(errno.ENOENT, "no such file of /proc"),
     "lldp": {},
     "kubelet": FileNotFoundError(errno.ENOENT, "no kubelet.sock"),
+    "job_files": FileNotFoundError(errno.ENOENT, "no directory of dumps"),
     "owner": FileNotFoundError(errno.ENOENT, "no such process or file"),
     "textfile": FileNotFoundError(errno.ENOENT, "no such file or directory"),
 }

@@ -1,0 +1,17 @@
+"""Parsers of what jobs record about their collectives, and the comparison of their ranks.
+
+Jobs write these files: every module accepts any bytes, has bounds, and raises `CollectiveFormatError` for input of another
+form. None reads files or keeps state.
+
+    pickled_literals  pickles that consist of literals, read without the opcodes that run code
+    flight_recorder   dumps of PyTorch's flight recorder, as pickle or JSON
+    rank_verdicts     ranks of a process group that are late, mismatched or stuck
+"""
+
+from __future__ import annotations
+
+from railscope import RailscopeError
+
+
+class CollectiveFormatError(RailscopeError, ValueError):
+    """Input is not in the format of its source, or exceeds a bound."""

@@ -1,0 +1,184 @@
+"""Dumps of PyTorch's flight recorder: the last collectives of one rank, by process group.
+
+Source: pytorch/pytorch torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp. A dump is a pickle
+(`TORCH_FR_DUMP_TEMP_FILE`) or JSON (`fr_trace_json` of the worker server). JSON has texts in place of the integers of
+`pg_status`, 0 in place of unknown times, and no stacks. `pg_status` has the local number of a group as key, `pg_config`
+its name. Entries of Gloo remain `scheduled`: only `pg_status` has their progress, and the ranks of its groups are not recorded.
+
+Of each group remain the last collective that completed and the first ones that did not. Point-to-point operations are
+left out: their order differs between ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from agent.collectives import CollectiveFormatError
+from agent.collectives.pickled_literals import read_literals
+from railscope.reading import SIGNED_LIMIT
+from railscope.untrusted_text import DECODING_ERRORS, printable
+
+MAX_ENTRIES, MAX_GROUPS = 20_000, 256
+MAX_COLLECTIVES = 64
+"""Maximum number of collectives of a group in the result."""
+MAX_FRAMES, MAX_TENSORS, MAX_DIMENSIONS, MAX_RANKS = 16, 16, 8, 1 << 16
+MAX_TEXT = 256
+UNKNOWN = -1
+"""Sequence number of a group in which no collective was recorded."""
+_RANK_LIST = re.compile(r"\[([\d, ]{0,500000})\]")
+_STATES = ("scheduled", "started", "completed")
+
+
+class RecordedCollective(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One collective as a rank recorded it. `created_ns` is on the wall clock, 0 if unknown."""
+
+    sequence: int
+    kind: str
+    shapes: str = ""
+    types: str = ""
+    state: str = "scheduled"
+    created_ns: int = 0
+    stack: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """Kind without the backend: `all_reduce` of `nccl:all_reduce`."""
+        return self.kind.rpartition(":")[2]
+
+
+class RecordedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process group of a rank, with the sequence numbers of its last collectives; `ranks` is empty if not recorded."""
+
+    name: str
+    description: str = ""
+    ranks: list[int] = []
+    enqueued: int = UNKNOWN
+    completed: int = UNKNOWN
+    collectives: list[RecordedCollective] = []
+
+    def find_collective(self, sequence: int) -> RecordedCollective | None:
+        """Return the recorded collective with a sequence number."""
+        return next((c for c in self.collectives if c.sequence == sequence), None)
+
+    @property
+    def first_incomplete(self) -> RecordedCollective | None:
+        """Collective with the lowest number that has not completed."""
+        return next((c for c in self.collectives if c.sequence > self.completed), None)
+
+
+class FlightRecorderDump(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Process groups of one rank, in the order of their first collective."""
+
+    groups: list[RecordedGroup] = []
+
+
+def parse_dump(content: bytes) -> FlightRecorderDump:
+    """Parse a dump, as pickle or JSON. Raises CollectiveFormatError."""
+    if content[:1] == b"{":
+        try:
+            dump = msgspec.json.decode(content)
+        except DECODING_ERRORS as error:
+            message = f"invalid JSON: {error}"
+            raise CollectiveFormatError(message) from error
+    else:
+        dump = read_literals(content)
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
+        message = "expected a dictionary with a list of entries"
+        raise CollectiveFormatError(message)
+    version = _text(dump.get("version"))
+    if not version.startswith("2."):
+        message = f"flight recorder version {version!r}: expected 2.x"
+        raise CollectiveFormatError(message)
+    return FlightRecorderDump(list(_groups(dump)))
+
+
+def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
+    statuses, configs = _mapping(dump.get("pg_status")), _mapping(dump.get("pg_config"))
+    entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in islice(dump.get("entries", ()), MAX_ENTRIES):
+        if isinstance(entry, dict) and not entry.get("is_p2p"):
+            name, description = [*map(_text, _items(entry.get("process_group"), 2)), "", ""][:2]
+            key = str(_integer(entry.get("pg_id"))), name, description
+            if key in entries or len(entries) < MAX_GROUPS:
+                entries.setdefault(key, []).append(entry)
+    for (number, name, description), of_group in entries.items():
+        status, config = _mapping(statuses.get(number)), _mapping(configs.get(name))
+        collectives = {c.sequence: c for c in map(_collective, reversed(of_group))}
+        recorded = [c.sequence for c in collectives.values() if c.state == "completed"]
+        completed = max(
+            [_integer(status.get("last_completed_collective"), UNKNOWN), *recorded],
+        )
+        enqueued = _integer(status.get("last_enqueued_collective"), UNKNOWN)
+        yield RecordedGroup(
+            name,
+            description,
+            _ranks(config.get("ranks")),
+            max([enqueued, *collectives]),
+            completed,
+            _around(sorted(collectives.values(), key=lambda c: c.sequence), completed),
+        )
+
+
+def _around(ordered: list[RecordedCollective], completed: int) -> list[RecordedCollective]:
+    """Return the last completed collective and the first ones that are not completed."""
+    done = [c for c in ordered if c.sequence <= completed]
+    return done[-1:] + ordered[len(done) : len(done) + MAX_COLLECTIVES - 1]
+
+
+def _collective(entry: dict[str, Any]) -> RecordedCollective:
+    state = _text(entry.get("state"))
+    return RecordedCollective(
+        sequence=_integer(entry.get("collective_seq_id")),
+        kind=_text(entry.get("profiling_name")),
+        shapes=_shapes(entry.get("input_sizes")),
+        types=" ".join(map(_text, _items(entry.get("input_dtypes"), MAX_TENSORS))),
+        state=state if state in _STATES else "scheduled",
+        created_ns=_integer(entry.get("time_created_ns")),
+        stack=[
+            f"{_text(frame.get('filename'))}:{_integer(frame.get('line'))} {_text(frame.get('name'))}"
+            for frame in map(_mapping, _items(entry.get("frames"), MAX_FRAMES))
+        ],
+    )
+
+
+def _shapes(sizes: object) -> str:
+    """Return the shapes of tensors as a text: `[2, 1024] [16]`."""
+    shapes = (
+        [str(_integer(size)) for size in _items(shape, MAX_DIMENSIONS)]
+        for shape in _items(sizes, MAX_TENSORS)
+    )
+    return " ".join(f"[{', '.join(shape)}]" for shape in shapes)
+
+
+def _ranks(text: object) -> list[int]:
+    """Parse `[0, 1, 2]`; empty if it is anything else."""
+    match = _RANK_LIST.fullmatch(text) if isinstance(text, str) else None
+    numbers = match[1].replace(" ", "").split(",") if match else []
+    ranks = {int(number) for number in numbers[:MAX_RANKS] if 0 < len(number) < len(str(1 << 31))}
+    return sorted(rank for rank in ranks if rank < MAX_RANKS)
+
+
+def _items(value: object, limit: int) -> Iterable[Any]:
+    return islice(value, limit) if isinstance(value, list | tuple) else ()
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return printable(value[:MAX_TEXT]) if isinstance(value, str) else ""
+
+
+def _integer(value: object, default: int = 0) -> int:
+    """Return an integer, also one in a text; the default if it is neither or exceeds 64 bits."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
+        value = int(value)
+    if type(value) is not int or not -SIGNED_LIMIT <= value < SIGNED_LIMIT:
+        return default
+    return value

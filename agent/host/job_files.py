@@ -1,0 +1,211 @@
+"""Files that jobs write for the agent, and what is known of their processes.
+
+Jobs name, replace, grow and remove these files at any time. Links are not followed, nothing but regular files is opened,
+opening never waits, and the number of entries and of bytes is bounded. The owner is that of the opened file.
+
+A launcher sets the rank in the environment of each process: torchrun, Slurm, Open MPI. A process may change its own: a file
+is attributed only to a process of the user that owns the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from agent.collectives import CollectiveFormatError, flight_recorder
+from agent.host.files import RootedFiles
+from railscope.capture import Json
+
+JOB_FILES = "job_files"
+MAX_ENTRIES = 16_384
+"""Maximum number of directory entries of one listing."""
+MAX_DUMP_BYTES = 16 << 20
+_RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables with the rank, in order of precedence: one launcher may start another."""
+JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+MAX_RANK_DIGITS, MAX_JOB_NAME = 7, 128
+_USER = re.compile(rb"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
+
+
+class RankProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """User of a process as the agent's namespace numbers it, its rank, and the names of its job."""
+
+    user: int
+    rank: int | None = None
+    jobs: list[str] = []
+
+
+def parse_rank_process(status: bytes, environment: bytes) -> RankProcess | None:
+    """Parse /proc/PID/status and /proc/PID/environ (proc(5)); None if the status has no user."""
+    user = _USER.search(status)
+    if user is None:
+        return None
+    variables: dict[str, str] = {}
+    for entry in environment.split(b"\0"):
+        name, equals, value = entry.decode(errors="backslashreplace").partition("=")
+        if equals and name in RANK_VARIABLES + JOB_VARIABLES:
+            variables.setdefault(name, value)
+    ranks = [text for name in RANK_VARIABLES if (text := variables.get(name, "")) and is_rank(text)]
+    jobs = [variables[name][:MAX_JOB_NAME] for name in JOB_VARIABLES if variables.get(name)]
+    return RankProcess(int(user[1]), int(ranks[0]) if ranks else None, jobs)
+
+
+def is_rank(text: str) -> bool:
+    """True if a text is a rank in digits."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_RANK_DIGITS
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """File of a rank; `job` is the name of its directory, empty for one directly in the configured directory."""
+
+    job: str
+    name: str
+    rank: int
+    user: int
+    bytes: int
+    modified_ns: int
+    inode: int
+    is_regular: bool
+
+
+class JobFileListing(msgspec.Struct, frozen=True):
+    """Files of ranks; `is_complete` is False if there are more entries than the bound."""
+
+    files: list[JobFile] = []
+    is_complete: bool = True
+
+
+class OpenedDump(msgspec.Struct, frozen=True):
+    """A dump of a flight recorder with the owner and time of the opened file."""
+
+    user: int
+    modified_ns: int
+    dump: flight_recorder.FlightRecorderDump
+
+
+class JobFileCalls:
+    """The host interface "job_files"."""
+
+    def __init__(self, files: RootedFiles, max_entries: int = MAX_ENTRIES) -> None:
+        self._files = files
+        self._max_entries = max_entries
+        self._functions: dict[str, Callable[..., object]] = {
+            "list": self._list,
+            "flight_recorder": self._flight_recorder,
+            "process": self._process,
+        }
+
+    def call(self, function: str, *arguments: int | str) -> Json:
+        """Return the answer of a call. Raises OSError.
+
+        job_files.list(directory)                        files of ranks in it and in its directories
+        job_files.flight_recorder(directory, job, name)  a dump; EBADMSG if malformed, EFBIG if too large
+        job_files.process(pid)                           user, rank and names of the job of a process
+        """
+        return msgspec.to_builtins(self._functions[function](*arguments))
+
+    def _list(self, directory: str) -> JobFileListing:
+        found: list[JobFile] = []
+        remaining = self._max_entries
+        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
+            entries = list(_entries(top, remaining))
+            remaining -= len(entries)
+            found += _rank_files("", entries)
+            for job, status in entries:
+                if stat.S_ISDIR(status.st_mode) and remaining > 0:
+                    try:
+                        descriptor = os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                    except OSError:
+                        continue  # removed, replaced by a link, or private
+                    with _opened(descriptor) as of_job:
+                        inner = list(_entries(of_job, remaining))
+                    remaining -= len(inner)
+                    found += _rank_files(job, inner)
+        return JobFileListing(found, remaining > 0)
+
+    def _flight_recorder(self, directory: str, job: str, name: str) -> OpenedDump:
+        if "/" in job + name or job in {".", ".."}:
+            raise OSError(errno.EINVAL, "expected names without a slash")
+        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
+            descriptor = (
+                os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top) if job else os.dup(top)
+            )
+        with _opened(descriptor) as parent:
+            # A device that a job placed there may react to being opened.
+            if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            descriptor = os.open(name, _FILE, dir_fd=parent)
+        with _opened(descriptor) as opened:
+            status = os.fstat(opened)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            content = _read_bounded(opened, MAX_DUMP_BYTES)
+        try:
+            dump = flight_recorder.parse_dump(content)
+        except CollectiveFormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
+        return OpenedDump(status.st_uid, status.st_mtime_ns, dump)
+
+    def _process(self, pid: int) -> RankProcess | None:
+        status = self._files.read(f"/proc/{pid}/status")
+        try:
+            environment = self._files.read(f"/proc/{pid}/environ")
+        except PermissionError:
+            environment = b""  # its user is known nevertheless
+        return parse_rank_process(status, environment)
+
+
+@contextmanager
+def _opened(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _entries(directory: int, limit: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield at most `limit` entries of an open directory."""
+    with os.scandir(directory) as entries:
+        for _, entry in zip(range(limit), entries, strict=False):
+            try:
+                yield entry.name, entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # removed since
+
+
+def _rank_files(job: str, entries: list[tuple[str, os.stat_result]]) -> Iterator[JobFile]:
+    for name, status in entries:
+        match = _RANK_FILE.fullmatch(name)
+        if match and not stat.S_ISDIR(status.st_mode):
+            yield JobFile(
+                job,
+                name,
+                int(match[1]),
+                status.st_uid,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ino,
+                stat.S_ISREG(status.st_mode) and status.st_nlink == 1,
+            )
+
+
+def _read_bounded(descriptor: int, limit: int) -> bytes:
+    """Return the content of a file. Raises OSError with EFBIG beyond the limit."""
+    parts, length = [], 0
+    while part := os.read(descriptor, min(limit + 1 - length, 1 << 20)):
+        parts.append(part)
+        length += len(part)
+        if length > limit:
+            raise OSError(errno.EFBIG, f"more than {limit} bytes")
+    return b"".join(parts)

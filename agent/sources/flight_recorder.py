@@ -1,0 +1,413 @@
+"""Dumps of PyTorch's flight recorders on this node: ranks that are late, mismatched or stuck, as events and metrics.
+
+A dump counts if a process of its owner is or was on a GPU of this node. Ranks are compared within a job: a directory
+and an owner. So a tenant can state something false about its own jobs only. The comparison with GPU, NIC, rail and claim is by
+the process of the rank.
+
+Ranks have columns of their own on the metrics endpoint only: every job would add a schema that all collectors have to
+store. Their numbers by state, and events, are sent to the collector.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.collectives import flight_recorder as recorder, rank_verdicts
+from agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
+from agent.config import CollectiveSettings
+from agent.gpus import inventory, process_lists
+from agent.host import Host
+from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump, RankProcess
+from agent.sampling import source
+from agent.tenancy.claims import NodeClaim
+from railscope import frame, reading
+from railscope.catalog import collectives as c, entities
+from railscope.timestamps import SECOND_NS
+
+MAX_DUMPS = 1024
+"""Maximum number of dumps that are kept and compared: eight jobs of 128 ranks on a node."""
+MAX_READ_BYTES = 32 << 20
+"""Bytes of dumps read at one time; the others are read next time."""
+MAX_REPORTED = 1024
+MAX_EVENTS = 64
+KEEP_PROCESS_NS = 900 * SECOND_NS
+"""Time for which a process that has ended is remembered: jobs write dumps when they fail."""
+MAX_PROCESSES = 4096
+MAX_STACK_FRAMES = 8
+_FAILURES = {
+    errno.EBADMSG: "malformed",
+    errno.EFBIG: "too_large",
+    errno.EINVAL: "irregular",
+    errno.ELOOP: "irregular",
+}
+_EVENTS = {
+    RankState.LATE: c.LATE_EVENT,
+    RankState.MISMATCHED: c.MISMATCH_EVENT,
+    RankState.STUCK: c.STUCK_EVENT,
+    RankState.WAITING: c.WAIT_EVENT,
+}
+FindClaims = Callable[[int], tuple[NodeClaim, ...]]
+"""Claims that cover a process."""
+FileKey = tuple[str, str]
+JobKey = tuple[str, int]
+"""Directory of the dumps, and their owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenProcess:
+    """A process on a GPU, and when it was last listed on the boot clock."""
+
+    process: RankProcess
+    facts: dict[str, str]
+    seen_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """State of a rank in a process group."""
+
+    entity: frame.Entity
+    verdict: RankVerdict
+    record: RankRecord | None
+
+
+@dataclass(slots=True)
+class RankReports:
+    """Reports of the last read, replaced as a whole: their readers are on other threads."""
+
+    reports: tuple[RankReport, ...] = ()
+
+
+def processes_of_job(
+    processes: Iterable[tuple[int, RankProcess]], job: str, user: int
+) -> dict[int, int]:
+    """Return the process of each rank of a job of a user. Ranks with several candidates are left out.
+
+    A job without a name, or whose name no process has, is that of all processes of its user.
+    """
+    of_user = [(pid, process) for pid, process in processes if process.user == user]
+    named = [(pid, process) for pid, process in of_user if job and job in process.jobs]
+    by_rank: dict[int, list[int]] = {}
+    for pid, process in named or of_user:
+        if process.rank is not None:
+            by_rank.setdefault(process.rank, []).append(pid)
+    return {rank: pids[0] for rank, pids in by_rank.items() if len(pids) == 1}
+
+
+@dataclass
+class RankPlaces:
+    """Processes on the GPUs of this node by their place: GPU, NIC, rail and holder."""
+
+    gpus: inventory.GpuInventory
+    lists: process_lists.ProcessLists
+    claims: FindClaims
+    processes: dict[int, SeenProcess] = field(default_factory=dict)
+
+    def update(self, host: Host) -> None:
+        """Read the processes of the latest lists; forget those that ended long ago."""
+        now_ns = host.clock.now().boot_ns
+        for gpu in self.gpus.gpus.values():
+            listed = self.lists.get(gpu.entity.key[0])
+            for pid in listed.processes if listed else ():
+                try:
+                    answer = host.call(JOB_FILES, "process", pid)
+                except OSError:
+                    continue  # it has ended
+                if answer is not None:
+                    process = msgspec.convert(answer, RankProcess)
+                    facts = self._place(host, gpu) | self._holder(pid) | {"pid": str(pid)}
+                    self.processes[pid] = SeenProcess(process, facts, now_ns)
+        recent = sorted(self.processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]
+        self.processes = {p: s for p, s in recent if now_ns - s.seen_ns < KEEP_PROCESS_NS}
+
+    def _place(self, host: Host, gpu: inventory.GpuDevice) -> dict[str, str]:
+        network = self.gpus.wiring.scan(host)
+        nic = network.device_at(network.nic_by_gpu.get(gpu.pci_address, ""))
+        facts = gpu.entity.facts
+        return source.nonempty_facts(
+            gpu=gpu.entity.key[0],
+            gpu_index=facts.get("index", ""),
+            interface=" ".join(nic.interfaces[:1]),
+            rdma_device=" ".join(nic.rdma[:1]),
+            rail=facts.get("rail", ""),
+        )
+
+    def _holder(self, pid: int) -> dict[str, str]:
+        """Return the claim with the highest authority that covers a process."""
+        claim = max(self.claims(pid), key=lambda claim: claim.authority, default=None)
+        if claim is None:
+            return {}
+        return source.nonempty_facts(
+            source=claim.source, workload=claim.workload, owner=claim.owner, tenant=claim.tenant
+        )
+
+    @property
+    def users(self) -> set[int]:
+        """Users with a process that is or recently was on a GPU."""
+        return {listed.process.user for listed in self.processes.values()}
+
+    def of_job(self, key: JobKey) -> dict[int, dict[str, str]]:
+        """Return the facts of the process of each rank of a job."""
+        processes = [(pid, listed.process) for pid, listed in self.processes.items()]
+        by_rank = processes_of_job(processes, *key)
+        return {rank: self.processes[pid].facts for rank, pid in by_rank.items()}
+
+
+class FlightRecorderSource(source.SourceWithoutResources):
+    """Dumps by state, ranks by state, and events about ranks."""
+
+    name = "flight_recorder"
+    family = "collectives"
+    stage = 1
+    """It is read after the sources of processes and claims."""
+
+    def __init__(
+        self, settings: CollectiveSettings, places: RankPlaces, results: RankReports
+    ) -> None:
+        self._settings = settings
+        self._places = places
+        self._results = results
+        self._dumps: dict[FileKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
+        """Each file as read, with its content or the reason why that is not usable."""
+        self._reported: set[tuple[str, ...]] = set()
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Create columns if the directory of dumps exists."""
+        directory = self._settings.flight_recorder_directory
+        subject = "flight recorder"
+        if not directory:
+            return source.ProbeResult(
+                findings=(source.ProbeFinding.absent(subject, "switched off"),)
+            )
+        try:
+            count = len(self._list(host).files)
+        except OSError as error:
+            if reading.reason_of(error) is reading.Absent.GONE:
+                finding = source.ProbeFinding.absent(subject, f"{directory} does not exist")
+            else:
+                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
+            return source.ProbeResult(findings=(finding,))
+        columns = source.ColumnBuilder()
+        for state in c.FILE_STATES:
+            columns.add(
+                c.FLIGHT_RECORDER_FILES, frame.Entity(entities.FLIGHT_RECORDER_FILE, (state,))
+            )
+        for state in c.RANK_STATES.values():
+            columns.add(c.COLLECTIVE_RANKS, frame.Entity(entities.COLLECTIVE_STATE, (state,)))
+        detail = f"{source.format_count(count, 'dump')} in {directory}"
+        return columns.result(source.ProbeFinding.supported(subject, detail))
+
+    def _list(self, host: Host) -> JobFileListing:
+        answer = host.call(JOB_FILES, "list", self._settings.flight_recorder_directory)
+        return msgspec.convert(answer, JobFileListing)
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Read new dumps, compare the ranks of each process group, and report what is new."""
+        if not into.reasons:
+            return
+        listing = self._list(host)
+        self._places.update(host)
+        states = self._read_dumps(host, listing.files)
+        states["excess"] += not listing.is_complete
+        self._results.reports = tuple(self._compare())
+        by_state = Counter(report.verdict.state for report in self._results.reports)
+        into.put_readings(0, [states[state] for state in c.FILE_STATES])
+        into.put_readings(len(c.FILE_STATES), [by_state[state] for state in RankState])
+        into.events = self._new_events(host)
+
+    def _read_dumps(self, host: Host, files: Iterable[JobFile]) -> Counter[str]:
+        """Read the files that are new or have changed; return the number of files by state."""
+        now_ns = host.clock.now().wall_ns
+        users, before, self._dumps = self._places.users, self._dumps, {}
+        states: Counter[str] = Counter()
+        remaining_bytes = MAX_READ_BYTES
+        for file in sorted(files, key=lambda file: -file.modified_ns):
+            key = file.job, file.name
+            age_ns = now_ns - file.modified_ns
+            state = self._rejection(file, age_ns, users)
+            if not state and key in before and before[key][0] == file:
+                self._dumps[key] = before[key]
+            elif not state and remaining_bytes < file.bytes:
+                state = "waiting" if file.bytes <= MAX_READ_BYTES else "too_large"
+            elif not state:
+                remaining_bytes -= file.bytes
+                self._dumps[key] = file, self._read_dump(host, file)
+            if not state:
+                content = self._dumps[key][1]
+                state = content if isinstance(content, str) else "read"
+            states[state] += 1
+        return states
+
+    def _rejection(self, file: JobFile, age_ns: int, users: set[int]) -> str:
+        """Return the state of a file that is not read."""
+        if not file.is_regular:
+            return "irregular"
+        if file.user not in users:
+            return "owner"
+        if not -60 * SECOND_NS < age_ns < self._settings.max_age_seconds * SECOND_NS:
+            return "outdated"
+        return "excess" if len(self._dumps) >= MAX_DUMPS else ""
+
+    def _read_dump(self, host: Host, file: JobFile) -> recorder.FlightRecorderDump | str:
+        directory = self._settings.flight_recorder_directory
+        try:
+            answer = host.call(JOB_FILES, "flight_recorder", directory, file.job, file.name)
+        except OSError as error:
+            return _FAILURES.get(error.errno or 0, "unreadable")
+        opened = msgspec.convert(answer, OpenedDump)
+        return opened.dump if opened.user == file.user else "owner"
+
+    def _compare(self) -> Iterator[RankReport]:
+        """Yield the state of each rank that has a dump, or a process on this node, in each group of its job."""
+        groups: dict[tuple[JobKey, str], dict[int, RankRecord]] = {}
+        for file, dump in reversed(
+            self._dumps.values()
+        ):  # of several dumps of a rank, the newest counts
+            if not isinstance(dump, str):
+                for group in dump.groups:
+                    of_group = groups.setdefault(((file.job, file.user), group.name), {})
+                    of_group[file.rank] = RankRecord(group, file.modified_ns)
+        limit = round(self._settings.late_seconds * SECOND_NS)
+        left = MAX_REPORTED
+        for (job, name), records in sorted(groups.items()):
+            places = self._places.of_job(job)
+            declared = {rank for record in records.values() for rank in record.group.ranks}
+            is_whole = name == rank_verdicts.WHOLE_JOB
+            here = {r for r in places if r in declared or (is_whole and not declared)}
+            verdicts = rank_verdicts.compare_ranks(records, declared, limit)
+            for rank in sorted({*records, *here})[:left]:
+                left -= 1
+                verdict = verdicts.get(rank, rank_verdicts.NO_RECORD)
+                collective = verdict.collective
+                facts = places.get(rank, {}) | source.nonempty_facts(
+                    description=next(iter(records.values())).group.description,
+                    collective=collective.name if collective else "",
+                    shapes=collective.shapes if collective else "",
+                    types=collective.types if collective else "",
+                )
+                key = (job[0], str(job[1]), name, str(rank))
+                entity = frame.Entity(entities.COLLECTIVE_RANK, key, facts)
+                yield RankReport(entity, verdict, records.get(rank))
+
+    def _new_events(self, host: Host) -> list[frame.Event]:
+        """Return an event for each verdict that was not reported before; of a group that waits, one for all ranks."""
+        now, keys = host.clock.now(), set()
+        events: list[frame.Event] = []
+        late = {r.entity.key[:3] for r in self._results.reports if r.verdict.state in _BLAMED}
+        for report in self._results.reports:
+            verdict, collective = report.verdict, report.verdict.collective
+            group = report.entity.key[:3]
+            if verdict.state not in _EVENTS or collective is None:
+                continue
+            is_blamed = verdict.state in _BLAMED
+            if not is_blamed and group in late:
+                continue
+            about = report.entity if is_blamed else frame.Entity(entities.COLLECTIVE_GROUP, group)
+            key = (verdict.state.name, str(collective.sequence), *about.key)
+            if key in keys or (key not in self._reported and len(events) >= MAX_EVENTS):
+                continue
+            keys.add(key)
+            if key not in self._reported:
+                facts = _event_facts(report, with_place=is_blamed)
+                if verdict.state is RankState.LATE:
+                    facts |= source.nonempty_facts(waits_in=self._waits_in(report))
+                events.append(
+                    frame.Event(_EVENTS[verdict.state], about, now.wall_ns, now.boot_ns, facts)
+                )
+        self._reported = keys
+        return events
+
+    def _waits_in(self, late: RankReport) -> str:
+        """Return the collectives of other groups in which a late rank itself waits: then it is not the cause."""
+        job, user, _, rank = late.entity.key
+        return ", ".join(
+            f"{other.verdict.collective.name} {other.verdict.collective.sequence} of group {other.entity.key[2]}"
+            for other in self._results.reports
+            if other.entity.key[:2] == (job, user)
+            and other.entity.key[3] == rank
+            and other.verdict.state in {RankState.WAITING, RankState.STUCK}
+            and other.verdict.collective
+        )
+
+
+_BLAMED = {RankState.LATE, RankState.MISMATCHED}
+
+
+def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
+    verdict = report.verdict
+    collective, last = verdict.collective, verdict.last
+    assert collective is not None  # noqa: S101 - there is one in every reported state
+    rank_of_event = [] if with_place else [int(report.entity.key[-1])]
+    facts = source.nonempty_facts(
+        collective=collective.name,
+        sequence=str(collective.sequence),
+        shapes=collective.shapes,
+        types=collective.types,
+        stack=" < ".join(collective.stack[:MAX_STACK_FRAMES]),
+        waited_seconds=str(verdict.waited_ns // SECOND_NS),
+        waiting_ranks=_ranges(sorted({*verdict.peers, *rank_of_event})),
+        description=report.entity.facts.get("description", ""),
+    )
+    if verdict.state is RankState.LATE and last:
+        facts |= source.nonempty_facts(
+            last_collective=last.name,
+            last_sequence=str(last.sequence),
+            last_stack=" < ".join(last.stack[:MAX_STACK_FRAMES]),
+        )
+    if with_place:
+        place = set(c.LATE_EVENT.facts) & report.entity.facts.keys() - facts.keys()
+        facts |= {name: report.entity.facts[name] for name in place}
+    return facts
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Return ranks as ranges: `0-2 4`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return " ".join("-".join(map(str, run)) for run in runs)
+
+
+class CollectiveRankSource(source.SourceWithoutResources):
+    """State of each rank that has a dump or a process on this node."""
+
+    name = "collective_rank"
+    family = "collectives"
+    stage = 2
+    is_in_memory = True
+
+    def __init__(self, results: RankReports) -> None:
+        self._results = results
+        self._entities: tuple[frame.Entity, ...] = ()
+
+    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it reads the result of another source
+        """Create four columns for each rank."""
+        self._entities = tuple(report.entity for report in self._results.reports)
+        columns = source.ColumnBuilder()
+        for entity in self._entities:
+            columns.add_each((c.RANK_STATE, c.RANK_WAIT, c.RANK_ENQUEUED, c.RANK_COMPLETED), entity)
+        return columns.result()
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - as above
+        """Report the last comparison."""
+        reports = {report.entity: report for report in self._results.reports}
+        into.needs_probe = tuple(reports) != self._entities
+        for position, entity in enumerate(self._entities):
+            report = reports.get(entity)
+            if report is None:
+                into.put_none(4 * position, 4, reading.Absent.GONE)
+                continue
+            record, verdict = report.record, report.verdict
+            absent = reading.Absent.UNSUPPORTED
+            wait = absent if verdict.collective is None else verdict.waited_ns
+            sequences = (record.group.enqueued, record.group.completed) if record else (-1, -1)
+            numbers = [number if number >= 0 else absent for number in sequences]
+            into.put_readings(4 * position, [verdict.state.value, wait, *numbers])
