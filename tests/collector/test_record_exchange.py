@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from test_cluster_head import (
     report,
     running,
     settings_of,
+    until,
     until_head,
     until_page,
     until_true,
@@ -269,8 +271,13 @@ async def test_records_that_the_head_rejects_are_stated(tmp_path: Path, database
             await report({"n2": ReportingNode("n2")}, others | {"n2": others["b"]})
             page = await until_page(head, "Rejected: ")
             assert "records of b, the last one of n2: " in page
-            parts = {part["name"]: part for part in (await extent_of(head))["parts"]}
-            assert parts["b"]["is_included"], "the others of the collector are not affected"
+
+            async def included() -> dict[str, Any]:
+                """Parts once the snapshot of b is complete: its other nodes are not affected."""
+                parts = {part["name"]: part for part in (await extent_of(head))["parts"]}
+                return parts if parts["b"]["is_included"] else {}
+
+            parts = await until(included)
             assert parts["b"]["rejected"] > 0 == parts["a"]["rejected"]
             assert parts["b"]["lag_seconds"] < 10
             _, text = await head.get("/metrics")
