@@ -14,8 +14,8 @@ from typing import Any
 
 from agent.collectives import CollectiveFormatError
 
-MAX_OPCODES = 1_000_000
-"""A dump of 2,000 collectives with stacks has 200,000. Each creates at most one object of some 60 bytes."""
+MAX_OPCODES = 500_000
+"""A dump of 2,000 collectives with stacks has 250,000. Each creates at most one object of some 60 bytes; all take a second."""
 MAX_INTEGER_BYTES = 8
 MAX_MEMO = 1 << 20
 _PROTOCOL = 2

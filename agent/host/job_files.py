@@ -25,7 +25,7 @@ from railscope.capture import Json
 JOB_FILES = "job_files"
 MAX_ENTRIES = 16_384
 """Maximum number of directory entries of one listing."""
-MAX_DUMP_BYTES = 16 << 20
+MAX_DUMP_BYTES = 8 << 20
 _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

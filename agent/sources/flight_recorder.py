@@ -31,8 +31,8 @@ from railscope.timestamps import SECOND_NS
 
 MAX_DUMPS = 1024
 """Maximum number of dumps that are kept and compared: eight jobs of 128 ranks on a node."""
-MAX_READ_BYTES = 32 << 20
-"""Bytes of dumps read at one time; the others are read next time."""
+MAX_READ_BYTES = 8 << 20
+"""Bytes of dumps read at one time, twice those of eight ranks; the others are read next time."""
 MAX_REPORTED = 1024
 MAX_EVENTS = 64
 KEEP_PROCESS_NS = 900 * SECOND_NS

@@ -18,6 +18,7 @@ from agent.config import AgentSettings, CollectiveSettings
 from agent.host.job_files import OpenedDump
 from agent.host.recorded_host import call_key
 from agent.service import Agent, is_shipped
+from agent.sources import flight_recorder
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
@@ -209,6 +210,19 @@ def test_a_late_rank_that_waits_in_another_group_names_it() -> None:
 def test_a_longer_limit_reports_nothing() -> None:
     node = Node(late=700.0)
     assert (node.ranks, node.events) == ({"running": 4}, [])
+
+
+def test_dumps_beyond_the_bytes_of_one_read_are_read_next_time() -> None:
+    files = copy.deepcopy(FILES)
+    for file in files:
+        file["bytes"] = flight_recorder.MAX_READ_BYTES // 2
+    node = Node(changes={LIST: {"files": files, "is_complete": True}})
+    first, *_, last = [f for f in node.frames if f.schema.stream == "flight_recorder"]
+    states = [
+        [number for m, _, number in f.readings() if m is c.FLIGHT_RECORDER_FILES][:2]
+        for f in (first, last)
+    ]
+    assert states == [[2, 2], [4, 0]]
 
 
 def test_a_node_without_the_directory_has_no_such_metrics() -> None:

@@ -106,5 +106,5 @@ def test_a_list_that_contains_itself_and_a_deep_one_are_read_without_recursion()
 
 
 def test_the_number_of_opcodes_is_bounded() -> None:
-    with pytest.raises(CollectiveFormatError, match="more than 1000000 opcodes"):
+    with pytest.raises(CollectiveFormatError, match="more than 500000 opcodes"):
         read_literals(b"N" * (pickled_literals.MAX_OPCODES + 1))
