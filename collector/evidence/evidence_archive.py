@@ -187,23 +187,21 @@ class EvidenceArchive:
             if rows:
                 yield self._write_file(kind, day, pod, rows, now_ns)
 
-    def find_due_days(self, end_day: int, seen_ns: int | None) -> list[int]:
-        """Return the days before `end_day` that may have facts in no file, in order.
+    def find_due_days(self, days: range, seen_ns: int | None) -> list[int]:
+        """Return those of the days that may have facts in no file, in order.
 
         Facts that were recorded up to `seen_ns` are in files, as far as their day was due then; None if
         that time is not known.
         """
-        starts = sa.select(sa.func.min(_intervals.c.start_ns))
         newest = sa.select(sa.func.max(archives.c.day)).where(archives.c.kind == INTERVALS)
         with self.database.transaction() as connection:
             last = connection.execute(newest).scalar() if seen_ns is not None else None
             if last is None:
-                oldest = connection.execute(starts).scalar()
-                return [] if oldest is None else list(range(oldest // DAY_NS, end_day))
+                return list(days)
             day = (_intervals.c.start_ns // DAY_NS).label("day")
             is_late = (_intervals.c.recorded_ns > seen_ns, _intervals.c.start_ns < last * DAY_NS)
             late = connection.execute(sa.select(day).where(*is_late).distinct()).scalars()
-            return sorted({*late, *range(last, end_day)})
+            return sorted({*late, *range(last, days.stop)})
 
     def _read_unarchived(self, node: str, day: int) -> list[archive_files.EvidenceRow]:
         """Return a day's facts of a node that are in no file; damaged ones stay in the database only."""
@@ -288,15 +286,17 @@ class EvidenceArchive:
 
         The newest reports before `before_ns` stay, as metering of later days may read them.
         """
-        ends = (
-            sa.select(_intervals.c.end_ns)
-            .distinct()
-            .where(_intervals.c.node == node, _intervals.c.end_ns < before_ns)
-        )
-        query = ends.order_by(_intervals.c.end_ns.desc()).offset(self._kept_reports).limit(1)
-        with self.database.transaction() as connection:
-            end_ns: int | None = connection.execute(query).scalar()
+        end_ns = self.find_report(node, before_ns, is_before=True)
         return None if end_ns is None else (end_ns - HOUR_NS) // DAY_NS
+
+    def find_report(self, node: str, edge_ns: int, *, is_before: bool) -> int | None:
+        """Return the edge of the nearest report of a node beyond those that metering may read from a timestamp."""
+        edge = _intervals.c.end_ns if is_before else _intervals.c.start_ns
+        is_beyond = edge < edge_ns if is_before else edge > edge_ns
+        query = sa.select(edge).distinct().where(_intervals.c.node == node, is_beyond)
+        query = query.order_by(edge.desc() if is_before else edge)
+        with self.database.transaction() as connection:
+            return connection.execute(query.offset(self._kept_reports).limit(1)).scalar()
 
     def find_deletable_days(self, node: str, end_day: int) -> list[int]:
         """Return the days of a node before `end_day` with archived facts that can be deleted."""

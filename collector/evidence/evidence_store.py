@@ -205,19 +205,8 @@ class EvidenceStore:
 
     def homes(self) -> dict[str, dict[str, int]]:
         """Return for every GPU the nodes it was seen in, and since when."""
-        query = select(
-            evidence_tables.gpu_nodes.c.gpu_uuid,
-            evidence_tables.gpu_nodes.c.node,
-            func.min(evidence_tables.gpu_nodes.c.since_ns).label("since"),
-        )
-        query = query.group_by(
-            evidence_tables.gpu_nodes.c.gpu_uuid, evidence_tables.gpu_nodes.c.node
-        )
-        homes_by_gpu: dict[str, dict[str, int]] = {}
         with self._database.transaction() as connection:
-            for row in connection.execute(query):
-                homes_by_gpu.setdefault(row.gpu_uuid, {})[row.node] = row.since
-        return homes_by_gpu
+            return evidence_tables.read_homes(connection)
 
     def contacts(self) -> node_intervals.Contacts:
         """Return first receipts of all GPUs, by node."""

@@ -31,7 +31,7 @@ from collector.evidence import (
 from collector.finalization import evidence_writer, ledger_days
 from collector.ledger import database, leases, row_conversion
 from railscope.service import run_in_thread
-from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS, format_timestamp
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +91,8 @@ class DayFinalizer:
     """Epoch of the lease in the last round; 0 without it."""
     _last_days: dict[str, int] = field(default_factory=dict)
     """Last day in the ledger of each GPU in the database, during one term of the lease."""
+    rejected_days: dict[row_conversion.GpuDay, str] = field(default_factory=dict)
+    """Days that could not be written, and the problem of each, during one term of the lease: each round tries again."""
     _requested: set[str] = field(default_factory=set)
     """GPUs with their claims read from the database."""
 
@@ -302,6 +304,8 @@ class DayFinalizer:
         """
         term = await database.call_database(self.lease.take, stores.ledger.database)
         await self._follow(stores)
+        if term is None or term.epoch != self._epoch:
+            self.rejected_days.clear()
         self._since_ns = min(self._since_ns, now_ns - evidence_writer.MARGIN_NS)
         if term is not None and term.epoch != self._epoch:
             self._handled = set()
@@ -338,11 +342,15 @@ class DayFinalizer:
         homes: ledger_days.GpuNodes,
         now_ns: int,
     ) -> None:
-        """Read the last days of GPUs that are new in this term; in the first term, also all late facts."""
+        """Read last days of new GPUs, at the start of a term days that were not written, in the first one late facts."""
         unread = homes.keys() - self._last_days.keys()
-        self._last_days |= await database.call_database(
-            ledger_days.read_last_days, stores.ledger, unread
-        )
+        self._last_days |= await database.call_database(stores.ledger.last_days, unread)
+        if term.epoch != self._epoch:
+            first = self._end_day(now_ns) - self.settings.max_revision_age_days
+            days = range(first, self._end_day(now_ns))
+            for key in await database.call_database(stores.ledger.missing_days, homes, days):
+                if key.day < self._last_days.get(key.gpu, key.day):
+                    self.rejected_days[key] = ""
         if term.processed_ns is None and term.epoch != self._epoch:  # an earlier release finalized
             finalized_homes = {gpu: homes[gpu] for gpu in self._last_days.keys() & homes.keys()}
             oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
@@ -365,13 +373,15 @@ class DayFinalizer:
         fenced = stores._replace(check=term.check)
         changes = await database.call_database(stores.store.spread, changes, homes)
         due = await database.call_database(
-            ledger_days.due_days, homes, self._last_days, window, changes
+            ledger_days.due_days, homes, self._last_days, window, changes, [*self.rejected_days]
         )
         for due_group in ledger_days.group_due_days(due, homes):
-            days = await database.call_database(
+            days, rejected = await database.call_database(
                 ledger_days.write_days, fenced, homes, due_group, self._days.revisions, now_ns
             )
+            self._record_rejected(rejected)
             for day in days:
+                self.rejected_days.pop(row_conversion.GpuDay(day.gpu, day.day), None)
                 self._last_days[day.gpu] = max(day.day, self._last_days.get(day.gpu, day.day))
             async with self.live.lock:
                 for day in days:
@@ -384,6 +394,15 @@ class DayFinalizer:
         await database.call_database(
             term.store_progress, stores.ledger.database, now_ns - evidence_writer.MARGIN_NS
         )
+
+    def _record_rejected(self, rejected: Mapping[row_conversion.GpuDay, str]) -> None:
+        """Log days that could not be written, each problem once."""
+        for key, problem in rejected.items():
+            if self.rejected_days.get(key) != problem:
+                date = format_timestamp(key.day * DAY_NS)[:10]
+                log.error("day_write_failed", gpu=key.gpu, day=date, problem=problem)
+            self.rejected_days[key] = problem
+        self.counts.failures += len(rejected)
 
     async def _follow(self, stores: ledger_days.MeteringStores) -> None:
         """Include in the account the days that other collectors have added to the ledger."""

@@ -22,7 +22,7 @@ from collector.ledger import leases, ledger_queries
 from collector.ledger.database import Database, UnusableLedgerError, call_database
 from railscope.catalog import collector as c
 from railscope.service import run_in_thread
-from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
@@ -34,10 +34,10 @@ _MARGIN_NS = 300 * SECOND_NS
 def find_first_needed_day(
     database: Database, metering: config.MeteringSettings, now_ns: int
 ) -> int:
-    """Return the first day whose evidence may still be needed.
+    """Return the first day whose evidence may still be needed, apart from days that the ledger does not have.
 
-    A day is not needed once it can no longer be revised, is in the ledger for every GPU that had been
-    reported, and is in a closed period or before the opening date (any day, where nothing is billed).
+    A day is not needed once it can no longer be revised, and is in a closed period or before the opening date
+    (any day, where nothing is billed).
     """
     delay_ns = round(metering.finalize_delay_seconds * SECOND_NS)
     day = (now_ns - delay_ns) // DAY_NS - metering.max_revision_age_days
@@ -49,20 +49,8 @@ def find_first_needed_day(
         day = min(day, opening.opening_ns // DAY_NS)
     elif billing.book():
         return 0
-    homes = evidence_tables.gpu_nodes.c
-    since = select(homes.gpu_uuid, func.min(homes.since_ns)).group_by(homes.gpu_uuid)
-    oldest = select(func.min(evidence_tables.evidence_intervals.c.start_ns))
-    with database.transaction() as connection:
-        since_ns: dict[str, int] = {row[0]: row[1] for row in connection.execute(since)}
-        oldest_day = (connection.execute(oldest).scalar() or 0) // DAY_NS
-        days: dict[str, int] = {}
-        for gpus in evidence_tables.group_items(sorted(since_ns)):
-            for gpu, last in connection.execute(ledger_queries.last_days(gpus)):
-                days[gpu] = last + 1
-            days |= ledger_queries.find_missing_days(connection, gpus, oldest_day)
-    unwritten = (days.get(gpu, first_ns // DAY_NS) for gpu, first_ns in since_ns.items())
     # The day before is read as well, so that the edges of a window do not affect its result.
-    return min([day, *unwritten]) - 1
+    return day - 1
 
 
 def find_nodes(connection: Connection) -> dict[str, int]:
@@ -76,6 +64,15 @@ def find_nodes(connection: Connection) -> dict[str, int]:
         following = select(func.min(intervals.node)).where(intervals.node > node)
         node = connection.execute(following).scalar()
     return found
+
+
+def _find_read_days(archive: evidence_archive.EvidenceArchive, node: str, days: range) -> range:
+    """Return the days of a node whose reports metering of some days and of those beside them may read."""
+    before_ns = (days.start - 1) * DAY_NS - evidence_tables.CONTEXT_NS
+    after_ns = (days.stop + 1) * DAY_NS + evidence_tables.CONTEXT_NS
+    start_ns = archive.find_report(node, after_ns, is_before=False)
+    end_ns = FOREVER_NS if start_ns is None else start_ns
+    return range(archive.find_last_kept_day(node, before_ns) or 0, end_ns // DAY_NS + 1)
 
 
 def _write_claims(claims: claim_archive.ClaimArchive, day: int, now_ns: int) -> Iterator[str]:
@@ -104,6 +101,8 @@ class EvidenceRetention:
     is_failing: bool = False
     idle_reason: str = ""
     """Reason for which the last round did nothing; empty if there was none."""
+    missing_days: int = 0
+    """GPU-days that the ledger does not have, and whose evidence is kept though it is due to be deleted."""
     _processed: tuple[int, int] | None = None
     """Epoch of the lease, and time up to which this process has archived what was recorded."""
     _store: archive_files.ArchiveStore | None = field(init=False)
@@ -182,7 +181,8 @@ class EvidenceRetention:
             nodes = find_nodes(connection)
         end_day = now_ns // DAY_NS - chosen.archive_after_days
         claims = claim_archive.ClaimArchive(archive)
-        days = archive.find_due_days(end_day, seen_ns)
+        oldest_day = min(nodes.values(), default=now_ns) // DAY_NS
+        days = archive.find_due_days(range(oldest_day, end_day), seen_ns)
         first_day = now_ns // DAY_NS - self.settings.metering.max_revision_age_days - 2
         claim_days = claims.find_due_days(days, range(first_day, end_day), seen_ns)
         for line in self._archive(claims, nodes, days, claim_days, now_ns):
@@ -235,19 +235,53 @@ class EvidenceRetention:
         needed = find_first_needed_day(archive.database, self.settings.metering, now_ns)
         end_day = min(needed, now_ns // DAY_NS - keep_days)
         before_ns = end_day * DAY_NS - evidence_tables.CONTEXT_NS
-        by_day: dict[int, list[str]] = {}
+        deletable: dict[str, list[int]] = {}
         for node, oldest_ns in nodes.items():
             if oldest_ns >= before_ns:
                 continue
             last_day = archive.find_last_kept_day(node, before_ns)
             if last_day is not None:
-                for day in archive.find_deletable_days(node, min(last_day, end_day)):
+                days = archive.find_deletable_days(node, min(last_day, end_day))
+                deletable |= {node: days} if days else {}
+        oldest_day = min(nodes.values(), default=now_ns) // DAY_NS
+        missing_periods = (
+            self._find_missing(archive, range(oldest_day, end_day)) if deletable else {}
+        )
+        by_day: dict[int, list[str]] = {}
+        for node, days in deletable.items():
+            periods = [
+                _find_read_days(archive, node, period) for period in missing_periods.get(node, ())
+            ]
+            for day in days:
+                if not any(day in period for period in periods):
                     by_day.setdefault(day, []).append(node)
         for day, members in sorted(by_day.items()):
             yield from _write_claims(claims, day, now_ns)
             for count in archive.delete_day(day, members, now_ns):
                 self.deleted += count
                 yield f"{evidence_archive.format_day(day)}: {count:,} facts deleted"
+
+    def _find_missing(
+        self, archive: evidence_archive.EvidenceArchive, days: range
+    ) -> dict[str, list[range]]:
+        """Return the days that the ledger does not have of some GPU, by node; log their number when it changes."""
+        with archive.database.transaction(is_snapshot=True) as connection:
+            homes = evidence_tables.read_homes(connection)
+            missing = list(ledger_queries.find_missing_days(connection, homes, days))
+        if missing and len(missing) != self.missing_days:
+            first = f"{missing[0].gpu} on {evidence_archive.format_day(missing[0].day)}"
+            advice = "their evidence is not deleted; the log of the collector that finalizes has the problem"
+            log.warning("missing_days_found", count=len(missing), first=first, advice=advice)
+        self.missing_days = len(missing)
+        missing_periods: dict[str, list[range]] = {}
+        for key in missing:  # in order of the days
+            for node in homes[key.gpu]:
+                periods = missing_periods.setdefault(node, [])
+                if periods and key.day <= periods[-1].stop:
+                    periods[-1] = range(periods[-1].start, key.day + 1)
+                else:
+                    periods.append(range(key.day, key.day + 1))
+        return missing_periods
 
     def cells(self) -> list[ViewCell]:
         """Return the metrics of the archive; none if no archive is configured."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import structlog
 from sqlalchemy import Connection
 
 from collector.account import account_sums, live_account
@@ -43,8 +42,6 @@ from collector.ledger import (
 from collector.metering import measures, units
 from collector.metering.tiling import SlotState
 from railscope.timestamps import DAY_NS, SECOND_NS
-
-log = structlog.get_logger(__name__)
 
 ENGINE_VERSION = "1"
 GPUS_AT_ONCE = 64
@@ -76,6 +73,14 @@ class WrittenDay(NamedTuple):
     revision: int
     new: account_sums.DaySums
     old: account_sums.DaySums
+
+
+class DayWrites(NamedTuple):
+    """Result of writing days."""
+
+    days: list[WrittenDay]
+    rejected: dict[row_conversion.GpuDay, str]
+    """Days that could not be metered or written, and the problem of each."""
 
 
 class CountRequest(NamedTuple):
@@ -116,10 +121,10 @@ def write_days(
     jobs: Sequence[DueDays],
     counted: Mapping[row_conversion.GpuDay, int],
     now_ns: int,
-) -> list[WrittenDay]:
+) -> DayWrites:
     """Meter days of GPUs and write them; `counted` has the revisions that were last read.
 
-    Raises LostLeaseError.
+    A day that cannot be metered or written does not prevent the others. Raises LostLeaseError.
     """
     ledger, store, check = stores
     files = store.files()
@@ -129,10 +134,15 @@ def write_days(
     loaded = store.load(gpus, {gpu: set(homes[gpu]) for gpu in gpus}, start_ns, end_ns)
     computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
     tilings: list[day_tiling.DayTiling] = []
+    rejected: dict[row_conversion.GpuDay, str] = {}
     for job in jobs:
-        metered = loaded.assemble(job.gpu, files).meter()
-        tilings += [metered.day(day, computed) for day in job.days]
-    written = list(_write_each(ledger, tilings, check))
+        try:
+            metered = loaded.assemble(job.gpu, files).meter()
+            tilings += [metered.day(day, computed) for day in job.days]
+        except Exception as fault:  # noqa: BLE001 - all other GPUs continue
+            days = [row_conversion.GpuDay(job.gpu, day) for day in job.days]
+            rejected |= dict.fromkeys(days, f"{type(fault).__name__}: {fault}")
+    written = list(_write_each(ledger, tilings, check, rejected))
     new = {
         row_conversion.GpuDay(tiling.gpu, tiling.day): account_sums.DaySums.from_tiling(tiling)
         for tiling, _ in written
@@ -142,26 +152,28 @@ def write_days(
         for day, (_, revision) in zip(new, written, strict=True)
     }
     before = _read_sums(ledger, old)
-    return [
+    found = [
         WrittenDay(*day, revision.revision, sums, before.get(day, _NO_SUMS))
         for (day, sums), (_, revision) in zip(new.items(), written, strict=True)
     ]
+    return DayWrites(found, rejected)
 
 
 def _write_each(
     ledger: ledger_store.Ledger,
     tilings: Sequence[day_tiling.DayTiling],
     check: Callable[[Connection], None],
+    rejected: dict[row_conversion.GpuDay, str],
 ) -> Iterator[tuple[day_tiling.DayTiling, ledger_store.WrittenRevision]]:
     """Write all; if one is rejected, write each separately, so that one GPU does not block the others."""
     try:
         yield from zip(tilings, ledger.write_days(tilings, check), strict=True)
-    except day_tiling.TilingError:
+    except (day_tiling.TilingError, database.RejectedValueError):
         for tiling in tilings:
             try:
                 yield tiling, ledger.write_days([tiling], check)[0]
-            except day_tiling.TilingError as error:
-                log.error("day_write_failed", gpu=tiling.gpu, day=tiling.day, problem=str(error))
+            except (day_tiling.TilingError, database.RejectedValueError) as error:
+                rejected[row_conversion.GpuDay(tiling.gpu, tiling.day)] = str(error)
 
 
 _NO_SUMS = account_sums.DaySums.from_tiling(None)
@@ -234,16 +246,6 @@ def _read_sums(
     }
 
 
-def read_last_days(ledger: ledger_store.Ledger, gpus: Iterable[str]) -> dict[str, int]:
-    """Return the last day in the ledger of each of some GPUs that have one."""
-    days: dict[str, int] = {}
-    for gpu_group in ledger_queries.split_items(sorted(gpus)):
-        with ledger.database.transaction() as connection:
-            for row in connection.execute(ledger_queries.last_days(gpu_group)):
-                days[row.gpu_uuid] = row.day
-    return days
-
-
 def open_amounts(
     store: evidence_store.EvidenceStore,
     homes: GpuNodes,
@@ -283,12 +285,16 @@ def due_days(
     finalized: Mapping[str, int],
     window: range,
     changes: Iterable[evidence_tables.EvidenceChange],
+    rejected: Iterable[row_conversion.GpuDay] = (),
 ) -> list[DueDays]:
-    """Return the days of each GPU that are to be written, new or revised.
+    """Return the days of each GPU that are to be written, new or revised, or again after they were rejected.
 
     `finalized` has the last day of each GPU that is in the ledger. The window ends with the first day
     that is not over; changes of days before its start are too late.
     """
+    again: dict[str, list[int]] = {}
+    for gpu, day in rejected:
+        again.setdefault(gpu, []).append(day)
     about: dict[tuple[str, str], list[evidence_tables.EvidenceChange]] = {}
     for change in changes:
         about.setdefault((change.node, change.gpu), []).append(change)
@@ -296,7 +302,7 @@ def due_days(
     for gpu in sorted(homes):
         since_day = min(homes[gpu].values()) // DAY_NS
         next_day = finalized.get(gpu, since_day - 1) + 1
-        days = set(range(max(next_day, since_day), window.stop))
+        days = {*range(max(next_day, since_day), window.stop), *again.get(gpu, ())}
         keys = [("", gpu), ("", "")]
         for node in homes[gpu]:
             keys += [(node, ""), ("", claim_events.unplaced_key(node))]

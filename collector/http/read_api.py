@@ -104,6 +104,7 @@ class CollectorMetrics:
             (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),
             (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
             (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
+            (catalog.REJECTED_DAYS, len(self.finalizer.rejected_days)),
             (catalog.FINALIZER, int(self.finalizer.lease.term is not None)),
             (catalog.FINALIZER_EPOCH, self.finalizer.lease.epoch),
             (catalog.FINALIZER_CHANGES, self.finalizer.lease.changes),

@@ -234,25 +234,19 @@ def read_marks(
 
 
 def find_missing_days(
-    connection: Connection, gpus: Collection[str], since_day: int
-) -> dict[str, int]:
-    """Return the first day of each GPU that is not in the ledger between two that are, from a day on.
+    connection: Connection, homes: Mapping[str, Mapping[str, int]], days: range
+) -> Iterator[row_conversion.GpuDay]:
+    """Yield the days of GPUs that are not in the ledger, though the GPU was in a node on an earlier day or that day.
 
-    Such a day could not be written, and has not been written since.
+    `homes` has the nodes of each GPU, and since when it was in them. One day is in memory at a time.
     """
-    column = revisions.c.day
-    is_selected = (revisions.c.gpu_uuid.in_(gpus), column >= since_day)
-    counts = select(
-        revisions.c.gpu_uuid,
-        func.max(column) - func.min(column) + 1 - func.count(column.distinct()),
-    )
-    missing = connection.execute(counts.where(*is_selected).group_by(revisions.c.gpu_uuid)).all()
-    found: dict[str, int] = {}
-    for gpu in (row[0] for row in missing if row[1]):
-        query = select(column).where(revisions.c.gpu_uuid == gpu, column >= since_day)
-        days = set(connection.execute(query).scalars())
-        found[gpu] = min(set(range(min(days), max(days))) - days)
-    return found
+    since_days = {gpu: min(nodes.values()) // DAY_NS for gpu, nodes in homes.items()}
+    for day in days:
+        query = select(revisions.c.gpu_uuid).where(revisions.c.day == day)
+        missing = since_days.keys() - set(connection.execute(query).scalars())
+        for gpu in sorted(missing):
+            if since_days[gpu] <= day:
+                yield row_conversion.GpuDay(gpu, day)
 
 
 def last_days(gpus: Collection[str]) -> Select[Any]:

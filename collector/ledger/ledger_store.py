@@ -105,6 +105,22 @@ class Ledger:
         with self.database.transaction() as connection:
             return ledger_queries.newest_numbers(connection, range(first_day, end_day), gpus)
 
+    def last_days(self, gpus: Iterable[str]) -> dict[str, int]:
+        """Return the last day of each of some GPUs that have one."""
+        days: dict[str, int] = {}
+        for gpu_group in ledger_queries.split_items(sorted(gpus)):
+            with self.database.transaction() as connection:
+                for row in connection.execute(ledger_queries.last_days(gpu_group)):
+                    days[row.gpu_uuid] = row.day
+        return days
+
+    def missing_days(
+        self, homes: Mapping[str, Mapping[str, int]], days: range
+    ) -> list[row_conversion.GpuDay]:
+        """Return the days of GPUs that the ledger does not have; `homes` has since when they were in nodes."""
+        with self.database.transaction(is_snapshot=True) as connection:
+            return [*ledger_queries.find_missing_days(connection, homes, days)]
+
     def finalized_day(self) -> int | None:
         """Return the newest day that was computed after its end, for any GPU; None if there is none."""
         day = revisions.c.day

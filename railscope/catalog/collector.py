@@ -57,6 +57,7 @@ EVIDENCE_EXCESS_SPANS = _COLLECTOR.counter("railscope_collector_evidence_excess_
 EVIDENCE_SUPPRESSED = _COLLECTOR.counter("railscope_collector_evidence_suppressed_problems_total", "Problems of the evidence that were neither logged nor recorded, because the node already had as many of the kind as are reported individually.", "collector")
 FINALIZED_DAYS = _COLLECTOR.counter("railscope_collector_finalized_gpu_days_total", "GPU-days computed for the ledger, including unchanged ones.", "collector")
 REVISED_DAYS = _COLLECTOR.counter("railscope_collector_revised_gpu_days_total", "GPU-days in the ledger whose GPU time was changed by late evidence.", "collector")
+REJECTED_DAYS = _COLLECTOR.gauge("railscope_collector_rejected_gpu_days", "GPU-days that could not be metered or written to the ledger; each round tries again. Of the collector that holds the lease `finalization`.", "collector")
 FINALIZER = _COLLECTOR.gauge("railscope_collector_finalizer", "1 if this collector holds the lease `finalization` of its database, and so writes the ledger days of all GPUs in it, 0 otherwise.", "collector")
 FINALIZER_EPOCH = _COLLECTOR.gauge("railscope_collector_finalizer_epoch", "Epoch of the lease `finalization` while this collector holds it; 0 otherwise.", "collector")
 FINALIZER_CHANGES = _COLLECTOR.counter("railscope_collector_finalizer_changes_total", "Times that this collector took, released or lost the lease `finalization`.", "collector")

@@ -94,7 +94,7 @@ class ArchivingCollector:
         """Meter all days again from the evidence, and write them."""
         homes = self.site.stores.store.homes()
         jobs = [ledger_days.DueDays(gpu, tuple(range(DAY, DAY + DAYS))) for gpu in sorted(homes)]
-        return ledger_days.write_days(self.site.stores, homes, jobs, {}, at(self.now))
+        return ledger_days.write_days(self.site.stores, homes, jobs, {}, at(self.now)).days
 
     def check_audit(self) -> None:
         """Compare the database with its records in the audit log's outbox."""

@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 from archiving_site import DAYS, METERING, NOW, ArchivingCollector
+from ledger_days import HOURS
 from sqlalchemy import delete, event, select, text, update
 from sqlalchemy.exc import DBAPIError
+from structlog.testing import capture_logs
 from support.audit import without_triggers
 from support.books import PRICES
 from support.command_line import run
-from support.finalizing import content
+from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
 from collector.config import MeteringSettings
-from collector.evidence import evidence_tables, loaded_facts
+from collector.evidence import loaded_facts
 from collector.evidence.archive_files import ArchiveError
 from collector.evidence.evidence_archive import (
     INTERVALS,
@@ -28,16 +30,21 @@ from collector.evidence.evidence_archive import (
     ArchivedEvidenceError,
     EvidenceArchive,
 )
+from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.evidence_tables import (
     archived_facts,
     archives,
     evidence_intervals,
     removals,
 )
+from collector.finalization import ledger_days
 from collector.finalization.evidence_retention import find_first_needed_day
 from collector.ledger import schema
 from collector.ledger.audit_outbox import TimedActor
+from collector.ledger.database import Database
+from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period
+from collector.tables import metadata
 from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
 
@@ -320,29 +327,75 @@ async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missi
 async def test_evidence_that_is_still_needed_is_not_deleted(archiving: ArchivingCollector):
     database = archiving.database
     later = at(NOW + 100 * DAY_SECONDS)
-    last = DAY + DAYS - 1
-    assert find_first_needed_day(database, METERING, at(NOW)) == last - 1, "it may be revised"
-    assert find_first_needed_day(database, METERING, later) == last, (
-        "later days are not in the ledger"
-    )
+    assert find_first_needed_day(database, METERING, at(NOW)) == DAY + DAYS - 2, "may be revised"
     long = MeteringSettings(max_revision_age_days=103)
     assert find_first_needed_day(database, long, later) == DAY + 1
-    with database.transaction(writes=True) as connection:
-        new = {"gpu_uuid": "GPU-7", "node": "n7", "since_ns": at(2 * DAY_SECONDS + 5)}
-        connection.execute(evidence_tables.gpu_nodes.insert().values(new))
-    assert find_first_needed_day(database, METERING, later) == DAY + 1, "GPU-7 is in no ledger day"
 
 
-async def test_evidence_of_a_day_that_could_not_be_written_is_not_deleted(
+async def test_evidence_around_days_that_are_not_in_the_ledger_is_kept(url: str, tmp_path: Path):
+    """Of their nodes only, and as far as their metering may read it; all other evidence is deleted."""
+    site = FinalizingCollector(tmp_path / "one", url, METERING)
+    nodes = [NodeReporter(), NodeReporter("n2", "boot-2", "run-2"), NodeReporter("n3", "boot-3")]
+    for number, node in enumerate(nodes):
+        seconds = range(0, 9 * DAY_SECONDS, 300)
+        accept(site.core, node.envelopes_of(gpus_of(f"GPU-{number}"), seconds, each=200))
+    now = 9 * DAY_SECONDS + 2 * HOURS
+    await site.round(now, everything=True)
+    while len(site.stores.ledger.newest(DAY, DAY + 9)) < 3 * 9:  # a round may outlast the lease
+        await site.round(now)
+    archiving = ArchivingCollector(site, tmp_path / "archive")
+    archiving.now = now
+    with archiving.database.transaction(writes=True) as connection:
+        without_triggers(connection)
+        for table in (schema.entries, schema.shares, schema.claims, schema.revisions):
+            is_missing = (table.c.gpu_uuid == "GPU-0") & (table.c.day == DAY + 2)
+            late = (table.c.gpu_uuid == "GPU-2") & (table.c.day >= DAY + 5)
+            connection.execute(table.delete().where(is_missing | late))
+    with capture_logs() as lines:
+        for _ in range(2):
+            assert await archiving.retention.attempt()
+    kept = [line for line in lines if line["event"] == "missing_days_found"]
+    assert [(line["count"], line["first"]) for line in kept] == [(3, "GPU-0 on 2026-09-06")]
+    left: dict[str, set[int]] = {}
+    for row in archiving.facts():
+        left.setdefault(str(row[1]), set()).add(row[2] // DAY_NS - DAY)  # type: ignore[operator]
+    assert left == {"n1": {0, 1, 2, 3, 4, 6, 7, 8}, "n2": {6, 7, 8}, "n3": {3, 4, 5, 6, 7, 8}}
+    jobs = {"GPU-0": (DAY + 2,), "GPU-2": tuple(range(DAY + 5, DAY + 9))}
+    due = [ledger_days.DueDays(*job) for job in jobs.items()]
+    homes = site.stores.store.homes()
+    groups = ledger_days.group_due_days(due, homes)
+    written = [
+        ledger_days.write_days(site.stores, homes, group, {}, at(now)).days for group in groups
+    ]
+    assert sum(map(len, written)) == 5
+    assert await archiving.retention.attempt()
+    assert {row[2] // DAY_NS - DAY for row in archiving.facts()} <= {6, 7, 8}  # type: ignore[operator]
+    site.finalizer.close()
+
+
+async def test_a_day_that_is_written_while_the_missing_ones_are_searched_stops_nothing(
     archiving: ArchivingCollector,
 ):
-    database, later = archiving.database, at(NOW + 100 * DAY_SECONDS)
-    assert find_first_needed_day(database, METERING, later) == DAY + DAYS - 1
+    """Another collector commits between the statements."""
+    database, other = archiving.database, Database(archiving.site.url, metadata)
     with database.transaction(writes=True) as connection:
         without_triggers(connection)
         for table in (schema.entries, schema.shares, schema.claims, schema.revisions):
             connection.execute(table.delete().where(table.c.day == DAY + 1))
-    assert find_first_needed_day(database, METERING, later) == DAY
+    stores = ledger_days.MeteringStores(Ledger(other), EvidenceStore(other))
+    homes, jobs = stores.store.homes(), [ledger_days.DueDays("GPU-0", (DAY + 1,))]
+    written: list[ledger_days.DayWrites] = []
+
+    def write(*arguments: object) -> None:
+        if "FROM ledger_revision" in str(arguments[2]) and not written:
+            written.append(ledger_days.DayWrites([], {}))
+            written[0] = ledger_days.write_days(stores, homes, jobs, {}, at(NOW))
+
+    if database.file is None:
+        event.listen(database.engine, "after_cursor_execute", write)
+    assert await archiving.retention.attempt()
+    assert len(written) == (database.file is None)
+    other.close()
 
 
 async def test_a_file_of_another_store_is_read_from_a_copy(
@@ -389,7 +442,7 @@ async def test_evidence_of_days_that_are_not_closed_is_not_deleted(archiving: Ar
     def needed() -> int:
         return find_first_needed_day(archiving.database, METERING, later) - DAY
 
-    assert needed() == DAYS - 1
+    assert needed() > DAYS
     administration.publish(books, PRICES.replace('"h100"', '"h100-80gb-hbm3"'), "prices.toml", by)
     assert needed() < 0
     administration.set_opening(books, at(2 * DAY_SECONDS), "the contract begins", by)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from hypothesis import given, strategies as st
 from ledger_days import HOURS, LATER, a_day, ledger_hours, tenant_amount
 from stories import fleet_histories
+from structlog.testing import capture_logs
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of
@@ -23,7 +24,8 @@ from collector.account.live_account import FinalizedSums
 from collector.finalization.ledger_days import read_finalized
 from collector.ledger import leases
 from collector.ledger.database import Database, call_database
-from collector.ledger.ledger_store import Ledger
+from collector.ledger.day_tiling import TilingError
+from collector.ledger.ledger_store import Ledger, accept_any
 from railscope.service import run_in_thread
 
 WHOLE = {("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6}
@@ -216,6 +218,56 @@ async def test_a_collector_that_cannot_finalize_leaves_the_lease_to_another(
     assert not await two.finalizer.attempt()
     await one.round(180)
     assert [side.finalizer.lease.epoch for side in pair] == [3, 0]
+
+
+class RejectingLedger(Ledger):
+    """A ledger that rejects one GPU-day."""
+
+    rejected = ("", 0)
+
+    def write_days(self, tilings, check=accept_any):
+        if any((tiling.gpu, tiling.day) == self.rejected for tiling in tilings):
+            message = "invalid entries"
+            raise TilingError(message)
+        return super().write_days(tilings, check)
+
+
+def reject(side: FinalizingCollector, gpu: str, day: int) -> None:
+    """Let a collector's ledger reject one GPU-day; an empty name ends that."""
+    ledger = RejectingLedger(side.stores.ledger.database)
+    ledger.rejected = (gpu, day)
+    side.finalizer._stores = side.stores._replace(ledger=ledger)  # noqa: SLF001 - a ledger that rejects
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("day", [DAY, DAY + 1])
+async def test_a_day_that_could_not_be_written_is_reported_and_written_later(
+    pair: list[FinalizingCollector], day: int, *, is_lost: bool
+):
+    """By the same holder, or by the next one; the other days and GPUs are written meanwhile."""
+    one, two = pair
+    node = NodeReporter()
+    accept(one.core, [*a_day(node), *other_node(until=3 * DAY_SECONDS + HOURS)])
+    accept(one.core, node.envelopes_of(gpus_of("GPU-0"), range(LATER, 3 * DAY_SECONDS, 30)))
+    reject(one, "GPU-0", day)
+    with capture_logs() as lines:
+        for second in (LATER + DAY_SECONDS, LATER + DAY_SECONDS + 60, LATER + 2 * DAY_SECONDS):
+            await one.round(second, everything=True)
+    failed = [line for line in lines if line["event"] == "day_write_failed"]
+    assert [(line["gpu"], line["problem"]) for line in failed] == [("GPU-0", "invalid entries")]
+    assert one.finalizer.rejected_days == {("GPU-0", day): "invalid entries"}
+    assert one.finalizer.counts.failures == 3
+    written = one.stores.ledger.newest(DAY, DAY + 3)
+    assert written.keys() == {
+        (gpu, each) for gpu in ("GPU-0", "GPU-1") for each in range(DAY, DAY + 3)
+    } - {("GPU-0", day)}
+    reject(one, "", 0)
+    if is_lost:
+        expire(one.stores.ledger.database)
+    for side in (two, one) if is_lost else (one,):
+        await side.round(LATER + 2 * DAY_SECONDS + 120)
+        assert not side.finalizer.rejected_days
+        assert revision_of(side.stores.ledger, "GPU-0", day).number == 1
 
 
 async def test_a_collector_that_stops_releases_the_lease(pair: list[FinalizingCollector]):
