@@ -208,9 +208,17 @@ class Lease:
 
     async def run(self) -> None:
         """Renew the lease while it is held, until cancelled."""
+        problem = ""
         while True:
             await asyncio.sleep(RENEWAL_SECONDS)
-            await call_database(self.renew)
+            try:
+                await call_database(self.renew)
+            except Exception as fault:  # noqa: BLE001 - the next renewal may succeed before the lease expires
+                if str(fault) != problem:
+                    log.error("lease_renewal_failed", lease=self.name, problem=repr(fault))
+                problem = str(fault)
+            else:
+                problem = ""
 
     def _lose(self, problem: str) -> None:
         if self.term is not None:

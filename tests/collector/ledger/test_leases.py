@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from collector.ledger import leases
 from collector.ledger.database import Database, UnusableLedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
+from railscope.service import run_in_thread
 
 NAME = leases.FINALIZATION
 CLOCK = sa.func.clock_timestamp()
@@ -279,6 +282,31 @@ def test_a_holder_that_cannot_reach_the_database_counts_as_such_until_it_expired
     assert (patient.epoch, impatient.epoch) == (1, 0)
     patient.release()
     found.close()
+
+
+async def test_a_renewal_that_fails_unexpectedly_is_logged_and_repeated():
+    renewals: list[int] = []
+    is_renewed = threading.Event()
+
+    class FailingLease(leases.Lease):
+        """A lease with a fault in its first two renewals."""
+
+        def renew(self) -> None:
+            renewals.append(1)
+            if len(renewals) <= 2:
+                message = "a fault"
+                raise ArithmeticError(message)
+            is_renewed.set()
+
+    with capture_logs() as lines:
+        renewing = asyncio.create_task(FailingLease(NAME).run())
+        assert await run_in_thread(is_renewed.wait, 60)
+        renewing.cancel()
+        await asyncio.wait({renewing})
+    assert renewing.cancelled()
+    assert [(line["event"], line["problem"]) for line in lines] == [
+        ("lease_renewal_failed", "ArithmeticError('a fault')")
+    ]
 
 
 def test_with_sqlite_the_process_that_started_last_has_it(tmp_path):
