@@ -144,6 +144,10 @@ class CollectorLink(Struct, frozen=True, kw_only=True):
     """Base URLs of several collectors, in place of url. Frames are shipped to one of them at a time: the
     first of this node's order that responds.
     """
+    send_to: Annotated[int, Meta(ge=1, le=2)] = 1
+    """Number of collectors to which frames are sent: 1, or 2 for a live copy of all frames to another one of urls, whose
+    views have no gap if the first one fails.
+    """
     order: Literal["rendezvous", "pod", "listed"] = "rendezvous"
     """Order of urls for this node: rendezvous (by a hash of node and URL: equal shares of the nodes), pod (by a hash
     of pod and URL: the nodes of a pod have one collector) or listed (as listed, the same for all nodes).

@@ -9,7 +9,7 @@ import click
 
 BENCHES = (
     "agent", "agent_fabric", "agent_gpu", "otlp", "replay", "audit", "metering", "tenants", "jobs", "export",
-    "collector", "console", "scale", "dashboards", "cardinality",
+    "collector", "console", "scale", "failover", "dashboards", "cardinality",
 )  # fmt: skip
 
 

@@ -110,6 +110,8 @@ class ScaledCluster:
     """Time between two refreshes of the views."""
     servers: dict[str, harness.ServerProcess] = field(default_factory=dict)
     turn: int = 0
+    more_nodes: Sequence[str] = ()
+    """Names of other nodes with tokens."""
     shown: dict[str, HeadPart] = field(default_factory=dict)
     """Parts of the views when they were last read."""
 
@@ -117,7 +119,8 @@ class ScaledCluster:
         """Start all, the head first."""
         share = _share(self.max_nodes)
         numbers = [at * share + number for at in range(len(COLLECTORS)) for number in range(share)]
-        lines = [f'"{load.name(n)}" = "{digest_token(load.token(n))}"' for n in numbers]
+        names = [*map(load.name, numbers), *self.more_nodes]
+        lines = [f'"{name}" = "{digest_token(f"token-of-{name}")}"' for name in names]
         collector_lines = ["[collectors]", f'others = "{digest_token(_TOKEN)}"']
         tokens, token = self.directory / "tokens.toml", self.directory / "token"
         tokens.write_text("\n".join(["[nodes]", *lines, *collector_lines, ""]), encoding="ascii")

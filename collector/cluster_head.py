@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 EXCHANGE_SECONDS = leases.RENEWAL_SECONDS
 WRITE_NODES_SECONDS = 60.0
+MIN_COPIES = 3
+"""Copies without a record between them after which nothing follows from missing records: their collector changes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,8 @@ class HeadState:
     followed: dict[str, record_exchange.FollowedCollector] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     """Collector that reported each node last."""
+    copies: dict[str, feed_follower.ReceivedCopies] = field(default_factory=dict)
+    """Copies of frames of each node since the last record of it."""
     handlers: dict[str, RequestHandler] = field(default_factory=dict)
     """Handlers of API and console."""
     work: list[Callable[[], Coroutine[None, None, None]]] = field(default_factory=list)
@@ -72,17 +76,24 @@ class HeadState:
         """Return the collectors with their nodes; those of a collector that is unknown count where they are now."""
         counts = dict.fromkeys(self.followed, 0)
         for node in self.core.fleet.nodes:
-            owner = self.owners.get(node)
-            if owner in counts:
-                counts[owner] += 1
+            if (shown_by := self.find_collector(node)) in counts:
+                counts[shown_by] += 1
         parts = (each.part(counts[name]) for name, each in sorted(self.followed.items()))
         return membership.ClusterExtent(tuple(parts))
 
+    def find_collector(self, node: str) -> str:
+        """Return the collector that reports a node: if its own does not respond, the one that receives copies."""
+        owner, copies = self.owners.get(node, ""), self.copies.get(node)
+        followed = self.followed.get(owner)
+        return copies.collector if copies and (followed is None or followed.problem) else owner
+
     def unknown_nodes(self) -> set[str]:
-        """Return the nodes of the collectors that do not respond."""
+        """Return the nodes of the collectors that do not respond, and those of which only copies are received."""
+        copies = self.copies.copy()
+        copied = {node for node, each in copies.items() if each.copies >= MIN_COPIES}
         unknown = {name for name, each in self.followed.items() if each.problem}
         owners = self.owners.copy() if unknown else {}  # the event loop adds nodes meanwhile
-        return {node for node, owner in owners.items() if owner in unknown}
+        return copied | {node for node, owner in owners.items() if owner in unknown}
 
     def add_last_known(self) -> None:
         """Add the nodes that collectors listed in the database and that no records of others contain."""
@@ -409,4 +420,5 @@ class ClusterHead:
             name,
             state.owners,
             lambda: self.members.lead_ns(self.name, name),
+            state.copies,
         )

@@ -333,7 +333,7 @@ class Collector:
         console.grafana_url = page_table.check_grafana_url(self.settings.console.grafana_url)
         handlers = {
             **console.handlers(),
-            "frames": receiver.handle,
+            **dict.fromkeys(("frames", "copies"), receiver.handle),
             "records": self.cluster.serve,
             **api.handlers(),
             **audit.handlers(),
@@ -363,7 +363,7 @@ class Collector:
 
     def _count_rejection(self, route: Route | None, reason: str) -> None:
         """Count a denied sender among the rejected envelopes."""
-        if route and route.name == "frames":
+        if route and route.name in {"frames", "copies"}:
             self.core.counts.reject(reason)
 
     async def _serve(self) -> None:

@@ -275,6 +275,11 @@ class ShippingStats:
             ("spool_full", "disk", "rejected", "damaged", "unstored"), 0
         )
     )
+    has_copies: bool = False
+    """True if live copies are sent to a second collector."""
+    copied_frames: int = 0
+    dropped_copies: int = 0
+    """Frames of live copies that were not sent."""
     collector_logs: int = 1
     """Number of collectors that respond at the URL in use, as far as their responses show it."""
     collector_urls: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 The order is by rendezvous hashing, unless it is as listed: each node has its own order, all collectors are first
 for equal shares of the nodes, and if one is removed, only its nodes get another one.
 
-Frames are sent to one collector at a time. After consecutive failures, a time without an acknowledgement, or a
+Frames are sent to one collector at a time; with `send_to = 2`, copies are sent to the other one of the first two. After consecutive failures, a time without an acknowledgement, or a
 response of a collector that drains, the others are tried in the order, without a pause until each has failed once,
 then round after round with increasing pauses. While the collector in use is not the first of the order, that one is
 polled; once it has been ready long enough, it is used again. A collector that denies access (status 401 or 403) has
@@ -30,6 +30,8 @@ from agent.shipping import collector_client
 from railscope import settings, timestamps
 
 FIRST_RETRY_SECONDS = 0.5
+LATE_SECONDS = 3.0
+"""Time without a response after which the receiver of live copies shows the node."""
 MAX_PROBE_SECONDS = 30.0
 """Maximum interval between two polls of the first collector of the order."""
 PROBES_PER_RETURN = 10
@@ -43,6 +45,12 @@ log = structlog.get_logger(__name__)
 
 def collector_links(link: config.CollectorLink, node: str) -> list[config.CollectorLink]:
     """Return the link to each collector, in the order for a node. Raises CollectorLinkError."""
+    if link.all_urls and link.send_to > len(link.all_urls):
+        message = (
+            f"invalid collector.send_to {link.send_to}: expected at most the number of collectors, "
+            f"{len(link.all_urls)}; fix: list another one in collector.urls, or set collector.send_to = 1"
+        )
+        raise collector_client.CollectorLinkError(message)
     if not link.urls:
         return [link] * bool(link.url)
     if link.url:
@@ -168,6 +176,12 @@ class CollectorChoice:
         self._pause_seconds = min(self._pause_seconds * 2, limit_seconds)
         return pause_seconds
 
+    def is_failing(self, now_seconds: float) -> bool:
+        """True if the collector in use failed last, or does not respond."""
+        since_seconds = now_seconds if self._since_seconds is None else self._since_seconds
+        is_late = now_seconds - since_seconds > LATE_SECONDS
+        return self._failures > 0 or not self._has_responded or is_late
+
     def _reason_to_move(
         self, now_seconds: float, reason: collector_client.ChangeReason
     ) -> collector_client.ChangeReason | None:
@@ -217,6 +231,8 @@ class CollectorFailover:
         """Create the clients."""
         self._links = links = collector_links(self.link, self.node) or [self.link]
         self._clients = [collector_client.CollectorClient(each) for each in links]
+        copied = links[: self.link.send_to] if self.link.send_to > 1 else []
+        self._copy_clients = [collector_client.CollectorClient(each) for each in copied]
         self._urls = [each.url.rstrip("/") for each in links]
         self._choice = CollectorChoice(len(links), self.link)
         if len(links) > 1:
@@ -229,7 +245,7 @@ class CollectorFailover:
 
     async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
-        for client in self._clients:
+        for client in (*self._clients, *self._copy_clients):
             await client.close()
 
     @property
@@ -240,6 +256,16 @@ class CollectorFailover:
     def client(self) -> collector_client.CollectorClient:
         """Client of the collector in use."""
         return self._clients[self._choice.position]
+
+    @property
+    def is_failing(self) -> bool:
+        """True if the collector in use failed last, or does not respond."""
+        return self._choice.is_failing(self._now_seconds)
+
+    @property
+    def copy_client(self) -> collector_client.CollectorClient:
+        """Client of the collector of live copies: of the first two, the one that is not in use."""
+        return self._copy_clients[0 if self._choice.position else 1]
 
     def new_client(self) -> collector_client.CollectorClient:
         """Return another client of the collector in use."""

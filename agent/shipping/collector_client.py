@@ -25,11 +25,10 @@ import msgspec
 from agent.config import CollectorLink
 from agent.shipping import ShippingError
 from agent.shipping.collector_logs import EvidenceReceipt
-from railscope import convert_errors
+from railscope import convert_errors, wire
 from railscope.http_responses import DECISIONS, MAX_HEAD_BYTES, RESPONSE_MARK_HEADER, is_marked
 from railscope.settings import SettingsError, read_named_file
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import CONTENT_TYPE, RECEIPT_HEADER, VERSION, SentAt
 
 MAX_ANSWER_BYTES = 1 << 20
 READ_BYTES = 64 << 10
@@ -212,6 +211,7 @@ class _CollectorReply(msgspec.Struct):
     error: str = ""
     unknown_schemas: tuple[str, ...] = ()
     accepted_frames: int | None = None
+    copied_frames: int | None = None
     draining: bool = False
 
 
@@ -228,7 +228,7 @@ class CollectorClient:
         ):
             self._base_url = url_without_credentials(link.url)
         self.url = self._base_url + INGEST_PATH
-        self._headers = {"Content-Type": CONTENT_TYPE}
+        self._headers = {"Content-Type": wire.CONTENT_TYPE}
         self._token = read_token(link)
         if self._token:
             self._headers["Authorization"] = f"Bearer {self._token}"
@@ -264,39 +264,54 @@ class CollectorClient:
         finally:
             await http.close()
 
-    async def post(self, body: bytes, sent: SentAt, receipt: str = "") -> DeliveryResult:
+    async def post(self, body: bytes, sent: wire.SentAt, receipt: str = "") -> DeliveryResult:
         """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks.
 
         `receipt` is that of the collector that received the body first, if it is sent again.
         """
-        headers = self._headers | sent.to_headers()
-        if receipt:
-            headers[RECEIPT_HEADER] = receipt
+        headers = {wire.RECEIPT_HEADER: receipt} if receipt else {}
+        return await self._post(INGEST_PATH, body, sent, headers)
+
+    async def post_copy(
+        self, body: bytes, sent: wire.SentAt, *, is_failing: bool
+    ) -> DeliveryResult:
+        """Send a live copy once; `is_failing` is true if the primary collector does not acknowledge."""
+        headers = {wire.PRIMARY_HEADER: wire.PRIMARY_FAILING} if is_failing else {}
+        return await self._post(wire.COPIES_PATH, body, sent, headers)
+
+    async def _post(
+        self, path: str, body: bytes, sent: wire.SentAt, headers: Mapping[str, str]
+    ) -> DeliveryResult:
+        url = self._base_url + path
         try:
-            answer = await self._http.post(body, headers)
+            answer = await self._http.post(
+                body, {**self._headers, **sent.to_headers(), **headers}, urlsplit(url).path
+            )
         except ssl.SSLCertVerificationError as error:
             problem = (
-                f"untrusted certificate of the collector at {self.url}: "
+                f"untrusted certificate of the collector at {url}: "
                 f"{error.verify_message}; fix: set collector.ca_file"
             )
         except TimeoutError:
-            problem = f"no response from {self.url}: expected one within collector.timeout_seconds"
+            problem = f"no response from {url}: expected one within collector.timeout_seconds"
             return DeliveryResult(EnvelopeDecision.LATER, problem, ChangeReason.UNACKNOWLEDGED)
         except ConnectionRefusedError:
             problem = (
-                f"cannot connect to {self.url}: connection refused; fix: start the collector, or "
+                f"cannot connect to {url}: connection refused; fix: start the collector, or "
                 "correct the port of collector.url"
             )
         except OSError as error:
-            problem = f"cannot send to {self.url}: {error.strerror or error}"
+            problem = f"cannot send to {url}: {error.strerror or error}"
         else:
             mark = answer.headers.get(RESPONSE_MARK_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
-            return _interpret_answer(self.url, answer, marked=marked)
+            return _interpret_answer(url, answer, marked=marked, is_copy=path == wire.COPIES_PATH)
         return DeliveryResult(EnvelopeDecision.LATER, problem)
 
 
-def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> DeliveryResult:
+def _interpret_answer(
+    url: str, answer: HttpResponse, *, marked: bool, is_copy: bool
+) -> DeliveryResult:
     status = answer.status
     try:
         reply = msgspec.json.decode(answer.body, type=_CollectorReply)
@@ -310,7 +325,8 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
             "collector.url, and update the collector before its agents"
         )
         return DeliveryResult(EnvelopeDecision.LATER, problem)
-    if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
+    accepted = reply and (reply.copied_frames if is_copy else reply.accepted_frames)
+    if status == HTTPStatus.OK and accepted is not None:
         try:
             receipt = _read_receipt(answer.body)
         except ValueError as error:
@@ -332,6 +348,8 @@ def _interpret_answer(url: str, answer: HttpResponse, *, marked: bool) -> Delive
             EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
         )
     advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
+    if is_copy and status == HTTPStatus.NOT_FOUND:
+        advice = "no live copies; fix: update the collector, or set collector.send_to = 1"
     problem = (
         f"request to {url} failed: status {status}{f' ({detail})' if detail else ''}: {advice}"
     )
@@ -372,7 +390,9 @@ _ADVICE = {
     403: "the token belongs to another node; fix: check node and collector.token_file",
     404: "unknown path; fix: check that collector.url is the base URL of a collector",
     405: "unknown path; fix: check that collector.url is the base URL of a collector",
-    426: (f"unsupported protocol version {VERSION}; fix: update the older of agent and collector"),
+    426: (
+        f"unsupported protocol version {wire.VERSION}; fix: update the older of agent and collector"
+    ),
     429: "the collector is busy",
     503: "the collector cannot store frames now",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -38,13 +38,36 @@ class EnvelopeDelivery:
     ) -> DeliveryResult:
         """Send an envelope without frames, which states those that other collectors received."""
         bare = wire.envelope(self.origin, (), (), agent_version=__version__)
-        return await self._post(client, wire.pack(structs.replace(bare, delivered=delivered)))
+        return await client.post(wire.pack(structs.replace(bare, delivered=delivered)), self._sent)
 
     async def offer(
         self, client: CollectorClient, body: bytes, receipt: str = ""
     ) -> DeliveryResult:
         """Send a body, after the schemas that the collector requests."""
-        answer = await self._post(client, body, receipt)
+
+        async def post(content: bytes) -> DeliveryResult:
+            return await client.post(content, self._sent, receipt if content is body else "")
+
+        return await self._offer(post, body)
+
+    async def offer_copy(
+        self, client: CollectorClient, body: bytes, *, is_failing: bool
+    ) -> DeliveryResult:
+        """As `offer`, for a live copy; `is_failing` is true if the primary collector does not acknowledge."""
+
+        async def post(content: bytes) -> DeliveryResult:
+            return await client.post_copy(content, self._sent, is_failing=is_failing)
+
+        return await self._offer(post, body)
+
+    @property
+    def _sent(self) -> wire.SentAt:
+        return wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
+
+    async def _offer(
+        self, post: Callable[[bytes], Awaitable[DeliveryResult]], body: bytes
+    ) -> DeliveryResult:
+        answer = await post(body)
         if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
             return answer
         schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
@@ -53,13 +76,5 @@ class EnvelopeDelivery:
                 EnvelopeDecision.REJECTED,
                 "schema of these frames is missing from the agent's state directory",
             )
-        answer = await self._post(client, self.pack((), schemas))
-        if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
-            return await self._post(client, body, receipt)
-        return answer
-
-    async def _post(
-        self, client: CollectorClient, body: bytes, receipt: str = ""
-    ) -> DeliveryResult:
-        sent = wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
-        return await client.post(body, sent, receipt)
+        answer = await post(self.pack((), schemas))
+        return await post(body) if answer.verdict is EnvelopeDecision.ACKNOWLEDGED else answer

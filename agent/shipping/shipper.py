@@ -29,6 +29,7 @@ from agent.shipping.collector_client import CollectorClient, DeliveryResult, Env
 from agent.shipping.collector_logs import EvidenceReceipt
 from agent.shipping.delivered_frames import DeliveredFrames
 from agent.shipping.envelope_delivery import EnvelopeDelivery
+from agent.shipping.live_copies import LiveCopies
 from railscope import timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
@@ -88,6 +89,10 @@ class Shipper:
         self._schemas = spool.SpooledSchemas(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
+        self._copies = None
+        if self.link.send_to > 1:
+            self._copies = LiveCopies(self._failover, self._delivery, self.stats)
+            self.stats.has_copies = True
         self._disk = hang_guard.DeviceThread("spool")
         self._update_stats()
 
@@ -107,6 +112,8 @@ class Shipper:
                 group.create_task(self._flush_regularly())
                 group.create_task(self._send_all())
                 group.create_task(self._failover.watch_first())
+                if self._copies:
+                    group.create_task(self._copies.run())
         finally:
             await self._send_at_shutdown()
             self._disk.stop()
@@ -167,7 +174,9 @@ class Shipper:
         """Pack the pending frames into envelopes, to be sent from memory or spooled."""
         frames, self._pending = self._pending, []
         if frames:
-            await self._disk.submit(lambda: self._pack_frames(frames))
+            packed = await self._disk.submit(lambda: self._pack_frames(frames))
+            if self._copies:
+                self._copies.put(packed)
             self._is_all_sent.clear()
             self._has_envelopes.set()
 
@@ -175,18 +184,19 @@ class Shipper:
         """Wait until the collector has decided about all envelopes."""
         await self._is_all_sent.wait()
 
-    def _pack_frames(self, frames: list[Frame]) -> None:
-        """Pack frames into envelopes; runs on the spool's thread."""
+    def _pack_frames(self, frames: list[Frame]) -> list[tuple[bytes, int]]:
+        """Pack frames into envelopes, and return them with their numbers of frames; runs on the spool's thread."""
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for schema in dict.fromkeys(frame.schema for frame in frames):
             self._schemas.try_put(
                 wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
             )
-        for group in spool.split_into_envelopes(frames):
-            self._add_envelope(group)
+        groups = spool.split_into_envelopes(frames)
+        packed = [(self._add_envelope(group), len(group)) for group in groups]
         self._update_stats()
+        return packed
 
-    def _add_envelope(self, frames: list[Frame]) -> None:
+    def _add_envelope(self, frames: list[Frame]) -> bytes:
         body = self._delivery.pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
@@ -198,6 +208,7 @@ class Shipper:
             spool.write_run_end(
                 self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
             )
+        return body
 
     def _spool_memory(self) -> None:
         """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""

@@ -196,6 +196,9 @@ def _collector_readings(
     for url in shipping.collector_urls:
         is_in_use = int(url == shipping.collector_url)
         readings.append((c.COLLECTOR_IN_USE, node.child(entities.COLLECTOR, url), is_in_use))
+    if shipping.has_copies:
+        readings.append((c.COPIED_FRAMES, node, shipping.copied_frames))
+        readings.append((c.DROPPED_COPIES, node, shipping.dropped_copies))
     for reason, count in shipping.collector_changes.items():
         change = node.child(entities.COLLECTOR_CHANGE, reason)
         readings.append((c.COLLECTOR_CHANGES, change, count))

@@ -33,7 +33,7 @@ from aiohttp.web_urldispatcher import AbstractRoute
 from collector.access import access_trail, authentication, credentials as access
 from collector.audit.collector_records import DeniedRequest
 from collector.work_limits import LogRateLimit
-from railscope import service
+from railscope import service, wire
 from railscope.server_connections import source_of
 
 INGEST_PATH = "/v1/frames"
@@ -94,6 +94,7 @@ ROUTES: Collection[Route] = (
     _open("healthy", "/-/healthy"),
     _open("ready", "/-/ready"),
     Route("frames", INGEST_PATH, _NODE, method="POST"),
+    Route("copies", wire.COPIES_PATH, _NODE, method="POST"),
     Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
     Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
     Route("cluster", "/api/v1/cluster", _RUNNING),

@@ -9,6 +9,9 @@ Responses, each with a JSON body:
     409  send these schemas first       426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
 
+Live copies, at a path of their own, are checked in the same way. They are not durable: they change the current readings
+only, and the response has neither `accepted_frames` nor positions.
+
 A response of a draining collector has status 503 and the field `draining`: the agent sends to another one at once.
 """
 
@@ -170,6 +173,8 @@ class Ingest:
         async with sender.lock:
             body = await self._read_body(request)
             counts = await self._process(request, credential, sender, body)
+            if request.path == wire.COPIES_PATH:
+                return counts
             return counts | self.core.evidence.intervals.unstored.acknowledge(credential.name)
 
     async def _read_body(self, request: web.Request) -> bytes:
@@ -209,7 +214,9 @@ class Ingest:
         envelope, schemas, sent = await self._decode(request, credential.name, body)
         if schemas:
             await self._store_schemas(envelope.node, schemas, sender)
-        self._check_start(envelope, sender)
+        is_copy = request.path == wire.COPIES_PATH
+        if not is_copy:
+            self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
         sender.allowance -= cost.requests - 1
         new_frames = self.core.count_new_frames(envelope)
@@ -217,7 +224,7 @@ class Ingest:
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         now_ns, text = self.wall_ns(), request.headers.get(wire.RECEIPT_HEADER, "")
-        if text and self.core.receipts.is_awaited:
+        if text and not is_copy and self.core.receipts.is_awaited:
             # Without it, the facts would have the time of this delivery, and differ from those at the first one.
             message = (
                 "the receipt cannot be verified before the database was reached for the first time"
@@ -235,6 +242,11 @@ class Ingest:
             *(msgspec.structs.astuple(receipt) if receipt else ()),
         )
         self._check_times(record, envelope)
+        if is_copy:
+            is_shown = request.headers.get(wire.PRIMARY_HEADER) == wire.PRIMARY_FAILING
+            for _ in self.core.copy_steps(record, envelope, is_shown=is_shown):
+                await asyncio.sleep(0)
+            return {"copied_frames": total}
         if not (new_frames or envelope.delivered):
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)

@@ -81,6 +81,7 @@ class CollectorMetrics:
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
             (catalog.DUPLICATES, counts.duplicates),
+            (catalog.COPIES, counts.copies),
             (catalog.MISSING, self.core.received.count_missing()),
             (catalog.VALUES, counts.values),
             (catalog.RECEIVED_BYTES, counts.bytes),
@@ -118,9 +119,8 @@ class CollectorMetrics:
             (catalog.SINK_WRITTEN, self.sink.writer.written),
             (catalog.SINK_DROPPED, self.sink.writer.dropped),
         ]
-        rejected = self.finalizer.rejected_files
         files = [
-            (file.kind, int(file.is_valid and file.kind not in rejected))
+            (file.kind, int(file.is_valid and file.kind not in self.finalizer.rejected_files))
             for file in self.files.all_files
             if file.path
         ]

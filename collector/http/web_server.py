@@ -315,7 +315,7 @@ class ClusterRouting:
         if name in _HISTORY_ROUTES:
             # The collector that received the frames of a node has them.
             node = request.match_info["node"]
-            owner = state.followed.get(state.owners.get(node, "")) if state else None
+            owner = state.followed.get(state.find_collector(node)) if state else None
             if owner and owner.member.name != cluster.name:
                 return _refer(request, owner.member)
             if state is None and node in cluster.core.fleet.nodes:

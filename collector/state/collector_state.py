@@ -12,7 +12,7 @@ linear in them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +44,8 @@ class IngestCounts:
     envelopes: int = 0
     frames: int = 0
     duplicates: int = 0
+    copies: int = 0
+    """Frames of live copies."""
     values: int = 0
     bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
@@ -82,6 +84,10 @@ class CollectorState:
         field(default_factory=list)
     )
     """Called with the batches of an envelope that have new frames."""
+    on_copy: list[Callable[[segment_files.FrameRecord, Envelope], None]] = field(
+        default_factory=list
+    )
+    """Called with every live copy of an envelope."""
     is_draining: bool = False
     """True if no frames are accepted, so that agents send to another collector."""
 
@@ -127,8 +133,21 @@ class CollectorState:
         A fault is logged and counted, and affects this envelope only: it is in the frame log, and
         must not end the collector at every start.
         """
+        yield from self._guard(envelope, self._steps(record, envelope))
+
+    def copy_steps(
+        self, record: segment_files.FrameRecord, envelope: Envelope, *, is_shown: bool
+    ) -> Iterator[None]:
+        """Apply a live copy in steps: only to the current readings, of a node that is shown or on standby.
+
+        Evidence, claims and events follow from the frames that the primary collector receives, or that are sent again
+        when this collector has become the primary one.
+        """
+        yield from self._guard(envelope, self._copy_steps(record, envelope, is_shown=is_shown))
+
+    def _guard(self, envelope: Envelope, steps: Iterator[None]) -> Iterator[None]:
         try:
-            yield from self._steps(record, envelope)
+            yield from steps
         except Exception as fault:  # noqa: BLE001 - see above
             self.counts.reject("fault")
             repetitions = self.log_limit.count_repetitions(envelope.node)
@@ -140,7 +159,36 @@ class CollectorState:
                     problem=f"{type(fault).__name__}: {fault}",
                 )
 
+    def _copy_steps(
+        self, record: segment_files.FrameRecord, envelope: Envelope, *, is_shown: bool
+    ) -> Iterator[None]:
+        if is_shown:
+            self.show_node(envelope.node)
+            shown = self.fleet.get_or_add_node(envelope.node)
+            shown.agent_version = shown.agent_version or envelope.agent_version
+        for listener in self.on_copy:
+            listener(record, envelope)
+        nodes = self.fleet.nodes if is_shown else self.fleet.standby
+        for batch in envelope.batches:
+            schema, node = self.schemas.get(batch.schema), nodes.get(envelope.node)
+            streams: Collection[str] = node.rows if node else ()
+            is_new = batch.stream not in streams
+            if schema and not (is_new and len(streams) >= received_frames.MAX_STREAMS):
+                self._apply_last_frame(record, envelope, batch, schema, is_standby=not is_shown)
+                self.counts.copies += batch.rows
+            yield
+
+    def show_node(self, name: str) -> None:
+        """Show a node of which this collector has only received copies."""
+        copied = self.fleet.standby.get(name)
+        for row in copied.rows.values() if copied else ():
+            schema = self.schemas.get(row.schema)
+            if schema and schema.gpus:
+                self.gpus_by_node[name] = schema.gpus_by_rail
+        self.fleet.show(name)
+
     def _steps(self, record: segment_files.FrameRecord, envelope: Envelope) -> Iterator[None]:
+        self.show_node(envelope.node)
         node = self.fleet.get_or_add_node(envelope.node)
         node.agent_version = envelope.agent_version
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
@@ -199,13 +247,16 @@ class CollectorState:
         envelope: Envelope,
         batch: Batch,
         schema: KnownSchema,
+        *,
+        is_standby: bool = False,
     ) -> None:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
-        applied = self.fleet.apply(fleets.NodeUpdate(*sender, schema.layout, batch, newest_ns))
-        if schema.gpus and applied:
+        update = fleets.NodeUpdate(*sender, schema.layout, batch, newest_ns)
+        applied = self.fleet.apply(update, is_standby=is_standby)
+        if schema.gpus and applied and not is_standby:
             self.gpus_by_node[envelope.node] = schema.gpus_by_rail
 
     def _record_events(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +32,13 @@ _MAX_REJECTED_NODES = 10_000
 _MAX_GPUS = 10**wire.RAIL_DIGITS
 
 
+class ReceivedCopies(NamedTuple):
+    """The collector that passed on the last copy, and the number of copies."""
+
+    collector: str
+    copies: int
+
+
 @dataclass(slots=True)
 class FeedFollower:
     """Applies the parts of one feed to a state."""
@@ -43,6 +51,8 @@ class FeedFollower:
     """Collector that reported each node last."""
     lead_ns: Callable[[], int] = lambda: 0
     """Returns the lead of this collector's clock over the sender's, measured without the delay of the records."""
+    copies: dict[str, ReceivedCopies] = field(default_factory=dict)
+    """Copies of frames of each node since the last record of it."""
     shift_ns: int = 0
     """The lead, 0 if the clocks agree."""
     sender_ns: int = 0
@@ -70,9 +80,12 @@ class FeedFollower:
                 self.set_clock(part.wall_ns)
             case record_feed.SchemasPart():
                 await self._attempt_slowly(part)
-            case record_feed.RecordPart():
+            case record_feed.RecordPart() | record_feed.CopyPart():
                 record = part.record
-                for _ in self._attempt(record.node, lambda: self._steps(record)) or ():
+                begin = (
+                    self._steps if isinstance(part, record_feed.RecordPart) else self._copy_steps
+                )
+                for _ in self._attempt(record.node, lambda: begin(record)) or ():
                     await slices.yield_if_due()
             case record_feed.OmittedPart():
                 self.reject(part.node, part.problem)
@@ -167,6 +180,21 @@ class FeedFollower:
 
     def _steps(self, record: FrameRecord) -> Iterator[None]:
         """Check a record, and return the steps that apply it. Raises ValueError."""
+        shifted, envelope = self._check(record)
+        self.owners[record.node] = self.name
+        self.copies.pop(record.node, None)
+        return self.core.steps(shifted, envelope)
+
+    def _copy_steps(self, record: FrameRecord) -> Iterator[None]:
+        """As `_steps`, for a live copy: the node remains one of the collector that reported it last."""
+        shifted, envelope = self._check(record)
+        earlier = self.copies.get(record.node)
+        count = earlier.copies + 1 if earlier else 1
+        self.copies[record.node] = ReceivedCopies(self.name, count)
+        return self.core.copy_steps(shifted, envelope, is_shown=True)
+
+    def _check(self, record: FrameRecord) -> tuple[FrameRecord, wire.Envelope]:
+        """Return a record by the own clock, with its envelope. Raises ValueError."""
         opened = envelopes.open_body(record.body, self.limits.decompressed_bytes)
         envelope = opened.decode_envelope()
         if envelope.node != record.node:
@@ -197,8 +225,7 @@ class FeedFollower:
             max_authority=min(record.max_authority, MAX_AUTHORITY),
         )
         self._add_node(record.node)
-        self.owners[record.node] = self.name
-        return self.core.steps(shifted, envelope)
+        return shifted, envelope
 
     def _apply_readings(self, part: record_feed.ReadingsPart) -> None:
         """Set the current readings of a stream, unless newer ones are present."""

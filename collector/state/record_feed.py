@@ -7,6 +7,8 @@ Records that arrive while it is made follow it; applying them again changes noth
 
     part = length (4 bytes) ‖ MessagePack of one of the types in `FeedPart`
 
+Live copies of nodes that have another collector are passed on as well. Their current readings are in the snapshot.
+
 A collector that reads too slowly is disconnected, and begins again with a snapshot: nothing is left out unnoticed.
 Facts about one GPU are divided into parts that are far below the limit of a part. Parts that are invalid or beyond a
 bound cost their node only: `collector.state.feed_follower` checks each before it is stored.
@@ -20,6 +22,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -103,6 +106,12 @@ class RecordPart(msgspec.Struct, array_like=True, tag=True):
     record: FrameRecord
 
 
+class CopyPart(msgspec.Struct, array_like=True, tag=True):
+    """One live copy: its node has another collector, whose records have the same frames."""
+
+    record: FrameRecord
+
+
 class SenderTime(msgspec.Struct, array_like=True, tag=True):
     """Time of the sender up to which all of its records were sent."""
 
@@ -117,7 +126,7 @@ SnapshotPart: TypeAlias = (
     | SnapshotEnd
 )
 FeedPart: TypeAlias = (
-    FeedHeader | SchemasPart | SnapshotPart | OmittedPart | RecordPart | SenderTime
+    FeedHeader | SchemasPart | SnapshotPart | OmittedPart | RecordPart | CopyPart | SenderTime
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FeedPart] = msgspec.msgpack.Decoder(FeedPart)
@@ -127,7 +136,7 @@ def encode_part(part: FeedPart) -> bytes:
     """Encode a part with its length; one that is too large is stated as omitted."""
     payload = _encoder.encode(part)
     if len(payload) > MAX_PART_BYTES:
-        subject = part.record if isinstance(part, RecordPart) else part
+        subject = part.record if isinstance(part, RecordPart | CopyPart) else part
         node = getattr(subject, "node", getattr(subject, "name", ""))
         payload = _encoder.encode(OmittedPart(node, _too_large(len(payload))))
     return _LENGTH.pack(len(payload)) + payload
@@ -237,26 +246,26 @@ def divide_schemas(node: str, contents: Sequence[bytes]) -> Iterator[SchemasPart
 class FeedReader:
     """Records that wait for one reader."""
 
-    waiting: deque[tuple[FrameRecord, list[bytes]]] = field(default_factory=deque)
+    waiting: deque[tuple[RecordPart | CopyPart, list[bytes]]] = field(default_factory=deque)
     size_bytes: int = 0
     is_overrun: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, record: FrameRecord, digests: list[bytes]) -> None:
+    def put(self, part: RecordPart | CopyPart, digests: list[bytes]) -> None:
         """Add a record with its schemas, unless the reader is too slow."""
-        self.size_bytes += _RECORD_BYTES + len(record.body)
+        self.size_bytes += _RECORD_BYTES + len(part.record.body)
         self.is_overrun |= self.size_bytes > MAX_WAITING_BYTES
         if self.is_overrun:
             self.waiting.clear()
         else:
-            self.waiting.append((record, digests))
+            self.waiting.append((part, digests))
         self.wake.set()
 
-    def take(self) -> tuple[FrameRecord, list[bytes]]:
+    def take(self) -> tuple[RecordPart | CopyPart, list[bytes]]:
         """Return the record that has waited longest."""
-        record, digests = self.waiting.popleft()
-        self.size_bytes -= _RECORD_BYTES + len(record.body)
-        return record, digests
+        part, digests = self.waiting.popleft()
+        self.size_bytes -= _RECORD_BYTES + len(part.record.body)
+        return part, digests
 
 
 @dataclass(slots=True)
@@ -271,13 +280,16 @@ class RecordFeed:
 
     def __post_init__(self) -> None:
         """Receive all envelopes that are applied to the state."""
-        self.core.on_envelope.append(self._put)
+        self.core.on_envelope.append(partial(self._put, RecordPart))
+        self.core.on_copy.append(partial(self._put, CopyPart))
 
-    def _put(self, record: FrameRecord, envelope: wire.Envelope) -> None:
+    def _put(
+        self, kind: type[RecordPart | CopyPart], record: FrameRecord, envelope: wire.Envelope
+    ) -> None:
         if self.readers:
-            digests = [batch.schema for batch in envelope.batches]
+            part, digests = kind(record), [batch.schema for batch in envelope.batches]
             for reader in self.readers:
-                reader.put(record, digests)
+                reader.put(part, digests)
 
     def close(self) -> None:
         """Disconnect all readers."""
@@ -307,10 +319,10 @@ class RecordFeed:
             reader.wake.clear()
             wall_ns = self.wall_ns()  # records that arrive while the others are sent follow it
             for _ in range(len(reader.waiting)):
-                record, digests = reader.take()
-                async for part in self._new_schemas(record.node, digests, sent):
+                waiting, digests = reader.take()
+                async for part in self._new_schemas(waiting.record.node, digests, sent):
                     yield part
-                yield encode_part(RecordPart(record))
+                yield encode_part(waiting)
             yield encode_part(SenderTime(wall_ns))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.heartbeat_seconds):
@@ -339,7 +351,7 @@ class RecordFeed:
                 case state_checkpoint.EventsPart():
                     yield encode_part(part)
             await slices.yield_if_due()
-        for node in list(core.fleet.nodes.values()):
+        for node in [*core.fleet.nodes.values(), *core.fleet.standby.values()]:
             rows = list(node.rows.values())
             async for encoded in self._new_schemas(node.name, [row.schema for row in rows], sent):
                 yield encoded

@@ -38,6 +38,7 @@ enabled = false
 """
 _AGENT_TOML = """[collector]
 urls = [{urls}]
+send_to = {send_to}
 token = "{token}-{{node}}"
 push_seconds = 1.0
 timeout_seconds = 5.0
@@ -109,6 +110,8 @@ class ClusterFiles:
     seconds: int
     token: str
     ports: dict[str, int]
+    send_to: int = 1
+    """Number of collectors to which each agent sends."""
 
     @property
     def delay_seconds(self) -> int:
@@ -135,7 +138,8 @@ class ClusterFiles:
             )
             self._write(f"{name}.toml", text)
         urls = ", ".join(f'"{network.collector_url(name)}"' for name in COLLECTORS)
-        self._write("agent.toml", _AGENT_TOML.format(urls=urls, token=self.token))
+        text = _AGENT_TOML.format(urls=urls, send_to=self.send_to, token=self.token)
+        self._write("agent.toml", text)
         half = self.nodes // 2
         scenario = _SCENARIO.format(
             seconds=self.seconds,

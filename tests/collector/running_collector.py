@@ -41,13 +41,19 @@ class RunningCollector:
         self.url = ""
 
     async def post(
-        self, body: bytes, *, node: str = "n1", at: int = 100, headers: dict[str, str] | None = None
+        self,
+        body: bytes,
+        *,
+        node: str = "n1",
+        at: int = 100,
+        headers: dict[str, str] | None = None,
+        path: str = "/v1/frames",
     ) -> tuple[int, dict[str, Any]]:
         sent = FrameSender(node).sent(at).to_headers()
         given = {"Authorization": f"Bearer token-{node}", **sent} | (headers or {})
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self.url + "/v1/frames", data=body, headers=given) as response,
+            session.post(self.url + path, data=body, headers=given) as response,
         ):
             return response.status, await response.json()
 

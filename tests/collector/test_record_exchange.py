@@ -37,7 +37,7 @@ from collector.record_exchange import RECORDS_PATH, FollowedCollector, PeerAcces
 from collector.service import Collector
 from collector.state.collector_state import CollectorState
 from collector.state.feed_follower import FeedFollower
-from collector.state.record_feed import FORMAT, FeedHeader, encode_part
+from collector.state.record_feed import FORMAT, FeedHeader, RecordPart, encode_part
 from collector.tables import metadata
 from railscope.settings import SettingsError
 from railscope.wire import SentAt
@@ -84,7 +84,7 @@ async def test_a_reader_that_does_not_read_is_disconnected(tmp_path: Path):
         assert await read_status(reader) == b"200"
         (waiting,) = await until_true(lambda: feed.feed.readers)
         for _ in range(4):
-            waiting.put(LARGE, [])
+            waiting.put(RecordPart(LARGE), [])
         await until_true(lambda: server.disconnected)
         assert server.readers == 0
         assert not feed.feed.readers, "nothing waits for it"

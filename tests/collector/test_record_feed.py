@@ -222,7 +222,7 @@ async def test_a_reader_that_is_too_slow_is_disconnected(tmp_path: Path):
     (reader,) = feed.feed.readers
     record = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(MAX_WAITING_BYTES // 2))
     for _ in range(2):
-        reader.put(record, [])
+        reader.put(RecordPart(record), [])
     assert not reader.waiting
     assert [part async for part in parts] == []
     assert not feed.feed.readers

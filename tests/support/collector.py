@@ -14,7 +14,7 @@ from aiohttp import web
 
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
-from railscope.wire import Envelope, schema_hash
+from railscope.wire import COPIES_PATH, Envelope, schema_hash
 
 MAX_BYTES = 1 << 26
 PATIENCE_SECONDS = 60
@@ -31,6 +31,11 @@ class ScriptedCollector:
     taken: list[FrameId] = field(default_factory=list)
     """Frames acknowledged as new, in the order of arrival."""
     duplicates: list[FrameId] = field(default_factory=list)
+    copy_script: deque[web.Response | Step] = field(default_factory=deque)
+    """Answers to live copies."""
+    copied: list[FrameId] = field(default_factory=list)
+    """Frames of live copies, in the order of arrival."""
+    copy_requests: list[web.Request] = field(default_factory=list)
     schemas: set[bytes] = field(default_factory=set)
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
@@ -41,9 +46,14 @@ class ScriptedCollector:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        self.requests.append(request)
+        is_copy = request.path == COPIES_PATH
+        (self.copy_requests if is_copy else self.requests).append(request)
         envelope = unpack(await request.read(), MAX_BYTES)
-        step = self.script.popleft() if self.script else take
+        step: web.Response | Step
+        if is_copy:
+            step = self.copy_script.popleft() if self.copy_script else take_copy
+        else:
+            step = self.script.popleft() if self.script else take
         try:
             answer = step if isinstance(step, web.Response) else await step(self, request, envelope)
         finally:
@@ -65,13 +75,26 @@ class ScriptedCollector:
         async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
             await self._progress.wait_for(lambda: len(self.requests) >= count)
 
+    async def has_copied(self, count: int) -> None:
+        """Wait until a number of frames of live copies have been accepted."""
+        async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
+            await self._progress.wait_for(lambda: len(self.copied) >= count)
+
+    def find_missing(self, envelope: Envelope) -> web.Response | None:
+        """Return the request for unknown schemas; None if all are known."""
+        self.schemas |= {schema_hash(schema) for schema in envelope.schemas}
+        wanted = [each.hex() for each in {b.schema for b in envelope.batches} - self.schemas]
+        content = {"error": "unknown_schema", "unknown_schemas": wanted}
+        return web.json_response(content, status=409) if wanted else None
+
     @asynccontextmanager
     async def serving(
         self, port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[ScriptedCollector]:
         """Serve on loopback; the port stays the same when it is served again."""
         application = web.Application(client_max_size=MAX_BYTES)
-        application.router.add_post("/v1/frames", self.handle)
+        for path in ("/v1/frames", COPIES_PATH):
+            application.router.add_post(path, self.handle)
         application.router.add_get("/-/ready", self.ready)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -94,11 +117,8 @@ def frames_in(envelope: Envelope) -> list[FrameId]:
 
 async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> web.Response:
     """Same as the collector: request unknown schemas, then count every frame once."""
-    self.schemas |= {schema_hash(schema) for schema in envelope.schemas}
-    unknown = {batch.schema for batch in envelope.batches} - self.schemas
-    if unknown:
-        wanted = [digest.hex() for digest in unknown]
-        return web.json_response({"error": "unknown_schema", "unknown_schemas": wanted}, status=409)
+    if missing := self.find_missing(envelope):
+        return missing
     known = set(self.taken)
     found = frames_in(envelope)
     fresh = [frame for frame in found if frame not in known]
@@ -107,6 +127,14 @@ async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> w
     return web.json_response(
         {"accepted_frames": len(fresh), "duplicate_frames": len(found) - len(fresh)}
     )
+
+
+async def take_copy(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> web.Response:
+    """Same as the collector for a live copy."""
+    if missing := self.find_missing(envelope):
+        return missing
+    self.copied += frames_in(envelope)
+    return web.json_response({"copied_frames": len(frames_in(envelope))})
 
 
 async def take_and_vanish(

@@ -72,6 +72,7 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/audit/consistency?old=1"): (NO_COLLECTOR, 200),
     ("GET", "/api/v1/audit/consistency?old=99999999"): (NO_COLLECTOR, 404),
     ("POST", "/v1/frames"): ("node", 400),
+    ("POST", "/v1/copies"): ("node", 400),
     ("GET", "/v1/records"): ("collector", 404),  # it is alone
     ("GET", "/v1/checkpoint"): ("node", 200),
     ("GET", "/v1/checkpoint/key"): ("node", 200),
