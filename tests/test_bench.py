@@ -81,6 +81,10 @@ FIGURES = {
         "memory per node, head, in addition",
         "cores of a head, 12 nodes at their full rate",
     ),
+    "failover": (
+        "maximum age of readings, collector killed, send_to = 1",
+        "maximum age of readings, collector killed, send_to = 2",
+    ),
     "replay": ("CPU of 1,000 samples, 1 s apart", "CPU of 1,000 samples, 10 s apart"),
     "jobs": (
         "refresh of the jobs / its period",
@@ -137,15 +141,17 @@ SLOW = {
     "collector",
     "console",
     "dashboards",
+    "failover",
     "scale",
     "tenants",
 }
-"""Left to `make thorough`: each takes more CPU time than all others together."""
+"""Left to `make thorough`: each takes more CPU time than all others together, or minutes in real time."""
 NEEDED = {
     "agent_gpu": "cc",
     "dashboards": "prometheus",
     "cardinality": "prometheus",
     "scale": "psql",
+    "failover": "psql",
 }
 """Program that a bench needs."""
 
