@@ -11,17 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    CHANGE,
-    SLOTS_PER_MINUTE,
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    Flags,
-    JobState,
-    above,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.job_detectors import has_common_steps, is_steady
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
@@ -53,7 +43,7 @@ _STRONGER_XIDS = {48: 0.8}
 """A double-bit error is reported once and needs a drain; the row that waits for its remap afterwards is its effect."""
 
 
-def xid_events(view: DiagnosisView) -> Iterator[Finding]:
+def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the GPUs of which the driver reported an error of the hardware."""
     for node_event in view.events:
         event, key = node_event.event, node_event.event.entity.key
@@ -68,10 +58,12 @@ def xid_events(view: DiagnosisView) -> Iterator[Finding]:
         if position < 0 or number < 0 or (not name and xid(number).error_class != "hardware"):
             continue
         is_fatal = not name and xid(number).severity == "fatal"
-        evidence = FindingEvidence(f"xid {number}", 1.0, 0.0, "event", view.gpu_name(position))
-        yield Finding(
+        evidence = findings.FindingEvidence(
+            f"xid {number}", 1.0, 0.0, "event", view.gpu_name(position)
+        )
+        yield findings.Finding(
             name or "xid_event",
-            Cause("gpu", position),
+            findings.Cause("gpu", position),
             (evidence,),
             _STRONGER_XIDS.get(number, XID_STRENGTH),
             severity="critical" if is_fatal else "",
@@ -79,7 +71,7 @@ def xid_events(view: DiagnosisView) -> Iterator[Finding]:
         )
 
 
-def reported_gpu_faults(view: DiagnosisView) -> Iterator[Finding]:
+def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs whose counters, states or absence report a fault."""
     gpu, groups = view.signals.gpu, view.groups
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
@@ -96,27 +88,30 @@ def reported_gpu_faults(view: DiagnosisView) -> Iterator[Finding]:
     yield from _gpu_findings(view, "gpu_lost", gone, "device_state")
     yield from _unresponsive(view, hung, answering)
     yield from _gpu_findings(
-        view, "row_remap", above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
+        view, "row_remap", findings.above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
     )
-    waits = above(gpu["remap_pending"], 0.0) & ~above(gpu["remap_failure"], 0.0)
+    waits = findings.above(gpu["remap_pending"], 0.0) & ~findings.above(gpu["remap_failure"], 0.0)
     yield from _gpu_findings(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
     yield from _gpu_findings(
-        view, "ecc_uncorrectable", above(recent["uncorrected_errors"], 0.0), "uncorrected_errors"
+        view,
+        "ecc_uncorrectable",
+        findings.above(recent["uncorrected_errors"], 0.0),
+        "uncorrected_errors",
     )
     errors = sums.history("nvlink_errors", slot, 6)
     has_value = ~np.isnan(errors)
     often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
-    often |= above(gpu["nvlink_recoveries"], 0.0)
+    often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
-    busy = above(gpu["utilization"], 0.1)
-    narrow = above(1.0 - gpu["pcie_width"], 0.01) & ~_is_usual(view, gpu["pcie_width"])
+    busy = findings.above(gpu["utilization"], 0.1)
+    narrow = findings.above(1.0 - gpu["pcie_width"], 0.01) & ~_is_usual(view, gpu["pcie_width"])
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width")
-    slow = above(1.0 - gpu["pcie_generation"], 0.01) & busy
+    slow = findings.above(1.0 - gpu["pcie_generation"], 0.01) & busy
     slow &= ~_is_usual(view, gpu["pcie_generation"])
     yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation")
 
 
-def _is_usual(view: DiagnosisView, values: Floats) -> Flags:
+def _is_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:
     """Return the GPUs with a share that most GPUs of their model have, as on a board with fewer lanes."""
     models = np.array([each.model for each in view.devices.gpus])
     usual = np.full(len(values), np.nan)
@@ -124,59 +119,65 @@ def _is_usual(view: DiagnosisView, values: Floats) -> Flags:
         of_model = values[(models == model) & ~np.isnan(values)]
         if len(of_model) >= MIN_JOB_GPUS:
             usual[models == model] = median(of_model)
-    found: Flags = values >= usual
+    found: findings.Flags = values >= usual
     return found
 
 
 def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
-    view: DiagnosisView,
+    view: findings.DiagnosisView,
     name: str,
-    hit: Flags,
+    hit: findings.Flags,
     signal: str,
     severity: str = "",
     strength: float = 1.0,
-) -> Iterator[Finding]:
+) -> Iterator[findings.Finding]:
     for position in np.flatnonzero(hit).tolist():
         value = float(view.signals.gpu[signal][position])
-        evidence = FindingEvidence(signal, value, 0.0, "limit", view.gpu_name(position))
-        yield Finding(name, Cause("gpu", position), (evidence,), strength, severity)
+        evidence = findings.FindingEvidence(signal, value, 0.0, "limit", view.gpu_name(position))
+        yield findings.Finding(
+            name, findings.Cause("gpu", position), (evidence,), strength, severity
+        )
 
 
 def _unresponsive(
-    view: DiagnosisView,
-    hung: Flags,
+    view: findings.DiagnosisView,
+    hung: findings.Flags,
     answering: np.ndarray[tuple[int], np.dtype[np.intp]],
-) -> Iterator[Finding]:
+) -> Iterator[findings.Finding]:
     """Yield GPUs without an answer; the node if none of its GPUs answers."""
     by_node: dict[int, list[int]] = defaultdict(list)
     for position in np.flatnonzero(hung).tolist():
         by_node[int(view.groups.gpu_node[position])].append(position)
     for node, positions in by_node.items():
         evidence = tuple(
-            FindingEvidence("utilization", float("nan"), 0.0, "timeout", view.gpu_name(p))
+            findings.FindingEvidence("utilization", float("nan"), 0.0, "timeout", view.gpu_name(p))
             for p in positions
         )
         if len(positions) > 1 and not answering[positions[0]]:
-            cause = Cause("node", name=view.devices.node_names[node])
-            yield Finding("gpu_unresponsive", cause, evidence[:4])
+            cause = findings.Cause("node", name=view.devices.node_names[node])
+            yield findings.Finding("gpu_unresponsive", cause, evidence[:4])
         else:
             for position, each in zip(positions, evidence, strict=True):
-                yield Finding("gpu_unresponsive", Cause("gpu", position), (each,))
+                yield findings.Finding("gpu_unresponsive", findings.Cause("gpu", position), (each,))
 
 
-def slow_clocks(view: DiagnosisView) -> Iterator[Finding]:
+def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
     thresholds = view.thresholds.gpus
     gpu = view.signals.gpu
     slower = gpu["clock"] < thresholds.slow_clock * _peer_clocks(view)
-    hot = above(gpu["thermal_share"], thresholds.min_limited) & slower
+    hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
     yield from _gpu_findings(view, "thermal_straggler", hot, "thermal_share")
-    brake = above(gpu["power_brake_share"], thresholds.min_limited)
-    braked = (brake | (above(gpu["slowdown_share"], thresholds.min_limited) & slower)) & ~hot
+    brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
+    braked = (
+        brake | (findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower)
+    ) & ~hot
     yield from _slowdowns(view, np.flatnonzero(braked).tolist())
 
 
-def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Finding]:
+def _slowdowns(
+    view: findings.DiagnosisView, positions: Sequence[int]
+) -> Iterator[findings.Finding]:
     """Yield the smallest unit with all GPUs that hardware forces to a low clock: a GPU, a node, a rack.
 
     Nodes that are limited together have a common power supply; GPUs of rack-scale systems report their chassis. Others
@@ -192,7 +193,7 @@ def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Findin
     for rack, nodes in racks.items():
         members = [position for of_node in nodes.values() for position in of_node]
         evidence = tuple(
-            FindingEvidence(
+            findings.FindingEvidence(
                 "power_brake_share",
                 float(shares[p]),
                 view.thresholds.gpus.min_limited,
@@ -202,15 +203,17 @@ def _slowdowns(view: DiagnosisView, positions: Sequence[int]) -> Iterator[Findin
             for p in members[:4]
         )
         if len(nodes) > 1:
-            cause = Cause("rack", name=rack)
-            yield Finding("hw_slowdown", cause, evidence, parts=tuple(members))
+            cause = findings.Cause("rack", name=rack)
+            yield findings.Finding("hw_slowdown", cause, evidence, parts=tuple(members))
         elif len(members) > 1:
-            yield Finding("hw_slowdown", Cause("node", name=next(iter(nodes))), evidence)
+            yield findings.Finding(
+                "hw_slowdown", findings.Cause("node", name=next(iter(nodes))), evidence
+            )
         else:
-            yield Finding("hw_slowdown", Cause("gpu", members[0]), evidence)
+            yield findings.Finding("hw_slowdown", findings.Cause("gpu", members[0]), evidence)
 
 
-def _first_leaf(view: DiagnosisView, node: int) -> str:
+def _first_leaf(view: findings.DiagnosisView, node: int) -> str:
     """Return the first leaf of a node's pod; an empty name if all leaves are in one pod."""
     groups = view.groups
     pods = np.unique(groups.nic_pod[(groups.nic_node == node) & (groups.nic_pod >= 0)])
@@ -219,12 +222,12 @@ def _first_leaf(view: DiagnosisView, node: int) -> str:
     return groups.leaf_names[int(groups.nic_leaf[groups.nic_pod == pods[0]].min())]
 
 
-def _peer_clocks(view: DiagnosisView) -> Floats:
+def _peer_clocks(view: findings.DiagnosisView) -> Floats:
     """Return, for each GPU, the usual clock of busy GPUs of its model, or its own before."""
     gpu = view.signals.gpu
     usual = np.full(len(gpu), np.nan)
     models = np.array([each.model for each in view.devices.gpus])
-    busy = above(gpu["utilization"], 0.3)
+    busy = findings.above(gpu["utilization"], 0.3)
     for model in np.unique(models):
         members = (models == model) & busy & ~np.isnan(gpu["clock"])
         if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
@@ -238,7 +241,7 @@ MAX_STRAGGLING_NODES = 0.25
 """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
-def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
+def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
     for job in view.jobs:
         state = view.states.get(job.key)
@@ -248,7 +251,7 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
             continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
-            back = range(SLOTS_PER_MINUTE + 1)
+            back = range(findings.SLOTS_PER_MINUTE + 1)
             tables = (view.signals.table(DeviceKind.GPU, 1, slots) for slots in back)
             changes = np.stack([table[signal][job.gpus] / base for table in tables])
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
@@ -258,14 +261,16 @@ def gpu_stragglers(view: DiagnosisView) -> Iterator[Finding]:
             break
 
 
-def _may_have_straggler(state: JobState) -> bool:
+def _may_have_straggler(state: findings.JobState) -> bool:
     # GPUs without a measure of activity show waits by their power.
     change = state.power_change if np.isnan(state.activity_change) else state.activity_change
     works = state.utilization_change > 0.9 and change < 0.985  # noqa: PLR2004 - fell, and still runs
     return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
 
 
-def _outliers(view: DiagnosisView, job: ActiveJob, slots: Floats, signal: str) -> Iterator[Finding]:
+def _outliers(
+    view: findings.DiagnosisView, job: ActiveJob, slots: Floats, signal: str
+) -> Iterator[findings.Finding]:
     """Yield stragglers by the change of a signal in the slots of the last minute, the newest first, and one before."""
     thresholds, gpus = view.thresholds.gpus, job.gpus
     changes = np.array([median_known(of_slot) for of_slot in slots[:-1]])
@@ -275,7 +280,7 @@ def _outliers(view: DiagnosisView, job: ActiveJob, slots: Floats, signal: str) -
     excess = _excess(view, job, slots)
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
     limit = max(thresholds.min_excess, thresholds.straggler_deviations * deviation)
-    hit = np.flatnonzero(above(excess, limit))
+    hit = np.flatnonzero(findings.above(excess, limit))
     nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
     if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
         return
@@ -288,13 +293,16 @@ def _outliers(view: DiagnosisView, job: ActiveJob, slots: Floats, signal: str) -
             position = int(gpus[index])
             value = usual + float(excess[index])
             name = view.gpu_name(position)
-            evidence = FindingEvidence(signal, value, usual + limit, CHANGE, name)
-            yield Finding(
-                "gpu_straggler", Cause("gpu", position), (evidence,), float(min(1.0, 1.5 - usual))
+            evidence = findings.FindingEvidence(signal, value, usual + limit, findings.CHANGE, name)
+            yield findings.Finding(
+                "gpu_straggler",
+                findings.Cause("gpu", position),
+                (evidence,),
+                float(min(1.0, 1.5 - usual)),
             )
 
 
-def _excess(view: DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
+def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
     """Return by how much the changes of each GPU exceed those of its peers: of its node, or else of the job.
 
     The GPUs of a node are sampled together. After a lost sample, a reading has the mean of two slots, and another node

@@ -11,30 +11,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    SLOTS_PER_MINUTE,
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    Flags,
-    JobState,
-    above,
-)
+from collector.diagnosis import findings, slot_sums
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import (
-    Floats,
-    Positions,
-    divide,
-    mean_known,
-    means_known,
-    median,
-    median_known,
-)
 
 
-def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
+def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
 
     A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
@@ -53,7 +35,7 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
         used |= ~np.isnan(latency)
         ratio = latency / baseline
         change = np.fmax(change, ratio)
-        slow |= above(ratio, thresholds.latency_factor) & above(
+        slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
             latency, thresholds.min_latency_seconds
         )
     slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
@@ -76,7 +58,7 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
         if not hit or not waits[hit].any():
             continue
         evidence = tuple(
-            FindingEvidence(
+            findings.FindingEvidence(
                 "read_latency",
                 float(np.fmax(mount["read_latency"], mount["write_latency"])[p]),
                 float(change[p]),
@@ -90,26 +72,26 @@ def slow_storage(view: DiagnosisView) -> Iterator[Finding]:
         if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
             thresholds.latency_factor
         ):
-            yield Finding(
-                "storage_bound", Cause("storage", name=server), evidence, parts=tuple(hit)
+            yield findings.Finding(
+                "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
             )
         else:
             for node in sorted({mounts[p].node for p in hit if waits[p]}):
-                yield Finding("storage_bound", Cause("node", name=node), evidence)
+                yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
 
 
 MIN_BUSY_OPERATIONS = 5.0
 
 
-def _is_busy(view: DiagnosisView, signal: str) -> Flags:
+def _is_busy(view: findings.DiagnosisView, signal: str) -> findings.Flags:
     """Return the mounts with many more operations than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
-    return above(
+    return findings.above(
         view.signals.mount[signal], view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
     )
 
 
-def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
+def _job_waits(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle.
 
     The load of a service varies, and alternating phases differ: their work shows no wait.
@@ -117,7 +99,7 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     thresholds = view.thresholds.jobs
     if not is_steady(view, job, "utilization") or not has_common_steps(view, job):
         return False
-    used = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
+    used = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     base = _low_use(view)
     changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
     change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
@@ -127,7 +109,7 @@ def _job_waits(view: DiagnosisView, job: ActiveJob) -> bool:
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
-def _nodes_waiting_for_storage(view: DiagnosisView, job: ActiveJob) -> list[str]:
+def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> list[str]:
     """Return the nodes of a job with idle GPUs while tasks wait for I/O: of a job that is too young for a past."""
     nodes, past = _node_means(view, job, view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE))
     used = _node_means(view, job, view.signals.gpu["utilization"])[1]
@@ -142,7 +124,7 @@ MAX_STEP_SPREAD = 0.06
 
 
 def has_common_steps(
-    view: DiagnosisView, job: ActiveJob, window_slots: int = SLOTS_PER_MINUTE
+    view: findings.DiagnosisView, job: ActiveJob, window_slots: int = findings.SLOTS_PER_MINUTE
 ) -> bool:
     """True unless nodes of a job work for themselves, as replicas of a service, or between phases of training.
 
@@ -166,13 +148,13 @@ def has_common_steps(
     return min(spreads, default=0.0) < MAX_STEP_SPREAD
 
 
-def is_steady(view: DiagnosisView, job: ActiveJob, signal: str) -> bool:
+def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
 
     After few minutes, most of them must be like the highest one; after two, both.
     """
     ratios = [
-        median_known(
+        slot_sums.median_known(
             np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
         )
         for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0))
@@ -189,7 +171,7 @@ INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
 
 
-def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
+def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
     thresholds = view.thresholds.jobs
     gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
@@ -200,10 +182,10 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = above(past[job.gpus], MIN_USE).mean() > thresholds.majority
+        computes = findings.above(past[job.gpus], MIN_USE).mean() > thresholds.majority
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
-        usual = median(known_values)
+        usual = slot_sums.median(known_values)
         # Few readings of moments differ although the ranks wait alike.
         count = float(np.median(readings[job.gpus]))
         tolerance = MAX_RANK_DEVIATION + 2 * np.sqrt(
@@ -217,13 +199,15 @@ def jobs_without_input(view: DiagnosisView) -> Iterator[Finding]:
         progress = _progress(view, job)
         starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
         if starves and has_common_steps(view, job):
-            evidence = FindingEvidence(
+            evidence = findings.FindingEvidence(
                 "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings; on one node, a service
             # with less load has.
             severity = "info" if np.isnan(progress) or len(job.nodes) == 1 else ""
-            yield Finding("dataloader_stall", Cause("job", job=job.key), (evidence,), 1.0, severity)
+            yield findings.Finding(
+                "dataloader_stall", findings.Cause("job", job=job.key), (evidence,), 1.0, severity
+            )
 
 
 MIN_PROGRESS, PROGRESS_SHARE = 0.12, 0.25
@@ -234,7 +218,7 @@ than before, as after its start.
 MIN_READINGS = 4.0
 
 
-def _progress(view: DiagnosisView, job: ActiveJob) -> float:
+def _progress(view: findings.DiagnosisView, job: ActiveJob) -> float:
     """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
@@ -255,17 +239,17 @@ PRESSED_GAP_SHARE = 0.5
 """Share of the usual limit that suffices for a node with tasks that wait for processors."""
 
 
-def node_gaps(view: DiagnosisView) -> Floats:
+def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
     """Return the utilization of each node in the last minute, less the median of the other nodes of its job."""
     gaps = np.full(len(view.devices.node_names), np.nan)
-    values = view.signals.table(DeviceKind.GPU, SLOTS_PER_MINUTE)["utilization"]
+    values = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     for job in view.jobs:
         nodes, used = _node_means(view, job, values)
         gaps[nodes] = used - _medians_of_others(used)
     return gaps
 
 
-def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
+def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
 
     Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
@@ -300,11 +284,11 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
         late = used - usual < limit
         late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
         hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
-        hit &= has_reason | above(_medians_of_others(before), STEADY_USE)
+        hit &= has_reason | findings.above(_medians_of_others(before), STEADY_USE)
         # Readings of moments vary: the mean of few of them must differ by more.
         with np.errstate(invalid="ignore"):
-            deviation = float(np.nanstd(used - means_known(used)))
-            gap = means_known(used - usual)
+            deviation = float(np.nanstd(used - slot_sums.means_known(used)))
+            gap = slot_sums.means_known(used - usual)
         hit &= gap < -np.fmax(
             min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
         )
@@ -327,13 +311,15 @@ def late_hosts(view: DiagnosisView) -> Iterator[Finding]:
             pressure = view.signals.node["cpu_pressure"][nodes[index]]
             use, peer_use = float(np.nanmean(used[:, index])), float(np.nanmean(usual[:, index]))
             evidence = (
-                FindingEvidence("utilization", use, peer_use, "other nodes of the job", name),
-                FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
+                findings.FindingEvidence(
+                    "utilization", use, peer_use, "other nodes of the job", name
+                ),
+                findings.FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
             )
-            yield Finding("host_late", Cause("node", name=name), evidence)
+            yield findings.Finding("host_late", findings.Cause("node", name=name), evidence)
 
 
-def _low_use(view: DiagnosisView) -> Floats:
+def _low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
     """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
     low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
     for quantile in (0.5, 0.0):
@@ -341,26 +327,32 @@ def _low_use(view: DiagnosisView) -> Floats:
     return low
 
 
-def _is_pressed(view: DiagnosisView) -> Flags:
+def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     """Return the nodes whose tasks wait for processors more than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
-    return above(view.signals.node["cpu_pressure"], view.thresholds.jobs.min_pressure + 2 * usual)
+    return findings.above(
+        view.signals.node["cpu_pressure"], view.thresholds.jobs.min_pressure + 2 * usual
+    )
 
 
-def _node_means(view: DiagnosisView, job: ActiveJob, values: Floats) -> tuple[Positions, Floats]:
+def _node_means(
+    view: findings.DiagnosisView, job: ActiveJob, values: slot_sums.Floats
+) -> tuple[slot_sums.Positions, slot_sums.Floats]:
     """Return the nodes of a job, and the mean of each node's GPUs."""
     of_job = values[job.gpus]
     nodes, places = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
     present = ~np.isnan(of_job)
     sums = np.bincount(places[present], of_job[present], len(nodes)).astype(np.float64)
-    return nodes, divide(sums, np.bincount(places[present], minlength=len(nodes)).astype(float))
+    return nodes, slot_sums.divide(
+        sums, np.bincount(places[present], minlength=len(nodes)).astype(float)
+    )
 
 
-def _medians_of_others(values: Floats) -> Floats:
+def _medians_of_others(values: slot_sums.Floats) -> slot_sums.Floats:
     """Return, for each value, the median of the others that are known."""
     present = np.flatnonzero(~np.isnan(values))
     count = len(present) - 1
-    medians = np.full(len(values), median_known(values))
+    medians = np.full(len(values), slot_sums.median_known(values))
     if count < 1:
         medians[present] = np.nan
         return medians
@@ -375,7 +367,7 @@ def _medians_of_others(values: Floats) -> Floats:
 HUNG_NVLINK, MIN_BUSY_USE, MIN_STORING = 1e9, 0.9, 0.1
 
 
-def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
+def _stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
     mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
     if (_is_busy(view, "writes") | _is_busy(view, "reads"))[mounts].any():
@@ -384,20 +376,20 @@ def _stores(view: DiagnosisView, job: ActiveJob) -> bool:
     return bool(_waits_for_io(view, np.array(nodes)).any())
 
 
-def _waits_for_io(view: DiagnosisView, nodes: Positions) -> Flags:
+def _waits_for_io(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
     """Return which nodes have tasks that wait for I/O much more than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
     pressure = view.signals.node["io_pressure"][nodes]
-    return above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
+    return findings.above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
 
 
-def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
+def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
     thresholds = view.thresholds.jobs
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:
-        spins = above(gpu["utilization"][job.gpus], MIN_BUSY_USE)
+        spins = findings.above(gpu["utilization"][job.gpus], MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
         idle_work = (activity < thresholds.hung_activity) & (
             activity < 0.6 * np.nan_to_num(base[job.gpus])
@@ -405,45 +397,51 @@ def hung_jobs(view: DiagnosisView) -> Iterator[Finding]:
         if np.isnan(activity).all():
             power = gpu["power"][job.gpus]
             idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]
-        moved = above(view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange).any()
-        moved |= above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK).any()
+        moved = findings.above(
+            view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange
+        ).any()
+        moved |= findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK).any()
         # A job of which no counter shows progress is unknown: readings of moments may miss its work.
         quiet = (
             moved
-            and not above(nic["send"][job.nics], thresholds.hung_exchange).any()
-            and not above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
+            and not findings.above(nic["send"][job.nics], thresholds.hung_exchange).any()
+            and not findings.above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
         )
         if not quiet or (spins & idle_work).mean() < thresholds.majority or _stores(view, job):
             continue
         wait = view.waits[job.key]
         if wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
-            evidence = FindingEvidence(
+            evidence = findings.FindingEvidence(
                 "activity",
-                mean_known(activity),
+                slot_sums.mean_known(activity),
                 thresholds.hung_activity,
                 "limit",
                 job.key.workload,
             )
             detail = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
-            yield Finding("nccl_hang", Cause("job", job=job.key), (evidence,), detail=detail)
+            yield findings.Finding(
+                "nccl_hang", findings.Cause("job", job=job.key), (evidence,), detail=detail
+            )
 
 
-def slow_jobs(view: DiagnosisView) -> Iterator[Finding]:
+def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
         works = state.utilization_change > MIN_BUSY_USE
         if state.is_slow and works and has_common_steps(view, state.job):
-            evidence = FindingEvidence(
+            evidence = findings.FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload
             )
-            yield Finding("job_slowdown", Cause("job", job=state.job.key), (evidence,))
+            yield findings.Finding(
+                "job_slowdown", findings.Cause("job", job=state.job.key), (evidence,)
+            )
 
 
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
 
 
-def is_stalled(state: JobState | None) -> bool:
+def is_stalled(state: findings.JobState | None) -> bool:
     """True if the ranks of a job wait and make no progress; those of a job that has ended are idle."""
     if state is None or not state.utilization_now > MIN_WAITING_USE:
         return False
