@@ -235,9 +235,11 @@ class OtlpSettings(Struct, frozen=True, kw_only=True):
     """Export of metrics and events to an OpenTelemetry receiver by OTLP; the extra otlp is required."""
 
     endpoint: str = ""
-    """Base URL of the receiver, such as http://HOST:4318; /v1/metrics and /v1/logs are appended. Empty: that of
-    OTEL_EXPORTER_OTLP_ENDPOINT; without it, nothing is exported.
+    """Base URL of the receiver, such as http://HOST:4318, to which /v1/metrics and /v1/logs are appended, or http://HOST:4317
+    for gRPC. Empty: that of OTEL_EXPORTER_OTLP_ENDPOINT; without it, nothing is exported.
     """
+    protocol: Literal["default", "http/protobuf", "grpc"] = "default"
+    """http/protobuf, grpc, which requires the extra otlp-grpc, or default: that of the environment, else http/protobuf."""
     metrics_endpoint: str = ""
     """URL for metrics, used as it is, in place of the base URL."""
     logs_endpoint: str = ""

@@ -170,7 +170,7 @@ class Agent:
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
                 source.remember(counter_unwrap.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
-        self._shipper, self._exporter = self._make_shipper(), self.make_exporter()
+        self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
         server = http_server.HttpServer(self.endpoint.respond)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
@@ -250,6 +250,16 @@ class Agent:
         except collector_client.CollectorLinkError as error:
             raise SettingsError(str(error)) from error
 
+    def _start_exporter(self) -> OtlpExporter | None:
+        """Return the exporter of OTLP. Variables that an operator of Kubernetes injects never stop the agent."""
+        try:
+            return self.make_exporter()
+        except SettingsError as error:
+            if otlp_target.is_configured(self.settings.otlp):
+                raise
+            log.warning("otlp_export_disabled", problem=str(error))
+            return None
+
     def make_exporter(self) -> OtlpExporter | None:
         """Return the exporter of OTLP. Raises SettingsError for an invalid setting or a missing extra."""
         configured = self.settings.otlp
@@ -264,16 +274,18 @@ class Agent:
                 " fix: pip install 'railscope[otlp]'"
             )
             raise SettingsError(message) from error
-        self.stats.otlp = {signal: status.OtlpStats() for signal in targets}
-        return otlp_exporter.OtlpExporter(
+        stats = {signal: status.OtlpStats() for signal in targets}
+        exporter = otlp_exporter.OtlpExporter(
             configured,
             targets,
             otlp_exporter.resource_attributes(self.node, self.host, configured),
             self.endpoint.fresh_frames,
             self.clock,
-            self.stats.otlp,
+            stats,
             otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
         )
+        self.stats.otlp = stats
+        return exporter
 
     async def once(self) -> None:
         """Read every source once, those that depend on the others last.

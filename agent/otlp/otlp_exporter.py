@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from agent.config import OtlpSettings
 from agent.host import Clock, Host
-from agent.otlp import otlp_messages, otlp_sender
-from agent.otlp.otlp_target import LOGS, METRICS, OtlpTarget
+from agent.otlp import otlp_http, otlp_messages, otlp_sender
+from agent.otlp.otlp_target import GRPC, LOGS, METRICS, OtlpTarget
 from agent.sampling.status import OtlpStats
 from railscope import __version__, service
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import MetricSelection
 from railscope.frame import Frame
+from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 
 FIRST_SECONDS = 5.0
@@ -56,6 +57,25 @@ def metric_selection(settings: OtlpSettings, configured: MetricSelection) -> Met
     return replace(configured, detail=MetricDetail(settings.detail), group_details=off)
 
 
+def _compress(body: bytes) -> bytes:
+    return gzip.compress(body, GZIP_LEVEL)
+
+
+def _transport(target: OtlpTarget, clock: Clock) -> otlp_sender.OtlpTransport:
+    """Return the connection to a target. Raises SettingsError if the package of its protocol is missing."""
+    if target.protocol != GRPC:
+        return otlp_http.HttpTransport(target, lambda: clock.now().wall_ns / SECOND_NS)
+    try:
+        from agent.otlp.otlp_grpc import GrpcTransport  # noqa: PLC0415 - gRPC takes 10 MiB
+    except ImportError as error:
+        message = (
+            "missing grpcio, which the export by OTLP over gRPC requires; fix: pip install 'railscope[otlp-grpc]', or set"
+            " otlp.protocol to http/protobuf and the endpoint to the port for HTTP"
+        )
+        raise SettingsError(message) from error
+    return GrpcTransport(target)
+
+
 @dataclass(slots=True)
 class OtlpExporter:
     """Exports the metrics and events of one node to the targets, until cancelled."""
@@ -80,7 +100,11 @@ class OtlpExporter:
         )
         self._senders = {
             signal: otlp_sender.OtlpSender(
-                target, self.stats[signal], self.clock, self.settings.max_waiting_bytes
+                target,
+                _transport(target, self.clock),
+                self.stats[signal],
+                self.clock,
+                self.settings.max_waiting_bytes,
             )
             for signal, target in self.targets.items()
         }
@@ -93,7 +117,12 @@ class OtlpExporter:
 
     async def probe(self) -> dict[str, str]:
         """Send an empty request of each signal; return the problem by signal, empty if it was accepted."""
-        return {signal: await sender.probe() for signal, sender in self._senders.items()}
+        return {
+            signal: await sender.probe(
+                _compress(b"") if sender.target.has_compressed_bodies else b""
+            )
+            for signal, sender in self._senders.items()
+        }
 
     async def run(self) -> None:
         """Export until cancelled, and then once more, for a short time."""
@@ -151,8 +180,8 @@ class OtlpExporter:
     ) -> None:
         for body, size in batches:
             sent = body
-            if sender.target.is_compressed and len(body) > COMPRESSED_AT_ONCE_BYTES:
-                sent = await service.run_in_thread(gzip.compress, body, GZIP_LEVEL)
-            elif sender.target.is_compressed:
-                sent = gzip.compress(body, GZIP_LEVEL)
+            if sender.target.has_compressed_bodies and len(body) > COMPRESSED_AT_ONCE_BYTES:
+                sent = await service.run_in_thread(_compress, body)
+            elif sender.target.has_compressed_bodies:
+                sent = _compress(body)
             sender.add(sent, size)

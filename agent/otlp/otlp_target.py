@@ -10,37 +10,58 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from agent.config import OtlpSettings
-from railscope import __version__, settings
+from railscope import settings
 
 METRICS, LOGS = "metrics", "logs"
-PROTOCOL = "http/protobuf"
+HTTP, GRPC = "http/protobuf", "grpc"
 PATHS = {METRICS: "/v1/metrics", LOGS: "/v1/logs"}
 _VARIABLE = "OTEL_EXPORTER_OTLP"
+_BASE_URLS = {"otlp.endpoint", f"{_VARIABLE}_ENDPOINT"}
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OWN_HEADERS = {
-    "connection", "content-encoding", "content-length", "content-type", "host", "transfer-encoding", "user-agent",
+    "connection", "content-encoding", "content-length", "content-type", "host", "te", "transfer-encoding", "user-agent",
 }  # fmt: skip
 _GZIP, _UNCOMPRESSED = "gzip", "none"
 
 
+class TlsFiles(NamedTuple):
+    """Files (PEM) of an encrypted connection; an empty name: the CA certificates of the system, and no certificate."""
+
+    ca_file: str
+    certificate_file: str
+    key_file: str
+
+
 @dataclass(frozen=True, slots=True)
 class OtlpTarget:
-    """Receiver of one signal."""
+    """Receiver of one signal; `headers` are those of the site, which are metadata in gRPC."""
 
     signal: str
+    protocol: str
     url: str
     headers: Mapping[str, str]
-    tls: ssl.SSLContext | None
+    tls_files: TlsFiles | None
     timeout_seconds: float
     is_compressed: bool
+
+    @property
+    def has_compressed_bodies(self) -> bool:
+        """True if the caller compresses; gRPC does so itself."""
+        return self.is_compressed and self.protocol == HTTP
 
     @property
     def shown_url(self) -> str:
         """URL without its query, which may contain a credential."""
         return urlsplit(self.url)._replace(query="", fragment="").geturl()
+
+
+def is_configured(configured: OtlpSettings) -> bool:
+    """True if the settings, and not only the environment, have an endpoint."""
+    return bool(configured.endpoint or configured.metrics_endpoint or configured.logs_endpoint)
 
 
 def is_enabled(configured: OtlpSettings, environment: Mapping[str, str]) -> bool:
@@ -51,17 +72,23 @@ def is_enabled(configured: OtlpSettings, environment: Mapping[str, str]) -> bool
 def otlp_targets(configured: OtlpSettings, environment: Mapping[str, str]) -> dict[str, OtlpTarget]:
     """Return the target of each signal that has one. Raises SettingsError that names setting or variable."""
     targets = {}
-    for signal in PATHS:
+    for signal, path in PATHS.items():
         origin, url = _url(configured, environment, signal)
         if not url or (signal == LOGS and not configured.events):
             continue
         settings.check_http_url(origin, url)
-        _check_protocol(environment, signal)
+        protocol = _protocol(configured, environment, signal)
+        if protocol == GRPC and urlsplit(url).path.strip("/"):
+            message = f"invalid {origin} {url!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
+            raise settings.SettingsError(message)
+        if protocol == HTTP and origin in _BASE_URLS:
+            url = url.rstrip("/") + path
         targets[signal] = OtlpTarget(
             signal,
+            protocol,
             url,
             _headers(configured, environment, signal),
-            _tls(configured, environment, signal) if url.startswith("https:") else None,
+            _tls_files(configured, environment, signal) if url.startswith("https:") else None,
             _timeout_seconds(configured, environment, signal),
             _is_compressed(configured, environment, signal),
         )
@@ -76,47 +103,47 @@ def _variable(environment: Mapping[str, str], signal: str, name: str) -> tuple[s
 
 
 def _url(configured: OtlpSettings, environment: Mapping[str, str], signal: str) -> tuple[str, str]:
-    """Return the URL of a signal, empty if it has none, and the setting or variable that it is from."""
+    """Return the setting or variable with the URL of a signal or of all, and the URL, empty if there is none."""
     endpoint = {METRICS: configured.metrics_endpoint, LOGS: configured.logs_endpoint}[signal]
     if endpoint:
         return f"otlp.{signal}_endpoint", endpoint
     if configured.endpoint:
-        return "otlp.endpoint", configured.endpoint.rstrip("/") + PATHS[signal]
-    name, url = _variable(environment, signal, "ENDPOINT")
-    if url and name == f"{_VARIABLE}_ENDPOINT":
-        url = url.rstrip("/") + PATHS[signal]
-    return name, url
+        return "otlp.endpoint", configured.endpoint
+    return _variable(environment, signal, "ENDPOINT")
 
 
-def _check_protocol(environment: Mapping[str, str], signal: str) -> None:
+def _protocol(configured: OtlpSettings, environment: Mapping[str, str], signal: str) -> str:
+    if configured.protocol != "default":
+        return configured.protocol
     name, protocol = _variable(environment, signal, "PROTOCOL")
-    if protocol not in {"", PROTOCOL}:
+    if protocol not in {"", HTTP, GRPC}:
         message = (
-            f"invalid {name} {protocol!r}: expected {PROTOCOL}, the only protocol of the agent; fix: unset it, and use the"
-            " port of the receiver for HTTP, by default 4318"
+            f"invalid {name} {protocol[:100]!r}: expected {HTTP} or {GRPC}; fix: set otlp.protocol, and use the port of the"
+            " receiver for it, by default 4318 for HTTP and 4317 for gRPC"
         )
         raise settings.SettingsError(message)
+    return protocol or HTTP
 
 
 def _headers(
     configured: OtlpSettings, environment: Mapping[str, str], signal: str
 ) -> dict[str, str]:
-    """Return all headers of requests. Messages about invalid ones do not contain values, which may be secrets."""
+    """Return the headers of the site. Messages about invalid ones do not contain values, which may be secrets."""
     origin, text = _variable(environment, signal, "HEADERS")
     if configured.headers_file:
         origin = f"otlp.headers_file {configured.headers_file}"
         text = settings.read_named_file("otlp.headers_file", configured.headers_file)
-    headers = {
-        "Content-Type": "application/x-protobuf",
-        "User-Agent": f"railscope-agent/{__version__}",
-    }
-    if _is_compressed(configured, environment, signal):
-        headers["Content-Encoding"] = _GZIP
+    headers = {}
     for entry in filter(None, map(str.strip, re.split("[,\n]", text))):
         name, separator, value = map(str.strip, entry.partition("="))
         value = unquote(value)
         is_valid = _HEADER.fullmatch(name) and value.isascii() and value.isprintable()
-        if not separator or not is_valid or name.lower() in _OWN_HEADERS:
+        is_own = (
+            name.lower() in _OWN_HEADERS
+            or name.lower().startswith("grpc-")
+            or name.lower().endswith("-bin")
+        )
+        if not separator or not is_valid or is_own:
             message = (
                 f"invalid header {name[:100]!r} in {origin}: expected NAME=VALUE with a name other than those that the"
                 " agent sets, and a value of printable ASCII characters; fix: percent-encode commas"
@@ -128,30 +155,31 @@ def _headers(
     return headers
 
 
-def _tls(configured: OtlpSettings, environment: Mapping[str, str], signal: str) -> ssl.SSLContext:
-    files = {}
-    for name, setting, file in (
-        ("CERTIFICATE", "otlp.ca_file", configured.ca_file),
-        ("CLIENT_CERTIFICATE", "otlp.certificate_file", configured.certificate_file),
-        ("CLIENT_KEY", "otlp.key_file", configured.key_file),
-    ):
-        files[name] = (setting, file) if file else _variable(environment, signal, name)
-    origin, ca_file = files["CERTIFICATE"]
-    try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-        origin, certificate_file = files["CLIENT_CERTIFICATE"]
-        key_origin, key_file = files["CLIENT_KEY"]
-        if certificate_file:
-            context.load_cert_chain(certificate_file, key_file or None)
-    except OSError as error:
-        shown = (
-            ca_file
-            if origin == files["CERTIFICATE"][0]
-            else f"{certificate_file} or {key_origin} {key_file}"
+def _tls_files(configured: OtlpSettings, environment: Mapping[str, str], signal: str) -> TlsFiles:
+    """Return the files of a connection, of which a context can be created. Raises SettingsError."""
+    found = [
+        (setting, file) if file else _variable(environment, signal, name)
+        for name, setting, file in (
+            ("CERTIFICATE", "otlp.ca_file", configured.ca_file),
+            ("CLIENT_CERTIFICATE", "otlp.certificate_file", configured.certificate_file),
+            ("CLIENT_KEY", "otlp.key_file", configured.key_file),
         )
+    ]
+    files = TlsFiles(*(file for _, file in found))
+    (origin, _), (certificate_origin, _), (key_origin, _) = found
+    shown = files.ca_file
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file or None)
+        if files.certificate_file:
+            origin, shown = (
+                certificate_origin,
+                f"{files.certificate_file} or {key_origin} {files.key_file}",
+            )
+            context.load_cert_chain(files.certificate_file, files.key_file or None)
+    except OSError as error:
         message = f"cannot use {origin} {shown}: {error}"
         raise settings.SettingsError(message) from error
-    return context
+    return files
 
 
 def _timeout_seconds(

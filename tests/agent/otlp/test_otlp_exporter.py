@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.proto.logs.v1 import logs_pb2
+from structlog.testing import capture_logs
 from support.cases import capture_of
 from support.clock import NS, START, ManualClock
 from support.machine import FakeHost
@@ -295,3 +296,28 @@ def test_a_missing_extra_is_named_with_its_installation(tmp_path: Path) -> None:
     )
     assert "SettingsError: missing opentelemetry-proto" in done.stderr
     assert "fix: pip install 'railscope[otlp]'" in done.stderr
+
+
+async def test_variables_with_a_problem_disable_the_export_and_not_the_agent(
+    tmp_path: Path,
+) -> None:
+    host = RecordedHost(capture_of("t4"), LiveClock(), lambda: 0)
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json",
+    }
+    settings = AgentSettings(state_directory=str(tmp_path), listen="127.0.0.1:0")
+    agent = Agent(settings, host, "n1", environment=environment)
+    listening = asyncio.Event()
+    agent.on_listening = lambda *_: listening.set()
+    with capture_logs() as logs:
+        task = asyncio.create_task(agent.run())
+        await asyncio.wait_for(listening.wait(), 60)
+        task.cancel()
+        await asyncio.wait({task})
+    (problem,) = (line["problem"] for line in logs if line["event"] == "otlp_export_disabled")
+    assert "invalid OTEL_EXPORTER_OTLP_PROTOCOL 'http/json'" in problem
+    assert not agent.stats.otlp
+    lines: list[str] = []
+    await check(agent, lines.append)
+    assert any("BROKEN  OTLP: invalid OTEL_EXPORTER_OTLP_PROTOCOL" in line for line in lines)

@@ -28,6 +28,7 @@ from support.otlp_server import (
 from support.reading import ORIGIN
 
 from agent.config import OtlpSettings
+from agent.otlp.otlp_http import HttpTransport
 from agent.otlp.otlp_messages import MetricMessages
 from agent.otlp.otlp_sender import OtlpSender
 from agent.otlp.otlp_target import METRICS, otlp_targets
@@ -65,8 +66,9 @@ class Sending:
     def __init__(self, settings: OtlpSettings, max_waiting_bytes: int = 1 << 20) -> None:
         self.clock, self.stats = SkippingClock(), OtlpStats()
         target = otlp_targets(settings, {})[METRICS]
+        transport = HttpTransport(target, lambda: self.clock.now().wall_ns / NS)
         self.sender = OtlpSender(
-            target, self.stats, self.clock, max_waiting_bytes, spread=lambda: 1.0
+            target, transport, self.stats, self.clock, max_waiting_bytes, spread=lambda: 1.0
         )
 
     @asynccontextmanager
@@ -275,7 +277,8 @@ async def test_a_query_of_the_url_is_sent_and_not_logged(tmp_path: Path) -> None
 
 def test_retries_of_agents_are_spread() -> None:
     target = otlp_targets(OtlpSettings(endpoint="http://h:1"), {})[METRICS]
-    sender = OtlpSender(target, OtlpStats(), ManualClock(), 1)
+    transport = HttpTransport(target, lambda: 0)
+    sender = OtlpSender(target, transport, OtlpStats(), ManualClock(), 1)
     drawn = sorted({sender.spread() for _ in range(100)})
     assert 0.8 <= drawn[0] < drawn[-1] <= 1.2
     assert all(low < high for low, high in pairwise(drawn))

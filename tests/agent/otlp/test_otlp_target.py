@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from support.certificates import self_signed
 
 from agent.config import PREFIX, AgentSettings, OtlpSettings
-from agent.otlp.otlp_target import LOGS, METRICS, is_enabled, otlp_targets
+from agent.otlp.otlp_target import GRPC, HTTP, LOGS, METRICS, is_enabled, otlp_targets
 from railscope import settings
 from railscope.settings import SettingsError
 
@@ -37,6 +38,26 @@ def test_a_base_url_gets_the_path_of_each_signal_and_others_are_used_as_they_are
     assert urls(OtlpSettings(), logs) == {LOGS: "http://l/x?y=z"}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "variable", "protocol"),
+    [
+        ("default", "", HTTP),
+        ("default", "grpc", GRPC),
+        ("http/protobuf", "grpc", HTTP),
+        ("grpc", "http/json", GRPC),
+    ],
+)
+def test_the_protocol_is_that_of_the_settings_or_of_the_environment(
+    chosen: Literal["default", "http/protobuf", "grpc"], variable: str, protocol: str
+) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4317/"}
+    environment["OTEL_EXPORTER_OTLP_PROTOCOL"] = variable
+    target = otlp_targets(OtlpSettings(protocol=chosen), environment)[LOGS]
+    url = "http://h:4317/v1/logs" if protocol == HTTP else "http://h:4317/"
+    assert (target.protocol, target.url) == (protocol, url)
+    assert target.has_compressed_bodies == (protocol == HTTP)
+
+
 def test_settings_of_the_agent_take_precedence() -> None:
     environment = BASE | {
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://env/m",
@@ -62,8 +83,8 @@ def test_settings_of_the_agent_take_precedence() -> None:
 
 def test_the_defaults_are_those_of_the_specification_with_compression() -> None:
     target = otlp_targets(OtlpSettings(endpoint="http://h"), {})[METRICS]
-    assert (target.timeout_seconds, target.is_compressed, target.tls) == (10, True, None)
-    assert target.headers["Content-Encoding"] == "gzip"
+    assert (target.timeout_seconds, target.is_compressed, target.tls_files) == (10, True, None)
+    assert (target.protocol, target.headers) == (HTTP, {})
     assert otlp_targets(OtlpSettings(endpoint="http://h", events=False), {}).keys() == {METRICS}
 
 
@@ -97,7 +118,13 @@ def test_headers_are_pairs_with_encoded_values(tmp_path: Path) -> None:
     [
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "invalid OTEL_EXPORTER_OTLP_ENDPOINT"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:hunter2@h"}, "without user and password"),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "expected http/protobuf"),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h/v1/metrics",
+            },
+            "expected a URL without a path for gRPC",
+        ),
         (
             {"OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/json"},
             "invalid OTEL_EXPORTER_OTLP_LOGS_PROTOCOL",
@@ -105,6 +132,8 @@ def test_headers_are_pairs_with_encoded_values(tmp_path: Path) -> None:
         ({"OTEL_EXPORTER_OTLP_HEADERS": "hunter2"}, "expected NAME=VALUE"),
         ({"OTEL_EXPORTER_OTLP_HEADERS": "a=hunter2%0A"}, "invalid header 'a'"),
         ({"OTEL_EXPORTER_OTLP_HEADERS": "Host=hunter2"}, "invalid header 'Host'"),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "grpc-timeout=hunter2"}, "invalid header 'grpc-timeout'"),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "key-bin=hunter2"}, "invalid header 'key-bin'"),
         ({"OTEL_EXPORTER_OTLP_TIMEOUT": "10s"}, "expected milliseconds"),
         ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"}, "expected gzip or none"),
     ],
@@ -135,7 +164,7 @@ def test_files_of_tls_are_those_of_settings_or_variables(
         "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": certificate,
         "OTEL_EXPORTER_OTLP_CLIENT_KEY": key,
     }
-    assert otlp_targets(OtlpSettings(), https | good)[METRICS].tls
+    assert otlp_targets(OtlpSettings(), https | good)[METRICS].tls_files
     name = f"OTEL_EXPORTER_OTLP_{variable}"
     with pytest.raises(SettingsError, match=f"{name} /absent"):
         otlp_targets(OtlpSettings(), https | good | {name: "/absent"})
