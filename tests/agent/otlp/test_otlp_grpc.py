@@ -141,7 +141,7 @@ async def test_an_exporter_sends_metrics_and_events_with_metadata(tmp_path: Path
     headers.write_text("X-Scope=t%20u\n")
     schema = Schema("agent", ((catalog.AGENT_MEMORY, Entity(entities.NODE)),))
     xid = EVENTS["xid"]
-    event = Event(xid, Entity(entities.NODE), START, "Xid 79", {})
+    event = Event(xid, Entity(entities.XID, ("0000:01:00.0", "79")), START.wall_ns, START.boot_ns)
     frame = Frame(ORIGIN, schema, 1, START, array("q", [42]), events=(event,))
     async with otlp_grpc_server() as server:
         settings = OtlpSettings(
