@@ -105,6 +105,10 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Dumps of PyTorch's flight recorders."""
     collective_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
     """State of each rank that has such a dump."""
+    nccl_inspector: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
+    """Logs of NCCL Inspector."""
+    communicator: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
+    """Totals of each communicator in such logs."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
@@ -367,6 +371,10 @@ class CollectiveSettings(Struct, frozen=True, kw_only=True):
     """Seconds for which other ranks must have waited before a rank counts as late, or a collective as stuck."""
     max_age_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 3600.0
     """Maximum age of a dump; older ones are ignored."""
+    nccl_inspector_directory: str = ""
+    """Directory of the files of NCCL Inspector (NCCL_INSPECTOR_DUMP_DIR), in it or in one directory per job. Empty:
+    switched off.
+    """
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

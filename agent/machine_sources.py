@@ -10,10 +10,12 @@ from agent.sources import (
     flight_recorder,
     gpudirect,
     hardware_sensors,
+    nccl_inspector,
     nfs,
     nic_burst,
     nic_settings,
     nvme,
+    rank_places,
     rdma,
     textfile,
 )
@@ -38,8 +40,11 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     )
     gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
     claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
-    places = flight_recorder.RankPlaces(gpus, lists, claims.claims_of_process)
-    ranks = flight_recorder.RankReports()
+    places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
+    ranks, communicators = (
+        flight_recorder.RankReports(),
+        nccl_inspector.CommunicatorReports(),
+    )
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -81,6 +86,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         claims,
         flight_recorder.FlightRecorderSource(settings.collectives, places, ranks),
         flight_recorder.CollectiveRankSource(ranks),
+        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators),
+        nccl_inspector.CommunicatorSource(communicators),
         *(burst_sampling if bursts.enabled else ()),
         *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]

@@ -6,6 +6,8 @@ form. None reads files or keeps state.
     pickled_literals  pickles that consist of literals, read without the opcodes that run code
     flight_recorder   dumps of PyTorch's flight recorder, as pickle or JSON
     rank_verdicts     ranks of a process group that are late, mismatched or stuck
+    inspector         logs of NCCL Inspector
+    communicator_totals  calls of a communicator by kind and size, and the order in which its ranks arrive
 """
 
 from __future__ import annotations

@@ -15,18 +15,22 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
-from agent.collectives import CollectiveFormatError, flight_recorder
+from agent.collectives import CollectiveFormatError, flight_recorder, inspector
 from agent.host.files import RootedFiles
 from railscope.capture import Json
 
 JOB_FILES = "job_files"
 MAX_ENTRIES = 16_384
 """Maximum number of directory entries of one listing."""
+MAX_JOB_ENTRIES = 2048
+"""Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
 MAX_DUMP_BYTES = 8 << 20
 _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
+_INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -36,14 +40,19 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 MAX_RANK_DIGITS, MAX_JOB_NAME = 7, 128
 _USER = re.compile(rb"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
+_OWN_PID = re.compile(rb"^NSpid:(?:\s+\d{1,10})*\s+(\d{1,10})$", re.MULTILINE)
 
 
 class RankProcess(msgspec.Struct, frozen=True, omit_defaults=True):
-    """User of a process as the agent's namespace numbers it, its rank, and the names of its job."""
+    """User of a process as the agent's namespace numbers it, its rank, and the names of its job.
+
+    `own_pid` is the number of the process in its own namespace; 0 if unknown.
+    """
 
     user: int
     rank: int | None = None
     jobs: list[str] = []
+    own_pid: int = 0
 
 
 def parse_rank_process(status: bytes, environment: bytes) -> RankProcess | None:
@@ -58,7 +67,10 @@ def parse_rank_process(status: bytes, environment: bytes) -> RankProcess | None:
             variables.setdefault(name, value)
     ranks = [text for name in RANK_VARIABLES if (text := variables.get(name, "")) and is_rank(text)]
     jobs = [variables[name][:MAX_JOB_NAME] for name in JOB_VARIABLES if variables.get(name)]
-    return RankProcess(int(user[1]), int(ranks[0]) if ranks else None, jobs)
+    own_pid = _OWN_PID.search(status)
+    return RankProcess(
+        int(user[1]), int(ranks[0]) if ranks else None, jobs, int(own_pid[1]) if own_pid else 0
+    )
 
 
 def is_rank(text: str) -> bool:
@@ -67,11 +79,14 @@ def is_rank(text: str) -> bool:
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """File of a rank; `job` is the name of its directory, empty for one directly in the configured directory."""
+    """File of a job; `job` is the name of its directory, empty for one directly in the configured directory.
+
+    `subject` is the rank in its name, or the number of the process in its own namespace.
+    """
 
     job: str
     name: str
-    rank: int
+    subject: str
     user: int
     bytes: int
     modified_ns: int
@@ -80,7 +95,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 class JobFileListing(msgspec.Struct, frozen=True):
-    """Files of ranks; `is_complete` is False if there are more entries than the bound."""
+    """Files of jobs; `is_complete` is False if there are more entries than the bound."""
 
     files: list[JobFile] = []
     is_complete: bool = True
@@ -94,6 +109,14 @@ class OpenedDump(msgspec.Struct, frozen=True):
     dump: flight_recorder.FlightRecorderDump
 
 
+class OpenedLog(msgspec.Struct, frozen=True):
+    """Part of a log of NCCL Inspector with the owner and inode of the opened file."""
+
+    user: int
+    inode: int
+    part: inspector.InspectorPart
+
+
 class JobFileCalls:
     """The host interface "job_files"."""
 
@@ -101,27 +124,31 @@ class JobFileCalls:
         self._files = files
         self._max_entries = max_entries
         self._functions: dict[str, Callable[..., object]] = {
-            "list": self._list,
+            "list": partial(self._list, pattern=_RANK_FILE),
+            "list_inspector": partial(self._list, pattern=_INSPECTOR_FILE),
             "flight_recorder": self._flight_recorder,
+            "inspector_log": self._inspector_log,
             "process": self._process,
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:
         """Return the answer of a call. Raises OSError.
 
-        job_files.list(directory)                        files of ranks in it and in its directories
-        job_files.flight_recorder(directory, job, name)  a dump; EBADMSG if malformed, EFBIG if too large
-        job_files.process(pid)                           user, rank and names of the job of a process
+        job_files.list(directory)                              dumps of ranks in it and in its directories
+        job_files.list_inspector(directory)                    logs of NCCL Inspector, likewise
+        job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
+        job_files.inspector_log(directory, job, name, offset)  part of a log from an offset
+        job_files.process(pid)                                 user, rank and names of the job of a process
         """
         return msgspec.to_builtins(self._functions[function](*arguments))
 
-    def _list(self, directory: str) -> JobFileListing:
+    def _list(self, directory: str, pattern: re.Pattern[str]) -> JobFileListing:
         found: list[JobFile] = []
-        remaining = self._max_entries
+        remaining, is_complete = self._max_entries, True
         with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
             entries = list(_entries(top, remaining))
             remaining -= len(entries)
-            found += _rank_files("", entries)
+            found += _job_files("", entries, pattern)
             for job, status in entries:
                 if stat.S_ISDIR(status.st_mode) and remaining > 0:
                     try:
@@ -129,12 +156,31 @@ class JobFileCalls:
                     except OSError:
                         continue  # removed, replaced by a link, or private
                     with _opened(descriptor) as of_job:
-                        inner = list(_entries(of_job, remaining))
+                        inner = list(_entries(of_job, min(remaining, MAX_JOB_ENTRIES)))
+                    is_complete &= len(inner) < MAX_JOB_ENTRIES
                     remaining -= len(inner)
-                    found += _rank_files(job, inner)
-        return JobFileListing(found, remaining > 0)
+                    found += _job_files(job, inner, pattern)
+        return JobFileListing(found, is_complete and remaining > 0)
 
     def _flight_recorder(self, directory: str, job: str, name: str) -> OpenedDump:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = _read_bounded(opened, MAX_DUMP_BYTES)
+        try:
+            dump = flight_recorder.parse_dump(content)
+        except CollectiveFormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
+        return OpenedDump(status.st_uid, status.st_mtime_ns, dump)
+
+    def _inspector_log(self, directory: str, job: str, name: str, offset: int) -> OpenedLog:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = os.pread(opened, inspector.MAX_PART_BYTES, max(offset - 1, 0))
+        return OpenedLog(status.st_uid, status.st_ino, inspector.parse_part(content, offset))
+
+    @contextmanager
+    def _opened_file(
+        self, directory: str, job: str, name: str
+    ) -> Iterator[tuple[int, os.stat_result]]:
+        """Open a regular file of a job. Raises OSError; with EINVAL for anything else."""
         if "/" in job + name or job in {".", ".."}:
             raise OSError(errno.EINVAL, "expected names without a slash")
         with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
@@ -150,12 +196,7 @@ class JobFileCalls:
             status = os.fstat(opened)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            content = _read_bounded(opened, MAX_DUMP_BYTES)
-        try:
-            dump = flight_recorder.parse_dump(content)
-        except CollectiveFormatError as error:
-            raise OSError(errno.EBADMSG, str(error)) from error
-        return OpenedDump(status.st_uid, status.st_mtime_ns, dump)
+            yield opened, status
 
     def _process(self, pid: int) -> RankProcess | None:
         status = self._files.read(f"/proc/{pid}/status")
@@ -184,14 +225,16 @@ def _entries(directory: int, limit: int) -> Iterator[tuple[str, os.stat_result]]
                 continue  # removed since
 
 
-def _rank_files(job: str, entries: list[tuple[str, os.stat_result]]) -> Iterator[JobFile]:
+def _job_files(
+    job: str, entries: list[tuple[str, os.stat_result]], pattern: re.Pattern[str]
+) -> Iterator[JobFile]:
     for name, status in entries:
-        match = _RANK_FILE.fullmatch(name)
+        match = pattern.fullmatch(name)
         if match and not stat.S_ISDIR(status.st_mode):
             yield JobFile(
                 job,
                 name,
-                int(match[1]),
+                match[1],
                 status.st_uid,
                 status.st_size,
                 status.st_mtime_ns,

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
 from agent.collectives import flight_recorder as recorder, rank_verdicts
 from agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
 from agent.config import CollectiveSettings
-from agent.gpus import inventory, process_lists
 from agent.host import Host
-from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump, RankProcess
+from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
 from agent.sampling import source
-from agent.tenancy.claims import NodeClaim
+from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
@@ -35,9 +34,6 @@ MAX_READ_BYTES = 8 << 20
 """Bytes of dumps read at one time, twice those of eight ranks; the others are read next time."""
 MAX_REPORTED = 1024
 MAX_EVENTS = 64
-KEEP_PROCESS_NS = 900 * SECOND_NS
-"""Time for which a process that has ended is remembered: jobs write dumps when they fail."""
-MAX_PROCESSES = 4096
 MAX_STACK_FRAMES = 8
 _FAILURES = {
     errno.EBADMSG: "malformed",
@@ -51,20 +47,7 @@ _EVENTS = {
     RankState.STUCK: c.STUCK_EVENT,
     RankState.WAITING: c.WAIT_EVENT,
 }
-FindClaims = Callable[[int], tuple[NodeClaim, ...]]
-"""Claims that cover a process."""
 FileKey = tuple[str, str]
-JobKey = tuple[str, int]
-"""Directory of the dumps, and their owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeenProcess:
-    """A process on a GPU, and when it was last listed on the boot clock."""
-
-    process: RankProcess
-    facts: dict[str, str]
-    seen_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,81 +64,6 @@ class RankReports:
     """Reports of the last read, replaced as a whole: their readers are on other threads."""
 
     reports: tuple[RankReport, ...] = ()
-
-
-def processes_of_job(
-    processes: Iterable[tuple[int, RankProcess]], job: str, user: int
-) -> dict[int, int]:
-    """Return the process of each rank of a job of a user. Ranks with several candidates are left out.
-
-    A job without a name, or whose name no process has, is that of all processes of its user.
-    """
-    of_user = [(pid, process) for pid, process in processes if process.user == user]
-    named = [(pid, process) for pid, process in of_user if job and job in process.jobs]
-    by_rank: dict[int, list[int]] = {}
-    for pid, process in named or of_user:
-        if process.rank is not None:
-            by_rank.setdefault(process.rank, []).append(pid)
-    return {rank: pids[0] for rank, pids in by_rank.items() if len(pids) == 1}
-
-
-@dataclass
-class RankPlaces:
-    """Processes on the GPUs of this node by their place: GPU, NIC, rail and holder."""
-
-    gpus: inventory.GpuInventory
-    lists: process_lists.ProcessLists
-    claims: FindClaims
-    processes: dict[int, SeenProcess] = field(default_factory=dict)
-
-    def update(self, host: Host) -> None:
-        """Read the processes of the latest lists; forget those that ended long ago."""
-        now_ns = host.clock.now().boot_ns
-        for gpu in self.gpus.gpus.values():
-            listed = self.lists.get(gpu.entity.key[0])
-            for pid in listed.processes if listed else ():
-                try:
-                    answer = host.call(JOB_FILES, "process", pid)
-                except OSError:
-                    continue  # it has ended
-                if answer is not None:
-                    process = msgspec.convert(answer, RankProcess)
-                    facts = self._place(host, gpu) | self._holder(pid) | {"pid": str(pid)}
-                    self.processes[pid] = SeenProcess(process, facts, now_ns)
-        recent = sorted(self.processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]
-        self.processes = {p: s for p, s in recent if now_ns - s.seen_ns < KEEP_PROCESS_NS}
-
-    def _place(self, host: Host, gpu: inventory.GpuDevice) -> dict[str, str]:
-        network = self.gpus.wiring.scan(host)
-        nic = network.device_at(network.nic_by_gpu.get(gpu.pci_address, ""))
-        facts = gpu.entity.facts
-        return source.nonempty_facts(
-            gpu=gpu.entity.key[0],
-            gpu_index=facts.get("index", ""),
-            interface=" ".join(nic.interfaces[:1]),
-            rdma_device=" ".join(nic.rdma[:1]),
-            rail=facts.get("rail", ""),
-        )
-
-    def _holder(self, pid: int) -> dict[str, str]:
-        """Return the claim with the highest authority that covers a process."""
-        claim = max(self.claims(pid), key=lambda claim: claim.authority, default=None)
-        if claim is None:
-            return {}
-        return source.nonempty_facts(
-            source=claim.source, workload=claim.workload, owner=claim.owner, tenant=claim.tenant
-        )
-
-    @property
-    def users(self) -> set[int]:
-        """Users with a process that is or recently was on a GPU."""
-        return {listed.process.user for listed in self.processes.values()}
-
-    def of_job(self, key: JobKey) -> dict[int, dict[str, str]]:
-        """Return the facts of the process of each rank of a job."""
-        processes = [(pid, listed.process) for pid, listed in self.processes.items()]
-        by_rank = processes_of_job(processes, *key)
-        return {rank: self.processes[pid].facts for rank, pid in by_rank.items()}
 
 
 class FlightRecorderSource(source.SourceWithoutResources):
@@ -271,7 +179,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
             if not isinstance(dump, str):
                 for group in dump.groups:
                     of_group = groups.setdefault(((file.job, file.user), group.name), {})
-                    of_group[file.rank] = RankRecord(group, file.modified_ns)
+                    of_group[int(file.subject)] = RankRecord(group, file.modified_ns)
         limit = round(self._settings.late_seconds * SECOND_NS)
         left = MAX_REPORTED
         for (job, name), records in sorted(groups.items()):

@@ -1,4 +1,4 @@
-"""Collectives of jobs: ranks of process groups, as PyTorch's flight recorders recorded them."""
+"""Collectives of jobs: ranks of process groups, as PyTorch's flight recorders recorded them, and times by NCCL Inspector."""
 
 # fmt: off
 from railscope.catalog import declare, entities
@@ -22,3 +22,29 @@ LATE_EVENT = declare.EventClass("collective_late", entities.COLLECTIVE_RANK, "er
 MISMATCH_EVENT = declare.EventClass("collective_mismatch", entities.COLLECTIVE_RANK, "error", "A rank entered a collective of another kind, shape or type than the other ranks of its process group.", _DUMPS, (*_FACTS, *_PLACE))
 STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, _FACTS)
 WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, _FACTS)
+
+_LOGS = "logs of NCCL Inspector"
+_FROM_FIRST_LINE = "Counts from the first line that the agent read."
+_LOG = declare.MetricTable(entities.NODE, _LOGS, declare.AGENT_START, detail=declare.BASIC)
+_CALL = declare.MetricTable(entities.COMMUNICATOR_CALL, _LOGS, _FROM_FIRST_LINE, detail=declare.BASIC)
+_ARRIVAL = declare.MetricTable(entities.COMMUNICATOR_RANK, f"{_LOGS}, coll_exec_time_us of kernel_gpu", _FROM_FIRST_LINE, detail=declare.BASIC)
+INSPECTOR_FILE_STATES = ("read", "owner", "irregular", "unreadable", "excess")
+"""`owner`: not exactly one process of the owner and of its job on a GPU of this node has the number in the name."""
+INSPECTOR_LINE_STATES = ("read", "malformed", "unsupported", "headless", "too_long", "conflict", "excess")
+"""`headless`: the communicator is not known; `conflict`: another process has the rank; `excess`: beyond the bounds."""
+
+INSPECTOR_FILES = _LOG.gauge("railscope_nccl_inspector_files", "Files of NCCL Inspector in the configured directory, by what the agent did with them.", about=entities.INSPECTOR_FILE)
+INSPECTOR_LINES = _LOG.counter("railscope_nccl_inspector_lines_total", "Lines of NCCL Inspector's logs, by what the agent did with them.", about=entities.INSPECTOR_LINE)
+INSPECTOR_SKIPPED = _LOG.counter("railscope_nccl_inspector_skipped_bytes_total", "Bytes of logs that were not read: they grew faster than the agent reads, or were replaced or removed before.")
+INSPECTOR_WAITING = _LOG.gauge("railscope_nccl_inspector_waiting_bytes", "Bytes of logs that are read later.")
+INSPECTOR_REPLACED = _LOG.counter("railscope_nccl_inspector_replaced_logs_total", "Logs that were truncated, overwritten or replaced, and are read from their start again.")
+INSPECTOR_DROPPED = _LOG.counter("railscope_nccl_inspector_dropped_calls_total", "Calls that the plugin did not record because its buffer was full; formats before 4.2 do not report them.", ", coll_dropped_since_last_dump + p2p_dropped_since_last_dump")
+COMMUNICATOR_CALLS = _CALL.counter("railscope_nccl_calls_total", "Collectives and point-to-point operations that ranks of this node completed; each rank counts.")
+COMMUNICATOR_BYTES = _CALL.counter("railscope_nccl_message_bytes_total", "Sizes of the messages of these calls.", ", coll_msg_size_bytes")
+COMMUNICATOR_SECONDS = _CALL.counter("railscope_nccl_call_seconds_total", "Durations of these calls; waits for the last rank are part of them.", ", coll_exec_time_us", scale=declare.NANO)
+COMMUNICATOR_BUS_BYTES = _CALL.counter("railscope_nccl_bus_bytes_total", "Bus bandwidth of these calls times their durations: divided by the durations, the mean bus bandwidth.", ", coll_busbw_gbs")
+COMMUNICATOR_RANK_INFO = _ARRIVAL.info("railscope_communicator_rank_info", "Identity of this rank of a communicator: process, GPU, NIC, rail, holder of the GPU.")
+RANK_COMPARED = _ARRIVAL.counter("railscope_nccl_rank_compared_calls_total", "Collectives in which the rank was compared with other ranks of this node.")
+RANK_LAST = _ARRIVAL.counter("railscope_nccl_rank_last_arrivals_total", "Compared collectives at which the rank arrived last of the ranks of this node: its time was the shortest.")
+RANK_SECONDS = _ARRIVAL.counter("railscope_nccl_rank_compared_seconds_total", "Durations of the compared collectives on this rank.", scale=declare.NANO)
+RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by which the rank arrived after the first rank of this node, over all compared collectives.", scale=declare.NANO)

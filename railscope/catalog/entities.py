@@ -113,6 +113,13 @@ COLLECTIVE_STATE = EntityKind("collective_state", ("state",), part_of=NODE)
 COLLECTIVE_GROUP = EntityKind("collective_group", ("job_directory", "user", "group"))
 """Process group of a job: `job_directory` has its dumps, `user` the number of their owner."""
 COLLECTIVE_RANK = EntityKind("collective_rank", ("job_directory", "user", "group", "rank"), ("description", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant", "collective", "shapes", "types"), part_of=COLLECTIVE_GROUP)
+INSPECTOR_FILE = EntityKind("nccl_inspector_file", ("state",), part_of=NODE)
+INSPECTOR_LINE = EntityKind("nccl_inspector_line", ("state",), part_of=NODE)
+COMMUNICATOR = EntityKind("communicator", ("job_directory", "user", "communicator"))
+"""Communicator of NCCL: `job_directory` has the logs of its ranks, `user` the number of their owner."""
+COMMUNICATOR_CALL = EntityKind("communicator_call", ("job_directory", "user", "communicator", "collective", "size"), part_of=COMMUNICATOR)
+"""Calls of a communicator by kind and by size class: the largest message of the class."""
+COMMUNICATOR_RANK = EntityKind("communicator_rank", ("job_directory", "user", "communicator", "rank"), ("communicator_name", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant"), part_of=COMMUNICATOR)
 
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)

@@ -50,6 +50,10 @@ WITHOUT_COLUMNS = {
     ("flight_recorder", "mig"),
     ("collective_rank", "whole"),
     ("collective_rank", "mig"),
+    ("nccl_inspector", "whole"),  # it is switched off
+    ("nccl_inspector", "mig"),
+    ("communicator", "whole"),
+    ("communicator", "mig"),
 }
 """Sources, by mode, that have nothing to read on the simulated server."""
 WITHOUT_DEVICE_CALLS = {"gpu_event"}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from agent.collectives.flight_recorder import parse_dump
-from agent.host.job_files import JobFile, JobFileListing, OpenedDump
+from agent.host.job_files import JobFile, JobFileListing, OpenedDump, RankProcess
 from agent.host.recorded_host import call_key
 from railscope.capture import CaptureMoment, Json
 from railscope.timestamps import SECOND_NS
@@ -100,10 +100,13 @@ def hung_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
         enqueued = 4999 if rank == len(pids) - 2 else 5000
         content = pickled(dump(ranks, enqueued, 4999, began_ns))
         name, modified_ns = f"nccl_trace_rank_{rank}", written_ns + rank * 1000
-        files.append(JobFile(job, name, rank, USER, len(content), modified_ns, 400 + rank, True))  # noqa: FBT003 - a file
+        regular = {"user": USER, "is_regular": True, "inode": 400 + rank}
+        files.append(
+            JobFile(job, name, str(rank), bytes=len(content), modified_ns=modified_ns, **regular)
+        )
         opened = OpenedDump(USER, modified_ns, parse_dump(content))
         calls[call_key("job_files", "flight_recorder", (DIRECTORY, job, name))] = opened
-        process = {"user": USER, "rank": rank, "jobs": [job]}
+        process = RankProcess(USER, rank, [job], pid)
         calls[call_key("job_files", "process", (pid,))] = process
     calls[call_key("job_files", "list", (DIRECTORY,))] = JobFileListing(files)
     return {key: msgspec.to_builtins(answer) for key, answer in calls.items()}

@@ -180,10 +180,12 @@ def test_an_event_is_reported_once_and_again_for_another_collective() -> None:
     began_ns = written_ns - SAME_TIME_NS - 9000 * STEP_NS
     files, later = copy.deepcopy(FILES), {}
     for file in files:
-        enqueued = 8999 if file["rank"] == 1 else 9000
+        enqueued = 8999 if file["subject"] == "1" else 9000
         file["modified_ns"] = written_ns
         content = parse_dump(pickled(dump(range(4), enqueued, 8999, began_ns)))
-        later[file_key(file["rank"])] = msgspec.to_builtins(OpenedDump(USER, written_ns, content))
+        later[file_key(int(file["subject"]))] = msgspec.to_builtins(
+            OpenedDump(USER, written_ns, content)
+        )
     later[LIST] = {"files": files, "is_complete": True}
     node = Node({}, later, {})
     assert [(event.entity.key[3], event.facts["sequence"]) for event in node.events] == [
@@ -234,3 +236,21 @@ def test_the_directory_that_appears_later_is_found() -> None:
     calls: dict[str, Any] = {LIST: {"error": ["os", 2]}}
     node = Node({}, {LIST: CALLS[LIST]}, {}, changes=calls)
     assert node.files == {"read": 4}
+
+
+def listed_on(gpus: range) -> dict[str, Any]:
+    """Return process lists in which the process of rank 2 is on these GPUs."""
+    lists = {key: answer for key, answer in CALLS.items() if "ComputeRunningProcesses" in key}
+    listed = next(
+        process for answer in lists.values() for process in answer if process["pid"] == PIDS[2]
+    )
+    return {
+        key: [p for p in answer if p["pid"] != PIDS[2]] + [listed] * (int(key[-2]) in gpus)
+        for key, answer in lists.items()
+    }  # fmt: skip
+
+
+def test_a_process_on_several_gpus_has_no_gpu() -> None:
+    (event,) = Node(changes=listed_on(range(2))).events
+    assert (event.facts["pid"], event.facts["owner"]) == (str(PIDS[2]), "research")
+    assert not {"gpu", "gpu_index", "interface", "rail"} & event.facts.keys()

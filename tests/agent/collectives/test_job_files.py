@@ -14,7 +14,7 @@ from agent.host import job_files
 from agent.host.files import RootedFiles
 from agent.host.job_files import RankProcess, parse_rank_process
 from agent.host.live_host import LiveHost
-from agent.sources.flight_recorder import processes_of_job
+from agent.sources.rank_places import processes_of_job
 
 CONTENT = pickled(dump(range(2), 5, 4, 10**18))
 
@@ -36,9 +36,9 @@ def test_dumps_are_found_in_the_directory_and_in_directories_of_jobs(tmp_path: P
     (tmp_path / "4711" / "deeper").mkdir()
     (tmp_path / "4711" / "deeper" / "rank_1").write_bytes(CONTENT)
     files = listed(tmp_path)
-    assert {key: file["rank"] for key, file in files.items()} == {
-        ("", "nccl_trace_rank_3"): 3,
-        ("4711", "rank_12.json"): 12,
+    assert {key: file["subject"] for key, file in files.items()} == {
+        ("", "nccl_trace_rank_3"): "3",
+        ("4711", "rank_12.json"): "12",
     }
     assert all(file["user"] == os.geteuid() and file["is_regular"] for file in files.values())
     opened = read(tmp_path, "4711", "rank_12.json")
@@ -137,9 +137,17 @@ def test_rank_and_job_are_those_of_the_environment(
     assert parse_rank_process(b"Name:\tUid: 5\n", environment) is None
 
 
-def test_this_process_has_its_user() -> None:
+@pytest.mark.parametrize(
+    ("line", "own_pid"),
+    [(b"NSpid:\t4711\n", 4711), (b"NSpid:\t4711\t30\t1\n", 1), (b"NSpid:\n", 0), (b"", 0)],
+)
+def test_the_own_number_of_a_process_is_that_of_its_namespace(line: bytes, own_pid: int) -> None:
+    assert parse_rank_process(STATUS + line, b"") == RankProcess(1000, own_pid=own_pid)
+
+
+def test_this_process_has_its_user_and_number() -> None:
     process = LiveHost().call("job_files", "process", os.getpid())
-    assert process["user"] == os.getuid()
+    assert (process["user"], process["own_pid"]) == (os.getuid(), os.getpid())
 
 
 def test_a_rank_has_the_process_of_its_user_and_job_only() -> None:

@@ -1,0 +1,117 @@
+"""Totals of one communicator on this node, from the calls of its ranks: by kind and size, and by rank.
+
+A kernel that starts early waits for the last rank: the rank that arrives last has the shortest time in it, and the time by
+which another one is longer is the time by which it arrived earlier. Ranks are compared in the same collective, which
+kind and sequence number identify in all ranks, by times of the same clock.
+
+The totals do not depend on the order of the calls. A comparison waits until it is closed, because the ranks write one
+after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from agent.collectives.inspector import InspectedCall
+from railscope.reading import SIGNED_LIMIT
+
+SIZE_CLASSES = {
+    "16KiB": 16 << 10,
+    "256KiB": 256 << 10,
+    "4MiB": 4 << 20,
+    "64MiB": 64 << 20,
+    "1GiB": 1 << 30,
+}
+"""Largest message of each size class."""
+LARGER = "larger"
+
+
+def size_class(size: int) -> str:
+    """Return the name of the smallest class that contains a message."""
+    return next((name for name, largest in SIZE_CLASSES.items() if size <= largest), LARGER)
+
+
+def _sum(total: int, addend: int) -> int:
+    """Return a sum that fits in a counter; only invented values reach its limit."""
+    return min(total + addend, SIGNED_LIMIT - 1)
+
+
+@dataclass(slots=True)
+class CallTotals:
+    """Totals of one kind and size class over the ranks of this node."""
+
+    calls: int = 0
+    bytes: int = 0
+    duration_ns: int = 0
+    bus_bytes: int = 0
+
+
+@dataclass(slots=True)
+class ArrivalTotals:
+    """Collectives in which a rank was compared with others, its time in them, and its delays.
+
+    `late_ns` is the time by which it arrived after the first of the compared ranks.
+    """
+
+    compared: int = 0
+    last_arrivals: int = 0
+    duration_ns: int = 0
+    late_ns: int = 0
+
+
+@dataclass(slots=True)
+class _OpenComparison:
+    """Durations of one collective by rank, and the read in which it was first found."""
+
+    opened: int
+    durations: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CommunicatorTotals:
+    """Totals of a communicator."""
+
+    kinds: dict[tuple[str, str], CallTotals] = field(default_factory=dict)
+    ranks: dict[int, ArrivalTotals] = field(default_factory=dict)
+    _open: dict[tuple[str, int], _OpenComparison] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of kinds with size classes, and of ranks."""
+        return len(self.kinds) + len(self.ranks)
+
+    def add(self, call: InspectedCall, rank: int, read: int, *, may_grow: bool = True) -> bool:
+        """Add a call of a rank, found in a read; False if it is of a new kind or rank and there may be no more."""
+        key = call.kind, size_class(call.bytes)
+        if not may_grow and (key not in self.kinds or rank not in self.ranks):
+            return False
+        totals = self.kinds.setdefault(key, CallTotals())
+        totals.calls += 1
+        totals.bytes = _sum(totals.bytes, call.bytes)
+        totals.duration_ns = _sum(totals.duration_ns, call.duration_ns)
+        totals.bus_bytes = _sum(totals.bus_bytes, call.bus_bytes)
+        self.ranks.setdefault(rank, ArrivalTotals())
+        if call.is_compared:
+            compared = self._open.setdefault((call.kind, call.sequence), _OpenComparison(read))
+            before_ns = compared.durations.get(rank, call.duration_ns)
+            compared.durations[rank] = min(before_ns, call.duration_ns)
+        return True
+
+    def close_until(self, read: int) -> None:
+        """Compare the ranks of the collectives that were first found until a read."""
+        closed = list(takewhile(lambda item: item[1].opened <= read, self._open.items()))
+        for key, comparison in closed:
+            del self._open[key]
+            if len(comparison.durations) > 1:
+                self._compare(comparison.durations)
+
+    def _compare(self, durations: dict[int, int]) -> None:
+        longest, shortest = max(durations.values()), min(durations.values())
+        is_clear = list(durations.values()).count(shortest) == 1
+        for rank, duration_ns in durations.items():
+            totals = self.ranks[rank]
+            totals.compared += 1
+            totals.duration_ns = _sum(totals.duration_ns, duration_ns)
+            totals.late_ns = _sum(totals.late_ns, longest - duration_ns)
+            totals.last_arrivals += is_clear and duration_ns == shortest

@@ -1,0 +1,348 @@
+"""Logs of NCCL Inspector: calls of each communicator by kind and size, and the ranks of this node that arrive last.
+
+Each process of a job appends a line per call to a log of its own. The agent follows the logs: in each read it takes whole
+lines from where it stopped, in turns of all jobs, so that a job that writes much does not delay the others. It changes
+no log. A log counts if its number is that of a process on a GPU of this node, of the user and the job of the log: so a
+tenant can state something false about its own processes only.
+
+Communicators have columns of their own on the metrics endpoint only: every job would add a schema that all collectors have
+to store. The numbers of files and lines are sent to the collector.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.collectives import communicator_totals, inspector
+from agent.config import CollectiveSettings
+from agent.host import Host
+from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
+from agent.sampling import source
+from agent.sources.rank_places import JobKey, RankPlaces
+from railscope import frame, reading
+from railscope.catalog import collectives as c, entities
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+
+MAX_READ_BYTES, MAX_READ_LINES = 4 << 20, 10_000
+"""Maximum of one read: 2,000 lines per second, some 1 % of a core."""
+MAX_BEHIND_BYTES = 4 << 20
+"""Bytes of a log that may wait; older ones are skipped, so that all ranks of a job are read at the same place."""
+MAX_JOBS, MAX_LOGS = 32, 128
+"""Maximum numbers of jobs, and of logs of a job."""
+MAX_JOB_ENTITIES, MAX_ENTITIES = 512, 2048
+"""Maximum numbers of kinds and ranks of all communicators, of a job and of the node."""
+OPEN_READS = 2
+"""Number of reads for which a comparison waits for other ranks."""
+KEEP_NS = 900 * SECOND_NS
+"""Time for which a communicator without new lines has series."""
+_CALL_METRICS = (
+    c.COMMUNICATOR_CALLS,
+    c.COMMUNICATOR_BYTES,
+    c.COMMUNICATOR_SECONDS,
+    c.COMMUNICATOR_BUS_BYTES,
+)
+_RANK_METRICS = (c.RANK_COMPARED, c.RANK_LAST, c.RANK_SECONDS, c.RANK_LATE)
+
+
+@dataclass(slots=True)
+class FollowedLog:
+    """A log, the place of its process, and where the next line begins."""
+
+    file: JobFile
+    facts: dict[str, str]
+    offset: int = 0
+    is_midline: bool = False
+    header: inspector.InspectorHeader | None = None
+
+    @property
+    def job(self) -> JobKey:
+        """Job of the log."""
+        return self.file.job, self.file.user
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were not read."""
+        return max(self.file.bytes - self.offset, 0)
+
+
+@dataclass(slots=True)
+class FollowedCommunicator:
+    """Totals of a communicator, the facts of its ranks, and the time of its last line on the boot clock."""
+
+    totals: communicator_totals.CommunicatorTotals = field(
+        default_factory=communicator_totals.CommunicatorTotals
+    )
+    facts: dict[int, dict[str, str]] = field(default_factory=dict)
+    updated_ns: int = 0
+
+
+@dataclass(slots=True)
+class CommunicatorReports:
+    """Readings of the last read by entity, replaced as a whole: their readers are on other threads."""
+
+    readings: dict[frame.Entity, tuple[int, ...]] = field(default_factory=dict)
+
+
+class NcclInspectorSource(source.SourceWithoutResources):
+    """Logs by state, and lines by state."""
+
+    name = "nccl_inspector"
+    family = "collectives"
+    stage = 1
+    """It is read after the sources of processes and claims."""
+
+    def __init__(
+        self, settings: CollectiveSettings, places: RankPlaces, results: CommunicatorReports
+    ) -> None:
+        self._directory = settings.nccl_inspector_directory
+        self._places = places
+        self._results = results
+        self._logs: dict[tuple[str, str], FollowedLog] = {}
+        self._jobs: dict[JobKey, dict[str, FollowedCommunicator]] = {}
+        self._states: Counter[str] = Counter()
+        self._lines: Counter[str] = Counter()
+        self._skipped_bytes = self._replaced = self._dropped = self._reads = 0
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Create columns if the directory exists."""
+        subject = "NCCL Inspector"
+        if not self._directory:
+            finding = source.ProbeFinding.absent(subject, "switched off")
+            return source.ProbeResult(findings=(finding,))
+        try:
+            count = len(self._list(host).files)
+        except OSError as error:
+            if reading.reason_of(error) is reading.Absent.GONE:
+                detail = f"{self._directory} does not exist"
+                finding = source.ProbeFinding.absent(subject, detail)
+            else:
+                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
+            return source.ProbeResult(findings=(finding,))
+        columns = source.ColumnBuilder()
+        for state in c.INSPECTOR_FILE_STATES:
+            columns.add(c.INSPECTOR_FILES, frame.Entity(entities.INSPECTOR_FILE, (state,)))
+        for state in c.INSPECTOR_LINE_STATES:
+            columns.add(c.INSPECTOR_LINES, frame.Entity(entities.INSPECTOR_LINE, (state,)))
+        node = (
+            c.INSPECTOR_SKIPPED,
+            c.INSPECTOR_WAITING,
+            c.INSPECTOR_REPLACED,
+            c.INSPECTOR_DROPPED,
+        )
+        columns.add_each(node, frame.Entity(entities.NODE))
+        detail = f"{source.format_count(count, 'log')} in {self._directory}"
+        return columns.result(source.ProbeFinding.supported(subject, detail))
+
+    def _list(self, host: Host) -> JobFileListing:
+        answer = host.call(JOB_FILES, "list_inspector", self._directory)
+        return msgspec.convert(answer, JobFileListing)
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Read new lines, and report the totals."""
+        if not into.reasons:
+            return
+        listing = self._list(host)
+        self._places.update(host)
+        self._reads += 1
+        self._states = Counter(excess=not listing.is_complete)
+        self._follow(listing.files)
+        self._read_new_lines(host)
+        self._close_comparisons(host.clock.now().boot_ns)
+        self._results.readings = dict(self._readings())
+        waiting = sum(followed.waiting_bytes for followed in self._logs.values())
+        readings = [self._states[state] for state in c.INSPECTOR_FILE_STATES]
+        readings += [self._lines[state] for state in c.INSPECTOR_LINE_STATES]
+        readings += [self._skipped_bytes, waiting, self._replaced, self._dropped]
+        into.put_readings(0, readings)
+
+    def _follow(self, files: Iterable[JobFile]) -> None:
+        """Find the logs to read, and where their next lines begin."""
+        before, self._logs = self._logs, {}
+        logs_of_job: Counter[JobKey] = Counter()
+        for file in sorted(files, key=lambda file: (file.job, file.name)):
+            job = file.job, file.user
+            followed = before.get((file.job, file.name))
+            facts = self._places.of_own_pid(job, int(file.subject))
+            if not file.is_regular:
+                self._states["irregular"] += 1
+            elif not facts:
+                self._states["owner"] += 1
+            elif logs_of_job[job] >= MAX_LOGS or len(logs_of_job.keys() | {job}) > MAX_JOBS:
+                self._states["excess"] += 1
+            else:
+                logs_of_job[job] += 1
+                self._states["read"] += 1
+                if followed and file.inode == followed.file.inode and file.bytes >= followed.offset:
+                    del before[file.job, file.name]
+                    followed.file, followed.facts = file, facts
+                else:
+                    self._replaced += followed is not None
+                    followed = FollowedLog(file, facts)
+                self._logs[file.job, file.name] = followed
+                if (excess := followed.waiting_bytes - MAX_BEHIND_BYTES) > 0:
+                    self._skipped_bytes += excess
+                    followed.offset += excess
+                    followed.is_midline, followed.header = True, None
+        self._skipped_bytes += sum(gone.waiting_bytes for gone in before.values())
+
+    def _read_new_lines(self, host: Host) -> None:
+        """Read the logs in turns of their jobs: one part of each, until all are read or the limits are reached."""
+        of_jobs: dict[JobKey, deque[FollowedLog]] = {}
+        for followed in self._logs.values():
+            if followed.waiting_bytes:
+                of_jobs.setdefault(followed.job, deque()).append(followed)
+        turns = deque(of_jobs.values())
+        remaining_bytes, remaining_lines = MAX_READ_BYTES, MAX_READ_LINES
+        while turns and remaining_bytes > 0 and remaining_lines > 0:
+            logs = turns.popleft()
+            followed = logs.popleft()
+            offset = followed.offset
+            part = self._read_part(host, followed)
+            if part and part.end > offset:
+                remaining_bytes -= part.end - offset
+                remaining_lines -= sum(part.lines.values())
+                if followed.waiting_bytes:
+                    logs.append(followed)
+            if logs:
+                turns.append(logs)
+
+    def _read_part(self, host: Host, followed: FollowedLog) -> inspector.InspectorPart | None:
+        file = followed.file
+        try:
+            answer = host.call(
+                JOB_FILES, "inspector_log", self._directory, file.job, file.name, followed.offset
+            )
+        except OSError as error:
+            if reading.reason_of(error) is not reading.Absent.GONE:
+                self._states["read"] -= 1
+                self._states["unreadable"] += 1
+            return None
+        opened = msgspec.convert(answer, OpenedLog)
+        if (opened.user, opened.inode) != (file.user, file.inode):
+            return None  # replaced since it was listed: the next list shows it
+        part = opened.part
+        skipped_bytes = part.start - followed.offset
+        if skipped_bytes and not followed.is_midline:  # overwritten: no line began there before
+            self._replaced += 1
+            followed.offset, followed.header = 0, None
+            return None
+        self._skipped_bytes += skipped_bytes
+        followed.offset, followed.is_midline = part.end, part.is_midline
+        self._add(followed, part, host.clock.now().boot_ns)
+        return part
+
+    def _add(self, followed: FollowedLog, part: inspector.InspectorPart, now_ns: int) -> None:
+        lines, used = Counter(part.lines), set()
+        for call in part.calls:
+            header = followed.header if call.header < 0 else part.headers[call.header]
+            state = self._add_call(followed, header, call) if header else "headless"
+            if header and state == "read":
+                used.add(header)
+            else:
+                lines["read"] -= 1
+                lines[state] += 1
+        if part.last_header != -1:
+            last = part.last_header
+            followed.header = None if last is None else part.headers[last]
+        for header in used:
+            communicator = self._jobs[followed.job][header.id]
+            communicator.updated_ns = now_ns
+            names = source.nonempty_facts(communicator_name=printable(header.comm_name))
+            communicator.facts[header.rank] = followed.facts | names
+        self._lines += lines
+        self._dropped += part.dropped
+
+    def _add_call(
+        self,
+        followed: FollowedLog,
+        header: inspector.InspectorHeader,
+        call: inspector.InspectedCall,
+    ) -> str:
+        """Add a call to its communicator; return the state of its line."""
+        of_job = self._jobs.setdefault(followed.job, {})
+        communicator = of_job.get(header.id) or FollowedCommunicator()
+        if communicator.facts.get(header.rank, followed.facts)["pid"] != followed.facts["pid"]:
+            return "conflict"
+        totals, rank = communicator.totals, header.rank
+        if not totals.add(call, rank, self._reads, may_grow=False):
+            sizes = {
+                key: sum(other.totals.size for other in job.values())
+                for key, job in self._jobs.items()
+            }
+            if sizes[followed.job] >= MAX_JOB_ENTITIES or sum(sizes.values()) >= MAX_ENTITIES:
+                return "excess"
+            totals.add(call, rank, self._reads, may_grow=True)
+            communicator.facts.setdefault(rank, followed.facts)
+            of_job[header.id] = communicator
+        return "read"
+
+    def _close_comparisons(self, now_ns: int) -> None:
+        """Compare the ranks in older collectives, and forget the communicators of jobs that have ended."""
+        for key, of_job in list(self._jobs.items()):
+            for communicator in of_job.values():
+                communicator.totals.close_until(self._reads - OPEN_READS)
+            self._jobs[key] = {
+                name: communicator
+                for name, communicator in of_job.items()
+                if now_ns - communicator.updated_ns < KEEP_NS
+            }
+        self._jobs = {key: of_job for key, of_job in self._jobs.items() if of_job}
+
+    def _readings(self) -> Iterator[tuple[frame.Entity, tuple[int, ...]]]:
+        """Yield the readings of all communicators."""
+        for (job, user), of_job in sorted(self._jobs.items()):
+            for name, communicator in sorted(of_job.items()):
+                key = job, str(user), name
+                for kind, of_kind in sorted(communicator.totals.kinds.items()):
+                    entity = frame.Entity(entities.COMMUNICATOR_CALL, (*key, *kind))
+                    yield (
+                        entity,
+                        (of_kind.calls, of_kind.bytes, of_kind.duration_ns, of_kind.bus_bytes),
+                    )
+                for rank, arrivals in sorted(communicator.totals.ranks.items()):
+                    facts = communicator.facts[rank]
+                    entity = frame.Entity(entities.COMMUNICATOR_RANK, (*key, str(rank)), facts)
+                    yield (
+                        entity,
+                        (
+                            arrivals.compared,
+                            arrivals.last_arrivals,
+                            arrivals.duration_ns,
+                            arrivals.late_ns,
+                        ),
+                    )
+
+
+class CommunicatorSource(source.SourceWithoutResources):
+    """Totals of each communicator."""
+
+    name = "communicator"
+    family = "collectives"
+    stage = 2
+    is_in_memory = True
+
+    def __init__(self, results: CommunicatorReports) -> None:
+        self._results = results
+        self._entities: tuple[frame.Entity, ...] = ()
+
+    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it reads the result of another source
+        """Create columns for each kind of call and each rank."""
+        self._entities = tuple(self._results.readings)
+        columns = source.ColumnBuilder()
+        for entity in self._entities:
+            is_rank = entity.kind is entities.COMMUNICATOR_RANK
+            columns.add_each(_RANK_METRICS if is_rank else _CALL_METRICS, entity)
+        return columns.result()
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - as above
+        """Report the last totals."""
+        readings = self._results.readings
+        into.needs_probe = tuple(readings) != self._entities
+        for position, entity in enumerate(self._entities):
+            absent = (reading.Absent.GONE,) * len(_CALL_METRICS)
+            into.put_readings(len(_CALL_METRICS) * position, readings.get(entity, absent))

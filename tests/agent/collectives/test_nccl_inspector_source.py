@@ -1,0 +1,338 @@
+"""Logs of NCCL Inspector that jobs write: owners, links, floods, truncated and replaced files, and their metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.clock import START
+from support.inspector_logs import (
+    COMMUNICATOR,
+    InspectorDirectory,
+    collective,
+    copy_case,
+    header,
+    marked_lines,
+    metadata,
+    own_pid,
+    straggling,
+    text,
+    whole_lines,
+)
+from support.reading import ORIGIN
+from support.textfiles import page_of
+
+from agent.collectives.inspector import MAX_PART_BYTES
+from agent.config import CollectiveSettings
+from agent.host import HostWrapper, Json
+from agent.host.job_files import MAX_JOB_ENTRIES
+from agent.host.recorded_host import SteppedHost
+from agent.host.recording_host import RecordingHost
+from agent.host.redactor import Redactor
+from agent.sampling.source_reader import SourceReader
+from agent.service import is_shipped
+from agent.sources import nccl_inspector
+from agent.sources.nccl_inspector import CommunicatorSource
+from railscope.capture import CaptureMetadata
+from railscope.catalog import collectives as c
+from railscope.frame import Frame
+
+CALLS = f"{COMMUNICATOR} AllReduce 64MiB"
+
+
+def communicator_frame(node: InspectorDirectory) -> Frame:
+    outcome = SourceReader(CommunicatorSource(node.results), node.host, ORIGIN).run()
+    assert not outcome.problem
+    assert outcome.frame
+    return outcome.frame
+
+
+def test_the_endpoint_has_totals_and_the_place_of_each_rank(tmp_path: Path) -> None:
+    node = copy_case("straggler", tmp_path)
+    node.close()
+    frame = communicator_frame(node)
+    page = page_of(frame)
+    rank = f'job_directory="",user="{os.geteuid()}",communicator="{COMMUNICATOR}",rank="2"'
+    assert f"railscope_nccl_rank_last_arrivals_total{{{rank}}} 6" in page
+    assert f"railscope_nccl_rank_late_seconds_total{{{rank}}} 0.0018" in page
+    assert f'railscope_communicator_rank_info{{{rank},communicator_name="",pid="4002"' in page
+    assert 'collective="AllReduce",size="64MiB"} 402653184' in page
+    assert not is_shipped(frame)
+    assert is_shipped(node.frame)
+
+
+def test_a_source_that_is_switched_off_has_no_columns_and_reads_nothing(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    off = nccl_inspector.NcclInspectorSource(CollectiveSettings(), node.places, node.results)
+    assert off.probe(node.host).columns == ()
+    (finding,) = off.probe(node.host).findings
+    assert finding.detail == "switched off"
+
+
+def test_a_log_of_a_user_without_a_process_on_a_gpu_is_not_read(tmp_path: Path) -> None:
+    node = copy_case("straggler", tmp_path)
+    node.places.processes.clear()
+    for rank in range(4):
+        node.add_process(4000 + rank, own_pid(rank), user=os.geteuid() + 1)
+    node.read()
+    assert (node.files, node.lines, node.totals) == ({"owner": 4}, {}, {})
+
+
+def test_a_log_of_another_process_of_the_user_is_not_read(tmp_path: Path) -> None:
+    node = copy_case("straggler", tmp_path)
+    del node.places.processes[4003]
+    node.read()
+    assert node.files == {"read": 3, "owner": 1}
+    assert f"{COMMUNICATOR} 3" not in node.totals
+
+
+def of_tenants(node: InspectorDirectory) -> None:
+    """Give the processes of one user, as containers that run as root have, to two tenants."""
+    for rank in range(4):
+        name = "red" if rank < 2 else "blue"
+        node.add_process(
+            4000 + rank, own_pid(rank), source="kubernetes", workload=f"{name}/train", owner=name
+        )
+
+
+def test_a_log_of_a_user_with_processes_of_two_tenants_is_not_read(tmp_path: Path) -> None:
+    node = copy_case("straggler", tmp_path)
+    of_tenants(node)
+    node.read()
+    assert (node.files, node.totals) == ({"owner": 4}, {})
+
+
+def test_a_directory_that_names_the_workload_has_logs_of_its_processes_only(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path, job="run-a")
+    for rank in range(4):
+        name = "a" if rank < 2 else "b"
+        facts = {"source": "kubernetes", "workload": f"{name}/run-{name}", "owner": name}
+        node.add_process(4000 + rank, own_pid(rank), **facts)
+    for rank in range(4):  # tenant a writes logs of processes of tenant b as well
+        node.append(rank, whole_lines(rank, straggling(rank, 3)))
+    node.close()
+    assert node.files == {"read": 2, "owner": 2}
+    assert set(node.totals) == {CALLS, f"{COMMUNICATOR} 0", f"{COMMUNICATOR} 1"}
+
+
+def test_two_processes_with_the_same_number_have_no_log(tmp_path: Path) -> None:
+    node = copy_case("straggler", tmp_path)
+    node.add_process(9000, own_pid(1))
+    node.read()
+    assert node.files == {"read": 3, "owner": 1}
+
+
+def test_a_rank_that_another_process_has_is_a_conflict(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, whole_lines(0, straggling(0, 3)))
+    node.append(1, whole_lines(0, straggling(1, 2)))
+    node.read()
+    assert node.lines == {"read": 3, "conflict": 2}
+    assert node.totals[CALLS][0] == 3
+
+
+def place_link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def place_hard_link(path: Path, outside: Path) -> None:
+    path.hardlink_to(outside)
+
+
+def place_pipe(path: Path, outside: Path) -> None:
+    assert outside.exists()
+    os.mkfifo(path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", [place_link, place_hard_link, place_pipe])
+def test_only_regular_files_are_opened(place: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(whole_lines(0, straggling(0, 3)))
+    node = InspectorDirectory(tmp_path, job="job")
+    place(node.log(0), outside)
+    node.read()
+    assert (node.files, node.totals) == ({"irregular": 1}, {})
+
+
+class ReplacingHost(HostWrapper):
+    """A host on which a job replaces the log of rank 0 by a link after it was listed."""
+
+    def __init__(self, node: InspectorDirectory, target: Path) -> None:
+        super().__init__(node.host)
+        self._log, self._target = node.log(0), target
+
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        if function == "inspector_log":
+            self._log.unlink()
+            self._log.symlink_to(self._target)
+        return self._host.call(host_interface, function, *arguments)
+
+
+def test_a_log_that_becomes_a_link_after_it_was_listed_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(whole_lines(0, straggling(0, 3)))
+    node = InspectorDirectory(tmp_path, job="job")
+    node.append(0, whole_lines(0, straggling(0, 1)))
+    node.reader = SourceReader(node.source, ReplacingHost(node, outside), ORIGIN)
+    node.read()
+    assert (node.files, node.totals) == ({"unreadable": 1}, {})
+
+
+def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, whole_lines(0, straggling(0, 5)))
+    node.read()
+    node.log(0).write_bytes(whole_lines(0, straggling(0, 2)))
+    node.read()
+    assert node.totals[CALLS][0] == 7
+    assert node.number(c.INSPECTOR_REPLACED) == 1
+
+
+def test_a_log_that_is_overwritten_by_a_longer_one_is_read_from_its_start(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, whole_lines(0, straggling(0, 2)))
+    node.read()
+    node.log(0).write_bytes(marked_lines(0, straggling(0, 9)))
+    node.read(2)
+    assert node.totals[CALLS][0] == 11
+    assert node.number(c.INSPECTOR_REPLACED) == 1
+    assert set(node.lines) == {"read"}
+
+
+def test_a_rotated_log_is_followed_and_what_was_not_read_is_counted(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, whole_lines(0, straggling(0, 3)) + b"{")
+    node.read()
+    node.log(0).rename(tmp_path / "old.1")
+    node.append(0, whole_lines(0, straggling(0, 2)))
+    node.read()
+    assert node.totals[CALLS][0] == 5
+    assert node.number(c.INSPECTOR_REPLACED) == 1
+    assert node.number(c.INSPECTOR_SKIPPED) == 1
+
+
+def test_a_removed_log_keeps_its_totals_until_it_is_forgotten(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, whole_lines(0, straggling(0, 3)))
+    node.read()
+    node.log(0).unlink()
+    node.read()
+    assert (node.files, node.totals[CALLS][0]) == ({}, 3)
+    node.clock.advance(nccl_inspector.KEEP_NS // 10**9)
+    node.read()
+    assert node.totals == {}
+
+
+def test_columns_of_a_new_communicator_appear(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    reader = SourceReader(CommunicatorSource(node.results), node.host, ORIGIN)
+    node.read()
+    assert reader.run().frame is None
+    node.append(0, whole_lines(0, straggling(0, 3)))
+    node.read()
+    reader.run()
+    frame = reader.run().frame
+    assert frame
+    assert {metric.name for metric, _ in frame.schema.columns} >= {"railscope_nccl_calls_total"}
+
+
+def test_a_job_that_writes_much_does_not_delay_another(tmp_path: Path) -> None:
+    flood = InspectorDirectory(tmp_path, job="1")
+    line = whole_lines(0, [collective(1, 64, 2)])
+    for rank in range(3):
+        flood.append(rank, whole_lines(rank, [collective(1, 64, 2)]) * (3 * 10**6 // len(line)))
+    (tmp_path / "2").mkdir()
+    small = tmp_path / "2" / f"gpu-node-1-pid{own_pid(3)}.log"
+    small.write_bytes(whole_lines(3, straggling(3, 4)))
+    flood.read()
+    assert flood.totals[f"{COMMUNICATOR} AllReduce 64MiB"][0] == 4
+    assert flood.number(c.INSPECTOR_WAITING) > 4 * 10**6
+    part_lines = MAX_PART_BYTES // len(line) + 1
+    assert flood.lines["read"] <= nccl_inspector.MAX_READ_LINES + part_lines
+
+
+def test_what_grows_faster_than_it_is_read_is_skipped_and_counted(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    count = 2 * nccl_inspector.MAX_BEHIND_BYTES // 300
+    node.append(0, marked_lines(0, [collective(n, 64, 2) for n in range(count)]))
+    size = node.log(0).stat().st_size
+    node.read()
+    skipped = node.number(c.INSPECTOR_SKIPPED)
+    assert 0 <= skipped - (size - nccl_inspector.MAX_BEHIND_BYTES) < 300
+    assert set(node.lines) == {"headless"}, "the marker with the communicator was skipped"
+    assert node.totals == {}
+
+
+def test_the_numbers_of_communicators_and_kinds_are_bounded_for_each_job(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    lines = [
+        {
+            "header": header(0, communicator=f"0x{number:x}"),
+            "metadata": metadata("v4.0", own_pid(0)),
+            "coll_perf": collective(1, 64, 2),
+        }
+        for number in range(nccl_inspector.MAX_JOB_ENTITIES)
+    ]
+    node.append(0, text(*lines))
+    node.read()
+    assert len(node.totals) == nccl_inspector.MAX_JOB_ENTITIES
+    assert node.lines == {"read": 256, "excess": 256}
+
+
+def test_the_number_of_logs_of_a_job_is_bounded(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    for number in range(nccl_inspector.MAX_LOGS + 3):
+        (tmp_path / f"name{number}-pid{own_pid(0)}.log").touch()
+    node.read()
+    assert node.files == {"read": nccl_inspector.MAX_LOGS, "excess": 3}
+
+
+def test_a_job_with_very_many_files_does_not_hide_another(tmp_path: Path) -> None:
+    for job in ("1", "2"):
+        (tmp_path / job).mkdir()
+    for number in range(MAX_JOB_ENTRIES + 1):
+        (tmp_path / "1" / f"{number}").touch()
+    node = InspectorDirectory(tmp_path, job="2")
+    node.append(0, whole_lines(0, straggling(0, 3)))
+    node.read()
+    assert node.files == {"read": 1, "excess": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["x-pid0.log", "x-pid0100.log", "-pid100.log", "x-pid100.log.1", "x-pid100"]
+)
+def test_files_of_other_names_are_left_out(name: str, tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    (tmp_path / name).write_bytes(whole_lines(0, straggling(0, 3)))
+    node.read()
+    assert node.files == {}
+
+
+@pytest.mark.parametrize("redactor", [None, Redactor(["gpu-node-1"])])
+def test_a_replay_has_the_totals_of_the_node(redactor: Redactor | None, tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path / "run/railscope/nccl-inspector", "60937", root=tmp_path)
+    recording = RecordingHost(node.host, redactor)
+    node.reader = SourceReader(node.source, recording, ORIGIN)
+    for step in range(3):
+        for rank in range(4):
+            log = marked_lines(rank, straggling(rank, 6)[2 * step : 2 * step + 2])
+            node.append(rank, (b"" if step else b"not a line\n") + log)
+        node.read()
+    node.close()
+    about = CaptureMetadata("n", "b", START.wall_ns, START.boot_ns, 0, "test")
+    replay = SteppedHost(about)
+    again = InspectorDirectory(tmp_path / "run/railscope/nccl-inspector", root=tmp_path)
+    again.reader = SourceReader(again.source, replay, ORIGIN)
+    for moment in recording.moments:
+        replay.advance(moment)
+        if moment.calls:
+            again.read()
+    again.close()
+    assert (again.totals, again.lines, again.files) == (node.totals, node.lines, node.files)
+    assert again.lines == {"read": 36, "malformed": 4}
+    assert again.totals[f"{COMMUNICATOR} 2"][1] == 6
+    texts = "".join(moment.to_line() for moment in recording.moments)
+    assert ("gpu-node" in texts) is (redactor is None)
