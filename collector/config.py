@@ -178,15 +178,16 @@ class InfluxSettings(Struct, frozen=True, kw_only=True):
 
 
 class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
-    """Export of the collector's metrics to a store with Prometheus remote write or VictoriaMetrics's import."""
+    """Export of the collector's metrics by Prometheus remote write, VictoriaMetrics's import or OTLP."""
 
     url: str = ""
     """URL that samples are written to, such as http://HOST:9090/api/v1/write. Empty: nothing is
     written.
     """
-    format: Literal["remote_write", "victoriametrics"] = "remote_write"
+    format: Literal["remote_write", "victoriametrics", "otlp"] = "remote_write"
     """remote_write: Prometheus remote write 1.0, for which the extra remote-write is required.
     victoriametrics: text with timestamps for /api/v1/import/prometheus.
+    otlp: protobuf over HTTP for an OpenTelemetry receiver, such as http://HOST:4318/v1/metrics; the extra otlp is required.
     """
     token_file: str = ""
     """File that contains the bearer token. Empty: none is sent."""

@@ -27,17 +27,6 @@ MAX_HISTORIES = 10_000
 _LARGE = 1 << 32
 """Smallest number whose product with a scale may exceed 64 bits."""
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
-UCUM = {
-    MetricUnit.BYTES: "By", MetricUnit.BYTES_PER_SECOND: "By/s", MetricUnit.SECONDS: "s",
-    MetricUnit.RATIO: "1", MetricUnit.WATTS: "W", MetricUnit.JOULES: "J", MetricUnit.VOLTS: "V",
-    MetricUnit.AMPERES: "A", MetricUnit.CELSIUS: "Cel", MetricUnit.HERTZ: "Hz",
-    MetricUnit.NONE: "", MetricUnit.BYTE_SECONDS: "", MetricUnit.REVOLUTIONS_PER_MINUTE: "",
-    MetricUnit.TRANSFERS_PER_SECOND: "",
-}  # fmt: skip
-"""Units; those of counted things, such as `{packet}`, follow from their names.
-
-The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one.
-"""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -104,8 +93,7 @@ def attributes(labels: Iterable[tuple[str, str]]) -> list[common_pb2.KeyValue]:
 
 def add_metric(scope: metrics_pb2.ScopeMetrics, metric: declare.Metric | TextfileMetric) -> Any:
     """Add a metric to a scope; return its points, which are of the type of its kind."""
-    unit = UCUM.get(metric.unit, f"{{{metric.unit.removesuffix('s')}}}")
-    message = scope.metrics.add(name=metric.name, description=metric.help, unit=unit)
+    message = scope.metrics.add(name=metric.name, description=metric.help, unit=metric.unit.ucum)
     if metric.kind is MetricKind.COUNTER:
         message.sum.is_monotonic = True
         message.sum.aggregation_temporality = CUMULATIVE

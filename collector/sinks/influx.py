@@ -86,8 +86,9 @@ class InfluxSink:
             return
         client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
 
-        async def send(body: bytes) -> None:
+        async def send(body: bytes) -> int:
             await run_in_thread(_write, client, self.settings, body)
+            return 0
 
         try:
             async with asyncio.TaskGroup() as tasks:

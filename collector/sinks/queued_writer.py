@@ -74,8 +74,8 @@ class QueuedWriter:
         if self._batches:
             self._filled.set()
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write until cancelled; `send` writes one body, and raises SinkError."""
+    async def run(self, send: Callable[[bytes], Awaitable[int]]) -> None:
+        """Write until cancelled; `send` writes one body, returns the number of rejected entries, and raises SinkError."""
         while True:
             await self._filled.wait()
             batch = self._batches.popleft()
@@ -84,12 +84,12 @@ class QueuedWriter:
                 self._filled.clear()
             await self._write(batch, send)
 
-    async def _write(self, batch: QueuedBatch, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _write(self, batch: QueuedBatch, send: Callable[[bytes], Awaitable[int]]) -> None:
         """Write one batch, repeatedly if necessary, each time after a longer wait."""
         last_problem, seconds = "", self.min_retry_seconds
         while True:
             try:
-                await send(batch.body)
+                rejected = min(await send(batch.body), batch.size)
             except SinkError as error:
                 problem = str(error)
                 if error.is_rejected:
@@ -110,7 +110,8 @@ class QueuedWriter:
                 await asyncio.sleep(max(seconds, min(error.retry_seconds, MAX_RETRY_AFTER_SECONDS)))
                 seconds = min(2 * seconds, MAX_RETRY_SECONDS)
             else:
-                self.written += batch.size
+                self.written += batch.size - rejected
+                self.rejected += rejected
                 break
         if last_problem:
             log.info("sink_connected", sink=self.name, url=self.url)

@@ -1,4 +1,4 @@
-"""The collector's metrics for long-term stores: Prometheus remote write 1.0, and text import of VictoriaMetrics.
+"""The collector's metrics for long-term stores: Prometheus remote write 1.0, text import of VictoriaMetrics, and OTLP.
 
 Samples are those of the collector's metrics endpoint, with the timestamp of the views. A request contains one sample per
 series, all of one timestamp: nothing is out of order within it, and a request that is repeated is accepted again.
@@ -17,22 +17,27 @@ import ssl
 import struct
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from typing import ClassVar, Protocol
 
 import aiohttp
+import structlog
 
 from collector.config import CollectorSettings, RemoteWriteSettings
 from collector.fleet.view_cells import ViewCell, label_names
-from collector.sinks.queued_writer import QueuedBatch, QueuedWriter, SinkError
+from collector.sinks.otlp_format import OtlpMetricsFormat
+from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH, QueuedBatch, QueuedWriter, SinkError
 from railscope import __version__, exposition, http_responses, server_connections, settings
 from railscope.catalog import collector as catalog
+from railscope.catalog.declare import Metric
 from railscope.service import run_in_thread
 from railscope.untrusted_text import printable
+
+log = structlog.get_logger(__name__)
 
 SAMPLES_PER_WRITE = 10_000
 TIMEOUT_SECONDS = 30.0
@@ -40,6 +45,7 @@ MAX_RESPONSE_BYTES = 1 << 20
 STALE_MARKER = struct.pack("<Q", 0x7FF0_0000_0000_0002)
 """The NaN by which Prometheus ends a series (model/value/value.go)."""
 MAX_PROBLEM_BYTES = 1000
+CHECK = replace(catalog.NODE_UP, name="railscope_check", help="Sample of a check of the settings.")
 MILLISECOND_NS = 1_000_000
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -57,15 +63,30 @@ class SampleFormat(Protocol):
 
     headers: ClassVar[dict[str, str]]
     has_stale_markers: ClassVar[bool]
+    repeated_statuses: ClassVar[Collection[int]]
+    """Statuses after which a request may succeed later."""
 
-    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
         """Encode name and labels; labels are sorted and have values."""
 
     def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
         """Return the body of a request."""
 
+    def rejected_samples(self, body: bytes) -> tuple[int, str]:
+        """Return the number of rejected samples in a successful response, and the reason."""
 
-class WriteRequestFormat:
+
+class WholeRequests:
+    """Part of the formats whose requests are accepted or rejected as a whole."""
+
+    repeated_statuses: ClassVar[Collection[int]] = (HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600))
+
+    def rejected_samples(self, _: bytes) -> tuple[int, str]:
+        """Return zero."""
+        return 0, ""
+
+
+class WriteRequestFormat(WholeRequests):
     """`prometheus.WriteRequest` in protobuf, compressed with Snappy. Raises SettingsError without PyArrow."""
 
     headers: ClassVar = {
@@ -85,9 +106,9 @@ class WriteRequestFormat:
             )
             raise settings.SettingsError(message) from error
 
-    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
         """Return the labels of a TimeSeries: field 1 each, with name and value as fields 1 and 2."""
-        sorted_labels = sorted([("__name__", name), *labels])
+        sorted_labels = sorted([("__name__", metric.name), *labels])
         return b"".join(
             _field(b"\x0a", _field(b"\x0a", label.encode()) + _field(b"\x12", value.encode()))
             for label, value in sorted_labels
@@ -103,7 +124,7 @@ class WriteRequestFormat:
         return bytes(self._snappy.compress(message, asbytes=True))
 
 
-class ImportTextFormat:
+class ImportTextFormat(WholeRequests):
     """Lines of the metrics endpoint with timestamps, for `/api/v1/import/prometheus` of VictoriaMetrics.
 
     The shortest decimal form of a number is exact, and lines cost less than the JSON of `/api/v1/import`.
@@ -112,9 +133,9 @@ class ImportTextFormat:
     headers: ClassVar = {"Content-Type": "text/plain", "Content-Encoding": "gzip"}
     has_stale_markers: ClassVar = False
 
-    def encode_series(self, name: str, labels: Iterable[tuple[str, str]]) -> bytes:
+    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
         """Return name and labels of a line."""
-        return exposition.labelled(name, labels).encode()
+        return exposition.labelled(metric.name, labels).encode()
 
     def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
         """Return compressed lines."""
@@ -125,9 +146,10 @@ class ImportTextFormat:
         return gzip.compress(b"".join(lines), compresslevel=1, mtime=0)
 
 
-FORMATS: dict[str, type[WriteRequestFormat | ImportTextFormat]] = {
+FORMATS: dict[str, Callable[[], SampleFormat]] = {
     "remote_write": WriteRequestFormat,
     "victoriametrics": ImportTextFormat,
+    "otlp": partial(OtlpMetricsFormat, STALE_MARKER),
 }
 
 
@@ -176,7 +198,7 @@ class SampleEncoder:
     def _encode_series(self, cell: ViewCell) -> bytes:
         labels = self.labels | dict(zip(label_names(cell.metric), cell.labels, strict=True))
         present = sorted((name, value) for name, value in labels.items() if value)
-        return self.format.encode_series(cell.metric.name, present)
+        return self.format.encode_series(cell.metric, present)
 
     def _batches(self, samples: Sequence[Sample], timestamp_ms: int) -> Iterator[QueuedBatch]:
         for start in range(0, len(samples), self.max_samples):
@@ -221,8 +243,8 @@ class RemoteWriteSink:
         if not self.settings.url:
             return
         encoder, last_ns = self._encoder(), 0
-        async with self._session() as session, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.writer.run(partial(self._send, session)))
+        async with self._session(encoder.format) as session, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.writer.run(partial(self._send, session, encoder.format)))
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
                 timestamp_ns, cells = self.cells()
@@ -245,15 +267,20 @@ class RemoteWriteSink:
         if not self.settings.url:
             return "off: no remote_write.url"
         encoder = self._encoder()
-        series = encoder.format.encode_series("railscope_check", sorted(encoder.labels.items()))
+        series = encoder.format.encode_series(CHECK, sorted(encoder.labels.items()))
         sample = series, struct.pack("<d", 1.0)
         body = encoder.format.encode_samples((sample,), time.time_ns() // MILLISECOND_NS)
         try:
-            async with self._session() as session:
-                await self._send(session, body)
+            async with self._session(encoder.format) as session:
+                is_rejected = bool(await self._send(session, encoder.format, body))
         except SinkError as error:
             message = f"cannot write to remote_write.url {self.settings.url}: {error}"
             raise settings.SettingsError(message) from error
+        if is_rejected:
+            message = (
+                f"remote_write.url {self.settings.url} rejects samples; the log has its reason"
+            )
+            raise settings.SettingsError(message)
         return f"{self.settings.url} accepts samples"
 
     def _encoder(self) -> SampleEncoder:
@@ -266,15 +293,20 @@ class RemoteWriteSink:
                 raise settings.SettingsError(message)
         largest = min(SAMPLES_PER_WRITE, self.settings.max_buffered_samples)
         labels = {name: value for name, value in labels.items() if value}
-        return SampleEncoder(FORMATS[self.settings.format](), labels, largest)
+        sample_format = FORMATS[self.settings.format]()
+        if isinstance(sample_format, OtlpMetricsFormat):
+            sample_format.resource, labels = labels, {}
+        return SampleEncoder(sample_format, labels, largest)
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self, sample_format: SampleFormat) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
-        headers = FORMATS[self.settings.format].headers | self.headers
+        headers = sample_format.headers | self.headers
         return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
-    async def _send(self, session: aiohttp.ClientSession, body: bytes) -> None:
-        """Write one request. Raises SinkError with the server's reason."""
+    async def _send(
+        self, session: aiohttp.ClientSession, sample_format: SampleFormat, body: bytes
+    ) -> int:
+        """Write one request, and return the number of its samples that were rejected. Raises SinkError with the server's reason."""
         try:
             async with session.post(
                 self.settings.url, data=body, ssl=self._tls, allow_redirects=False
@@ -284,14 +316,21 @@ class RemoteWriteSink:
             problem = printable(str(error)) or type(error).__name__
             raise SinkError(problem) from error
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-            return
+            rejected, message = sample_format.rejected_samples(text)
+            if rejected or message:
+                log.warning(
+                    "sink_samples_rejected",
+                    sink=self.writer.name,
+                    url=self.settings.url,
+                    problem=message[:MAX_PROBLEM_LENGTH],
+                    entries=rejected,
+                )
+            return rejected
         words = text[:MAX_PROBLEM_BYTES].decode(errors="replace").split()
-        is_client_error = (
-            HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        )
         raise SinkError(
             f"{response.status} {printable(' '.join(words)) or response.reason or ''}".strip(),
-            is_rejected=is_client_error and response.status != HTTPStatus.TOO_MANY_REQUESTS,
+            is_rejected=response.status >= HTTPStatus.BAD_REQUEST
+            and response.status not in sample_format.repeated_statuses,
             retry_seconds=http_responses.retry_after_seconds(
                 response.headers.get("Retry-After", ""), time.time()
             ),

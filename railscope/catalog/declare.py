@@ -46,6 +46,21 @@ class MetricUnit(StrEnum):
     FRAMES = "frames"
     ERRORS = "errors"
 
+    @property
+    def ucum(self) -> str:
+        """Unit of OTLP: counted things, such as `{packet}`, follow from their names."""
+        return _UCUM.get(self, f"{{{self.removesuffix('s')}}}")
+
+
+_UCUM = {
+    MetricUnit.BYTES: "By", MetricUnit.BYTES_PER_SECOND: "By/s", MetricUnit.SECONDS: "s",
+    MetricUnit.RATIO: "1", MetricUnit.WATTS: "W", MetricUnit.JOULES: "J", MetricUnit.VOLTS: "V",
+    MetricUnit.AMPERES: "A", MetricUnit.CELSIUS: "Cel", MetricUnit.HERTZ: "Hz",
+    MetricUnit.NONE: "", MetricUnit.BYTE_SECONDS: "", MetricUnit.REVOLUTIONS_PER_MINUTE: "",
+    MetricUnit.TRANSFERS_PER_SECOND: "",
+}  # fmt: skip
+"""The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one."""
+
 
 class MetricDetail(StrEnum):
     """Smallest selection of the metrics endpoint that contains a metric; each contains the ones before it."""

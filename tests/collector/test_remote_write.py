@@ -18,10 +18,13 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 from hypothesis import given, strategies as st
+from msgspec import structs
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from structlog.testing import capture_logs
+from support.otlp_decoding import DecodedMetrics
 
 from collector.config import RemoteWriteSettings
-from collector.fleet.view_cells import ViewCell
+from collector.fleet.view_cells import ViewCell, label_names
 from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH
 from collector.sinks.remote_write import (
     STALE_MARKER,
@@ -30,7 +33,9 @@ from collector.sinks.remote_write import (
     SampleEncoder,
     WriteRequestFormat,
 )
-from railscope.catalog import METRICS, collector as catalog
+from railscope.catalog import METRICS, collector as catalog, rollups
+from railscope.catalog.declare import MetricKind
+from railscope.settings import SettingsError
 
 MILLISECOND_NS = 1_000_000
 STALE = struct.unpack("<Q", STALE_MARKER)[0]
@@ -187,6 +192,48 @@ def test_zeros_of_sparse_metrics_and_repeated_series_are_omitted():
     assert [value for _, value, _ in decoded(batch.body)] == [bits(1.0)]
 
 
+def otlp_encoder(max_samples: int = 10_000) -> SampleEncoder:
+    """Encoder of the requests that a sink with the format otlp sends."""
+    url = "http://h:4318/v1/metrics"
+    sink = RemoteWriteSink(
+        RemoteWriteSettings(
+            url=url, format="otlp", labels={"site": "x"}, max_buffered_samples=max_samples
+        ),
+        instance="c1:9470",
+    )
+    return sink._encoder()  # noqa: SLF001 - the encoder of the settings
+
+
+def test_points_of_otlp_are_the_samples_and_end_with_their_series():
+    encoder, received = otlp_encoder(max_samples=2), DecodedMetrics()
+    counter = ViewCell(catalog.REMOTE_WRITTEN, (), 2.0**53)
+    nodes = [up("a\x00b"), up(""), up("ü", 0.5)]
+    for second, cells in enumerate([[*nodes, counter], [nodes[0], counter]], 1):
+        for batch in encoder.encode(second * 10**9, cells):
+            assert received.add(gzip.decompress(batch.body)) == batch.size <= 2
+    name, written = catalog.NODE_UP.name, catalog.REMOTE_WRITTEN.name
+    assert received.samples == {
+        (name, frozenset({("node", "a\x00b")})): 1.0,
+        (written, frozenset()): 2.0**53,
+    }
+    assert received.ended == [(name, frozenset()), (name, frozenset({("node", "ü")}))]
+    assert {point.time_unix_nano for point in received.points.values()} == {2 * 10**9}
+    assert received.messages[written].sum.is_monotonic
+    assert received.resources[0] == {
+        "service.name": "railscope-collector", "service.instance.id": "c1:9470", "site": "x",
+    }  # fmt: skip
+
+
+def test_names_of_otlp_are_those_of_the_metrics_endpoint_for_every_metric():
+    encoder, received = otlp_encoder(), DecodedMetrics()
+    metrics = [*METRICS.values(), *(each.metric for each in rollups().values())]
+    plain = [each for each in metrics if each.kind is not MetricKind.HISTOGRAM and not each.sparse]
+    cells = [ViewCell(each, ("x",) * len(label_names(each)), 1.0) for each in plain]
+    for batch in encoder.encode(10**9, cells):
+        received.add(gzip.decompress(batch.body))
+    assert {key[0] for key in received.samples} == {each.name for each in plain}
+
+
 @dataclass
 class StoreServer:
     """Server with prepared responses, then 204; keeps requests and accepted series."""
@@ -256,6 +303,43 @@ async def test_rejected_samples_are_dropped_with_a_bounded_reason(status: int):
     assert len(line["problem"]) <= MAX_PROBLEM_LENGTH
     assert line["problem"].isprintable()
     assert line["entries"] == 1
+
+
+def partial_success(rejected: int, message: str) -> bytes:
+    response = metrics_service_pb2.ExportMetricsServiceResponse()
+    response.partial_success.rejected_data_points = rejected
+    response.partial_success.error_message = message
+    return response.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "counts"),
+    [
+        (200, b"", (1, 0)),
+        (200, b"\xff\xff", (1, 0)),
+        (200, partial_success(1, "too\nold"), (0, 1)),
+        (200, partial_success(1 << 40, "all"), (0, 1)),
+        (200, partial_success(-3, "slow"), (1, 0)),
+        (500, b"final", (0, 1)),
+        (501, b"final", (0, 1)),
+    ],
+)
+async def test_receivers_of_otlp_may_reject_a_part(
+    status: int, body: bytes, counts: tuple[int, int]
+):
+    with capture_logs() as logs:
+        async with serving(web.Response(status=status, body=body)) as server:
+            settings = RemoteWriteSettings(url=server.url, format="otlp", period_seconds=0.1)
+            async with writing(settings, [up("a")]) as sink:
+                await until(lambda: sink.writer.written + sink.writer.rejected > 0)
+    assert (sink.writer.written, sink.writer.rejected) == counts
+    assert server.requests[0].headers["Content-Encoding"] == "gzip"
+    with pytest.raises(SettingsError) if counts[1] else contextlib.nullcontext():
+        async with serving(web.Response(status=status, body=body)) as server:
+            await RemoteWriteSink(structs.replace(settings, url=server.url)).probe()
+    if body == partial_success(1, "too\nold"):
+        assert logs[0]["problem"] == "too\\nold"
+        assert logs[0]["entries"] == 1
 
 
 @pytest.mark.parametrize("after", ["", "1", "date", "soon"])
