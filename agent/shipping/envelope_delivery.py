@@ -11,6 +11,11 @@ from agent import host
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from railscope import __version__, envelopes, frame, wire
 
+MAX_SCHEMA_SENDINGS = 3
+"""Times that schemas are sent at once, one more after each repeated request: of collectors that take turns at one URL,
+another one may have received them.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeDelivery:
@@ -67,14 +72,18 @@ class EnvelopeDelivery:
     async def _offer(
         self, post: Callable[[bytes], Awaitable[DeliveryResult]], body: bytes
     ) -> DeliveryResult:
-        answer = await post(body)
-        if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
-            return answer
-        schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
-        if len(schemas) < len(answer.schemas):
-            return DeliveryResult(
-                EnvelopeDecision.REJECTED,
-                "schema of these frames is missing from the agent's state directory",
-            )
-        answer = await post(self.pack((), schemas))
-        return await post(body) if answer.verdict is EnvelopeDecision.ACKNOWLEDGED else answer
+        for sendings in range(1, MAX_SCHEMA_SENDINGS + 1):
+            answer = await post(body)
+            if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
+                return answer
+            schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
+            if len(schemas) < len(answer.schemas):
+                return DeliveryResult(
+                    EnvelopeDecision.REJECTED,
+                    "schema of these frames is missing from the agent's state directory",
+                )
+            for _ in range(sendings):
+                answer = await post(self.pack((), schemas))
+                if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
+                    return answer
+        return await post(body)

@@ -84,7 +84,7 @@ class Shipper:
         self._ended = spool.read_run_end(self.directory)
         self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
         self._client = self._failover.client
-        self._delivered = DeliveredFrames(self.directory) if self.link.urls else None
+        self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
         self._schemas = spool.SpooledSchemas(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
@@ -262,8 +262,9 @@ class Shipper:
             client = await self._failover.begin_attempt()
             self._is_log_known &= client is self._client
             self._client = client
-            is_query = not self._is_log_known and (
-                self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere())
+            is_query = self._spool.is_statement_due(self.clock.now().boot_ns) or (
+                not self._is_log_known
+                and (self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere()))
             )
             answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
             if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
@@ -288,13 +289,18 @@ class Shipper:
         others have received: they are not missing.
         """
         await self._disk.submit(self._spool_memory)
-        answer = await self._delivery.query(self._client, self._delivered_elsewhere())
+        stated = await self._disk.submit(
+            lambda: self._spool.statement(self.origin.run, self._client.url)
+        )
+        answer = await self._delivery.query(self._client, stated)
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
+            if answer.receipt:
+                self._spool.statements.record_statement(answer.receipt.log)
         return answer
 
     def _delivered_elsewhere(self) -> tuple[wire.DeliveredRun, ...]:
-        return self._delivered.elsewhere(self._client.url) if self._delivered else ()
+        return self._delivered.elsewhere(self._client.url)
 
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
@@ -371,7 +377,7 @@ class Shipper:
         """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
         if receipt is None:
             self._spool.select_log("")
-            if (frames := self._release(spooled, body)) and self._delivered:
+            if (frames := self._release(spooled, body)) and self._delivered.is_always_recorded:
                 self._delivered.add(self._client.url, body)
             return frames
         frames = 0

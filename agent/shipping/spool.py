@@ -24,7 +24,7 @@ from agent.shipping import collector_logs, delivered_frames
 from railscope import durable_files
 from railscope.frame import Frame
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import BYTES_PER_VALUE, RunEnd, WireSchema
+from railscope.wire import BYTES_PER_VALUE, DeliveredRun, RunEnd, WireSchema
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +95,8 @@ class Spool:
     ) -> None:
         self._directory = directory
         self._delivered = delivered
-        """Frames of the envelopes that were stored; None if there is one collector only."""
+        """Frames of the envelopes that were stored."""
+        self.statements = delivered_frames.StatementSchedule()
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable_files.delete_partial_files(self._directory)
@@ -103,7 +104,7 @@ class Spool:
         self._envelopes = {spooled.number: spooled for spooled in found}
         self._waiting = dict(self._envelopes)
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
-        self._next = found[-1].number + 1 if found else 1
+        self._next = self._first = found[-1].number + 1 if found else 1
         self._unreported: list[FrameLoss] = []
         self.responding = collector_logs.RespondingLogs()
         self._logs = frozenset(("",))
@@ -229,6 +230,7 @@ class Spool:
             self._received[spooled.number] = boot_ns
             frames = 0 if spooled.number in self._counted else spooled.frames
             self._counted.add(spooled.number)
+            self.statements.record_envelope(receipt.log)
         while receipts:
             first = receipts[0]
             envelope = self._envelopes.get(first.number)
@@ -241,7 +243,8 @@ class Spool:
         return frames
 
     def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
-        if self._delivered is None:
+        is_shared = len(self.responding.responses_ns) > 1
+        if self._delivered is None or not (is_shared or self._delivered.is_always_recorded):
             return
         try:
             body = self._read_body(stored)
@@ -249,7 +252,22 @@ class Spool:
             log.warning("delivered_frames_lost", problem=str(error))
             return
         if body is not None:
-            self._delivered.add(url, body)
+            self._delivered.add(url, body, stored.number if is_shared else 0)
+            self.statements.record_change()
+
+    def is_statement_due(self, boot_ns: int) -> bool:
+        """True if one of several collectors behind one URL needs a statement."""
+        return self.responding.is_alternating and self.statements.is_due(self._logs, boot_ns)
+
+    def statement(self, run: str, url: str) -> tuple[DeliveredRun, ...]:
+        """Return the frames of this and the previous run that the collector at a URL does not miss."""
+        if self._delivered is None:
+            return ()
+        if not self.responding.is_alternating:
+            return self._delivered.elsewhere(url)
+        oldest = next(iter(self._envelopes), self._next)
+        is_decided = oldest >= self._first
+        return self._delivered.of_shared_url(run, oldest, is_previous_decided=is_decided)
 
     def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
         """Continue with another log: envelopes that only others have received wait again."""

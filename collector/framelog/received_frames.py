@@ -84,12 +84,19 @@ class SequenceRanges(msgspec.Struct, gc=False):
         """Return the number of sequences from the first to the last received."""
         return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
 
-    @property
-    def count_missing(self) -> int:
-        """Return the number of missing sequences between the first and the last received."""
-        if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
-            return 0
-        return sum(s - e - 1 for s, e in zip(self.starts[1:], self.ends, strict=False))
+    def has_neighbour(self, first: int, last: int) -> bool:
+        """True if first .. last overlaps a range or adjoins one, so that adding it makes no further range."""
+        return bisect_left(self.ends, first - 1) < bisect_right(self.starts, last + 1)
+
+    def count_missing(self, last: int) -> int:
+        """Return the number of missing sequences from the first received to `last`. Linear in the ranges up to it."""
+        missing, position = 0, self.starts[0] if self.starts else last + 1
+        for start, end in zip(self.starts, self.ends, strict=True):
+            if start > last:
+                break
+            missing += start - position
+            position = end + 1
+        return missing + max(0, last + 1 - position)
 
 
 class ReceivedRun(msgspec.Struct):
@@ -99,6 +106,8 @@ class ReceivedRun(msgspec.Struct):
     run_streams: dict[str, SequenceRanges] = msgspec.field(default_factory=dict, name="streams")
     ended: dict[str, int] = {}
     """The last sequence of each stream of the run, as stated by the next run."""
+    decided: dict[str, int] | None = None
+    """While collectors behind one URL share the run: sequences of its streams after which nothing counts as missing."""
 
     def extent(self, stream: str) -> int:
         """Return the number of sequences from the first received to the last received or stated."""
@@ -107,13 +116,28 @@ class ReceivedRun(msgspec.Struct):
             return 0
         return max(ranges.ends[-1], self.ended.get(stream, 0)) - ranges.starts[0] + 1
 
+    def count_missing(self, stream: str) -> int:
+        """Return the missing frames of a stream. Linear in its ranges."""
+        ranges = self.run_streams.get(stream)
+        if ranges is None or not ranges.starts:
+            return 0
+        last = max(ranges.ends[-1], self.ended.get(stream, 0))
+        if self.decided is not None:
+            last = min(last, self.decided.get(stream, 0))
+        return ranges.count_missing(last)
+
+    def decide(self, stated: Mapping[str, int] | None) -> None:
+        """Record up to which sequences the agent has decided; None if no other collector shares the run any more."""
+        if stated is not None:
+            before = self.decided or {}
+            names = self.run_streams.keys() & (stated.keys() | before.keys())
+            stated = {name: max(stated.get(name, 0), before.get(name, 0)) for name in names}
+        self.decided = stated
+
     @property
     def missing(self) -> int:
         """Missing frames of all streams. Linear in the ranges: for whole runs that are added or dropped."""
-        return sum(
-            self.extent(stream) - ranges.width + ranges.count_missing
-            for stream, ranges in self.run_streams.items()
-        )
+        return sum(map(self.count_missing, self.run_streams))
 
     @property
     def size(self) -> int:
@@ -140,6 +164,11 @@ class ReceivedFrames(msgspec.Struct):
         received_run = self.nodes.get(node, {}).get(run)
         return received_run.run_streams if received_run else {}
 
+    def is_shared(self, node: str, run: str) -> bool:
+        """True if collectors behind one URL share a run."""
+        received_run = self.nodes.get(node, {}).get(run)
+        return received_run is not None and received_run.decided is not None
+
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
         """Add first .. last of a stream."""
         runs = self.nodes.get(node)
@@ -155,10 +184,16 @@ class ReceivedFrames(msgspec.Struct):
         if ranges.ends and first == ranges.ends[-1] + 1 and not entry.ended:
             ranges.ends[-1] = last  # the usual case: nothing is missing, and no range is new
             return
-        extent, size = entry.extent(stream), len(ranges.starts)
-        new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
-        ranges.add(first, last)
-        self.missing[node] += entry.extent(stream) - extent - new_frames
+        size = len(ranges.starts)
+        if entry.decided is None:
+            extent = entry.extent(stream)
+            new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
+            ranges.add(first, last)
+            self.missing[node] += entry.extent(stream) - extent - new_frames
+        else:
+            missing = entry.count_missing(stream)
+            ranges.add(first, last)
+            self.missing[node] += entry.count_missing(stream) - missing
         self.sizes[node] += len(ranges.starts) - size
         while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
             other_runs = (name for name in runs if name != run)
@@ -183,9 +218,9 @@ class ReceivedFrames(msgspec.Struct):
             elif last - ranges.ends[-1] > MAX_LOST_AT_END:
                 self.ignored["distance"] += 1
             else:
-                extent = entry.extent(stream)
+                missing = entry.count_missing(stream)
                 entry.ended[stream] = last
-                self.missing[node] += entry.extent(stream) - extent
+                self.missing[node] += entry.count_missing(stream) - missing
 
     def record_delivered(self, node: str, runs: Sequence[DeliveredRun]) -> None:
         """Record frames that other collectors received: they are not missing, and are not sent again.
@@ -202,8 +237,15 @@ class ReceivedFrames(msgspec.Struct):
                     first, ranges.starts[0]
                 )  # what was before the first frame here is not counted
                 is_near = start <= last <= ranges.ends[-1] + MAX_LOST_AT_END
-                if is_near and len(ranges.starts) < MAX_DELIVERED_RANGES:
+                is_bounded = len(ranges.starts) < MAX_DELIVERED_RANGES
+                if is_near and (is_bounded or ranges.has_neighbour(start, last)):
                     self.add(node, run, stream, start, last, 0)
+        for stated in runs:
+            entry = self.nodes.get(node, {}).get(stated.run)
+            if entry is not None and stated.decided != entry.decided:
+                missing = entry.missing
+                entry.decide(stated.decided)
+                self.missing[node] += entry.missing - missing
 
     def restore_runs(self, node: str, runs: dict[str, ReceivedRun]) -> None:
         """Restore the runs of a node, within the same bounds.

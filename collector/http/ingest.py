@@ -369,12 +369,12 @@ class Ingest:
         self, envelope: wire.Envelope, schemas: Sequence[KnownSchema]
     ) -> collector_state.EnvelopeCost:
         cost = collector_state.envelope_cost(envelope, schemas)
-        problems = [
-            *collector_state.find_exceeded_bounds(cost, self.limits),
-            *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
-        ]
-        if problems:
+        if problems := [*collector_state.find_exceeded_bounds(cost, self.limits)]:
             raise NotAcknowledgedError("; ".join(problems), "bounds")
+        if problems := [*self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream)]:
+            # Gaps of a shared run close when the database has the frames of the other collectors: it is sent again.
+            is_shared = self.core.received.is_shared(envelope.node, envelope.run)
+            raise NotAcknowledgedError("; ".join(problems), "evidence" if is_shared else "bounds")
         return cost
 
     def _check_batches(self, envelope: wire.Envelope) -> list[KnownSchema]:

@@ -14,6 +14,7 @@ from support.collector import PATIENCE_SECONDS, ScriptedCollector, Step, hang, t
 from support.reading import ORIGIN
 from support.shipping import SCHEMA, PassingClock, link_to, run_shipper, waiting
 
+from agent.shipping.envelope_delivery import MAX_SCHEMA_SENDINGS
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, FrameOrigin, Schema
@@ -277,12 +278,9 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
     wanted = {"unknown_schemas": [schema_identity(SCHEMA).hex()]}
     with capture_logs() as logs:
         async with ScriptedCollector().serving() as collector:
-            forgetful = (
-                web.json_response(wanted, status=409),
-                take,
-                web.json_response(wanted, status=409),
-            )
-            collector.script.extend(forgetful)
+            for sendings in range(MAX_SCHEMA_SENDINGS + 1):
+                collector.script.extend([take] * sendings)
+                collector.script.append(web.json_response(wanted, status=409))
             async with run_shipper(tmp_path, link_to(collector)) as run:
                 await run.flush()
                 await run.failed()

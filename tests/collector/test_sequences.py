@@ -25,7 +25,9 @@ def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int,
     missing = {n for a, b in ranges.missing_in(first, first + more) for n in range(a, b + 1)}
     assert ranges.count_new(first, more + 1) == len(missing)
     assert missing == wanted - model
-    assert ranges.count_missing == (max(model) - min(model) + 1 - len(model) if model else 0)
+    assert ranges.count_missing(max(model, default=0)) == (
+        max(model) - min(model) + 1 - len(model) if model else 0
+    )
     spans = list(zip(ranges.starts, ranges.ends, strict=True))
     assert all(end + 1 < start for (_, end), (start, _) in pairwise(spans))
 
