@@ -24,6 +24,7 @@ from threading import Lock
 import msgspec
 import structlog
 
+from collector import CollectorError
 from railscope import durable_files, untrusted_text
 from railscope.timestamps import SECOND_NS
 
@@ -42,7 +43,7 @@ POLL_EVERY_NS = SECOND_NS
 _ADVICE = "correct the clock, or run `railscope collector accept-clock`"
 
 
-class ClockFileError(ValueError):
+class ClockFileError(CollectorError, ValueError):
     """The stored state of the clock cannot be read; the message states the reason."""
 
 

@@ -11,13 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent.health import RULES, driver_rules, rule
-from agent.health.source_readings import (
-    DeviceName,
-    SourceReadings,
-    merge_source_facts,
-    metrics_of_rules,
-)
+from agent.health import RULES, driver_rules, rule, source_readings
 from agent.host.files import BootState, BootStateFile
 from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import entities, gpu as c, gpu_health as h, kernel
@@ -76,7 +70,7 @@ SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
 """All sources of facts."""
 _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
-_METRICS = metrics_of_rules(RULES, c.GPU_ENERGY)
+_METRICS = source_readings.metrics_of_rules(RULES, c.GPU_ENERGY)
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 LatestFrames = Mapping[str, Frame | Absent]
@@ -95,7 +89,7 @@ class _ObservedGpu:
         return self.entity.facts.get("pci_address", "")
 
 
-def _key(gpu: str) -> DeviceName:
+def _key(gpu: str) -> source_readings.DeviceName:
     return entities.GPU.name, gpu
 
 
@@ -106,7 +100,9 @@ class FactCollector:
         self.earlier_lifetimes: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
-        self._readings = {name: SourceReadings(_METRICS) for name in READING_SOURCES}
+        self._readings = {
+            name: source_readings.SourceReadings(_METRICS) for name in READING_SOURCES
+        }
         self._gpus: dict[str, _ObservedGpu] = {}
         self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
@@ -143,7 +139,7 @@ class FactCollector:
         """Return the facts about a GPU."""
         (name,) = gpu.key
         observed = self._gpus[name]
-        readings, changes = merge_source_facts(
+        readings, changes = source_readings.merge_source_facts(
             source.facts_of_device(_key(name)) for source in self._readings.values()
         )
         gpu_xids = self._xids(observed.address)

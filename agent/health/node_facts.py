@@ -10,16 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.health import rule
+from agent.health import rule, source_readings
 from agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from agent.health.nic_traffic_rules import TRAFFIC_RULES
 from agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
-from agent.health.source_readings import (
-    DeviceName,
-    SourceReadings,
-    merge_source_facts,
-    metrics_of_rules,
-)
 from agent.topology.network import NodeNetwork
 from agent.topology.pci import pci_distance
 from railscope.catalog import entities
@@ -42,7 +36,7 @@ SOURCES = (
     rule.SETTINGS,
 )
 """Sources of facts."""
-_METRICS = metrics_of_rules((*NIC_RULES, *GPU_SETTING_RULES))
+_METRICS = source_readings.metrics_of_rules((*NIC_RULES, *GPU_SETTING_RULES))
 _NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})
 _JUDGED_WITHOUT_RDMA = frozenset({"compute", "storage"})
 _SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
@@ -60,18 +54,18 @@ class NodeHealthFacts:
     """Facts about every NIC and GPU seen so far, as of the last frames."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, SourceReadings] = {}
-        self.devices: dict[DeviceName, Entity] = {}
+        self._sources: dict[str, source_readings.SourceReadings] = {}
+        self.devices: dict[source_readings.DeviceName, Entity] = {}
         """All devices with their names, those that have left among them."""
-        self._labels: dict[DeviceName, dict[str, str]] = defaultdict(dict)
-        self._settings: dict[DeviceName, Mapping[str, str]] = {}
+        self._labels: dict[source_readings.DeviceName, dict[str, str]] = defaultdict(dict)
+        self._settings: dict[source_readings.DeviceName, Mapping[str, str]] = {}
 
     def add(self, frame: Frame) -> None:
         """Process a frame."""
         stream = frame.schema.stream
         if stream not in SOURCES:
             return
-        source = self._sources.setdefault(stream, SourceReadings(_METRICS))
+        source = self._sources.setdefault(stream, source_readings.SourceReadings(_METRICS))
         if source.frame is None or source.frame.schema is not frame.schema:
             self._add_entities(frame.schema.entities)
         source.add(frame)
@@ -103,9 +97,9 @@ class NodeHealthFacts:
         """Return the facts about each NIC, by interface, or by RDMA port if it has none."""
         return self._with_peers(self._nic_devices(), absent_sources, _nic_group)
 
-    def _nic_devices(self) -> dict[str, list[DeviceName]]:
+    def _nic_devices(self) -> dict[str, list[source_readings.DeviceName]]:
         """Return the devices that are parts of each NIC."""
-        nics: dict[str, list[DeviceName]] = {}
+        nics: dict[str, list[source_readings.DeviceName]] = {}
         for name, labels in self._labels.items():
             kind, key = name[0], name[1:]
             role = labels.get("role", "")
@@ -128,7 +122,7 @@ class NodeHealthFacts:
 
     def _with_peers(
         self,
-        devices: Mapping[str, list[DeviceName]],
+        devices: Mapping[str, list[source_readings.DeviceName]],
         absent_sources: AbsentSources,
         group: Callable[[rule.HealthFacts], tuple[str, ...]],
     ) -> dict[str, rule.HealthFacts]:
@@ -147,14 +141,14 @@ class NodeHealthFacts:
         }
 
     def _facts(
-        self, parts: Sequence[DeviceName], absent_sources: AbsentSources
+        self, parts: Sequence[source_readings.DeviceName], absent_sources: AbsentSources
     ) -> rule.HealthFacts:
         labels: dict[str, str] = {}
         settings: dict[str, str] = {}
         for name in reversed(parts):  # the role of the PCI device is its kind
             labels |= self._labels[name]
             settings |= self._settings.get(name, {})
-        readings, changes = merge_source_facts(
+        readings, changes = source_readings.merge_source_facts(
             source.facts_of_device(name) for name in parts for source in self._sources.values()
         )
         absent = {

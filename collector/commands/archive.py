@@ -7,8 +7,9 @@ import time
 
 import click
 
+from collector import archive_stores
 from collector.commands import command_options
-from collector.evidence import archive_files, evidence_archive
+from collector.evidence import evidence_archive
 from collector.finalization import archived_days
 from collector.finalization.evidence_retention import EvidenceRetention
 from collector.jobs import job_metering
@@ -74,7 +75,7 @@ def verify_command(place: command_options.CommandContext, period: Period | None,
             files += 1
             try:
                 archive.read(file)
-            except archive_files.ArchiveError as error:
+            except archive_stores.ArchiveError as error:
                 problems += 1
                 click.echo(f"BROKEN {error}")
     click.echo(f"{job_metering.format_count(files, 'file')} compared, {problems:,} broken")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from sqlalchemy.engine import URL, make_url
 
-from collector import administrator_files, tables
+from collector import administrator_files, archive_stores, tables
 from collector.access import credentials
 from collector.audit import log_secrets
 from collector.config import CollectorSettings
@@ -91,7 +91,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (SettingsError, UnusableLedgerError, archive_files.ArchiveError, OSError) as error:
+    except (SettingsError, UnusableLedgerError, archive_stores.ArchiveError, OSError) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 
@@ -209,7 +209,7 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
 
 def _check_archive(settings: CollectorSettings) -> str:
     archive_files.compile_pod_pattern(settings.archive.pod_pattern)
-    store = archive_files.open_archive_store(settings.archive)
+    store = archive_stores.open_archive_store(settings.archive)
     if store is None:
         return "off: evidence stays in the database"
     archive_files.import_pyarrow()

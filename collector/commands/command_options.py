@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from collector import clock, tables
+from collector import archive_stores, clock, tables
 from collector.audit import ledger_watch
 from collector.billing import BillingError, invoices, period_closing, period_completeness
 from collector.config import PREFIX, CollectorSettings
@@ -31,7 +31,7 @@ from railscope.audit.record import RecordActor
 ContentT = TypeVar("ContentT")
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (
-    BillingError, UnusableLedgerError, PeriodError, settings.SettingsError, archive_files.ArchiveError,
+    BillingError, UnusableLedgerError, PeriodError, settings.SettingsError, archive_stores.ArchiveError,
 )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class CommandContext:
         with self.books() as books:
             yield evidence_archive.EvidenceArchive(
                 books.ledger.database,
-                archive_files.open_archive_store(chosen),
+                archive_stores.open_archive_store(chosen),
                 pattern,
                 self.timed_actor.actor,
             )

@@ -23,19 +23,13 @@ from collector.diagnosis import (
     network_detectors,
     node_detectors,
     settings_advice,
+    step_period,
 )
 from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
 from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_sums import divide, mean_known
-from collector.diagnosis.step_period import (
-    MAX_LATE_SECONDS,
-    WINDOW_SECONDS,
-    StepTiming,
-    TrafficTraces,
-    find_step,
-)
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
@@ -78,12 +72,12 @@ class ClusterDiagnosis:
         if open_slots is None:
             open_slots = slots
         else:
-            seconds = min(seconds, WINDOW_SECONDS + MAX_LATE_SECONDS)
+            seconds = min(seconds, step_period.WINDOW_SECONDS + step_period.MAX_LATE_SECONDS)
         self.slot_ns = SLOT_SECONDS * SECOND_NS
         self.first_ns = first_ns
         self.devices = devices.ClusterDevices(slots, open_slots)
         self.readings = ReadingsCollector(
-            self.devices, TrafficTraces(seconds), first_ns, self.slot_ns
+            self.devices, step_period.TrafficTraces(seconds), first_ns, self.slot_ns
         )
         self.claims = job_groups.ClaimedGpus(tenant_of)
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
@@ -101,7 +95,7 @@ class ClusterDiagnosis:
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
-        self.steps: dict[JobKey, StepTiming] = {}
+        self.steps: dict[JobKey, step_period.StepTiming] = {}
         """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
@@ -217,9 +211,12 @@ class ClusterDiagnosis:
 
     def _find_steps(
         self, jobs: Iterable[job_groups.ActiveJob], slot: int
-    ) -> dict[JobKey, StepTiming]:
+    ) -> dict[JobKey, step_period.StepTiming]:
         end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
-        found = {job.key: find_step(traces.mean(job.nics, end, WINDOW_SECONDS)) for job in jobs}
+        found = {
+            job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))
+            for job in jobs
+        }
         return {key: step for key, step in found.items() if step is not None}
 
     def exceeded_limits(self) -> Iterator[str]:

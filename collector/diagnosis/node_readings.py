@@ -16,17 +16,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.diagnosis import stream_columns
 from collector.diagnosis.devices import MAX_FACT, ClusterDevices
 from collector.diagnosis.quantities import DeviceKind, QuantityKind
 from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from collector.diagnosis.step_period import TrafficTraces
-from collector.diagnosis.stream_columns import (
-    NO_TEMPLATE,
-    ColumnPattern,
-    ColumnSegments,
-    StreamTemplate,
-    StreamTemplates,
-)
 from collector.fleet.sheets import Codes, Integers, first_rows
 from railscope.reading import PRESENT
 from railscope.timestamps import SECOND_NS
@@ -61,7 +55,7 @@ class _Stream:
     schema: bytes = b""
     names: int = -1
     """Names of the node's devices when the segments were determined; with more, more columns may be of use."""
-    template: StreamTemplate = NO_TEMPLATE
+    template: stream_columns.StreamTemplate = stream_columns.NO_TEMPLATE
     firsts: tuple[int, ...] = ()
     """Position of the first device of each part."""
     run: str = ""
@@ -99,7 +93,7 @@ class ReadingsCollector:
         self._first_ns, self._slot_ns = first_ns, slot_ns
         self._streams: dict[str, dict[str, _Stream]] = defaultdict(dict)
         """Streams of each node by name, with their schemas, whose devices are known."""
-        self._templates = StreamTemplates()
+        self._templates = stream_columns.StreamTemplates()
         self._waiting: dict[tuple[int, int, int], list[_NewBatch]] = defaultdict(list)
 
     def slot_of(self, timestamp_ns: int) -> int:
@@ -205,7 +199,7 @@ class _GroupReadings:
     reasons, with one row if they are those of all rows, or None if no value is absent.
     """
 
-    pattern: ColumnPattern
+    pattern: stream_columns.ColumnPattern
     times_ns: Integers
     seconds: Floats
     steps: Integers
@@ -257,7 +251,7 @@ class _GroupReadings:
         times_ns = np.array([new.times_ns for new in group], np.int64)
         return cls(pattern, times_ns, seconds, steps, valid, values, codes, last)
 
-    def rows_of(self, part: ColumnSegments) -> tuple[Floats, _Flags, Floats]:
+    def rows_of(self, part: stream_columns.ColumnSegments) -> tuple[Floats, _Flags, Floats]:
         """Return the values of segments by row, which of them are valid, and the weights of rows."""
         span, counters = part.span, self.pattern.counters
         weights = np.ones(self.times_ns.shape)
@@ -328,7 +322,7 @@ def _with_shared_texts(entity: WireEntity) -> WireEntity:
     return WireEntity(entity.kind, key, facts)
 
 
-def _codes(batches: Sequence[Batch], pattern: ColumnPattern) -> Codes | None:
+def _codes(batches: Sequence[Batch], pattern: stream_columns.ColumnPattern) -> Codes | None:
     """Return the absence reasons of batches with equally many, shape (batches, columns, rows or 1)."""
     if not batches[0].reasons:
         return None

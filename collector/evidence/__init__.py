@@ -19,4 +19,4 @@ from railscope import RailscopeError
 
 
 class EvidenceError(RailscopeError):
-    """Base of the errors of evidence: an invalid claim event, an archive that cannot be used."""
+    """Base of the errors of evidence: an invalid claim event, evidence that cannot be read."""

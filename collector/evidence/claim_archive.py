@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from collector import archive_stores
 from collector.evidence import archive_files, claim_events, evidence_archive, evidence_tables
 from collector.ledger import schema
 from railscope.timestamps import DAY_NS, HOUR_NS
@@ -72,7 +73,7 @@ def decode_row(row: archive_files.EvidenceRow) -> NodeClaims:
         return msgspec.msgpack.decode(zstd.decompress(row.content), type=NodeClaims)
     except (msgspec.MsgspecError, zstd.ZstdError) as error:
         message = f"invalid claims of {row.node} in the archive: {error}"
-        raise archive_files.ArchiveError(message) from error
+        raise archive_stores.ArchiveError(message) from error
 
 
 def _encode_row(day: int, node: str, tables: dict[str, Sequence[Any]]) -> archive_files.EvidenceRow:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import msgspec
 import sqlalchemy as sa
 
+from collector import archive_stores
 from collector.evidence import EvidenceError, archive_files, evidence_tables, node_intervals
 from collector.ledger import audit_outbox, head_chain, schema
 from collector.ledger.database import Database, UnusableLedgerError
@@ -129,24 +130,23 @@ class EvidenceArchive:
     def __init__(  # noqa: PLR0913, PLR0917 - its bounds
         self,
         database: Database,
-        store: archive_files.ArchiveStore | None,
+        store: archive_stores.ArchiveStore | None,
         pod_pattern: re.Pattern[str] | None = None,
         actor: RecordActor | None = None,
         kept_reports: int = KEPT_REPORTS,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
-        self.database = database
-        self._store = store
+        self.database, self._store = database, store
         self._pod_pattern = pod_pattern
         self._kept_reports, self._max_file_bytes = kept_reports, max_file_bytes
         self._actor = actor or RecordActor("collector", "archive")
 
     @property
-    def store(self) -> archive_files.ArchiveStore:
+    def store(self) -> archive_stores.ArchiveStore:
         """The store. Raises ArchiveError without one."""
         if self._store is None:
             message = "no archive: expected archive.url in the collector's settings"
-            raise archive_files.ArchiveError(message)
+            raise archive_stores.ArchiveError(message)
         return self._store
 
     def pod_of(self, node: str) -> str:
@@ -234,7 +234,7 @@ class EvidenceArchive:
                 f"{self.store.location}/{name} does not contain what was written; fix: check the "
                 "store, and move the file away"
             )
-            raise archive_files.ArchiveError(message)
+            raise archive_stores.ArchiveError(message)
         file = {
             "name": name,
             "kind": kind,
@@ -393,24 +393,24 @@ class EvidenceArchive:
         """Return the facts of a file. Raises ArchiveError if it is missing or was changed."""
         try:
             content = self.store.read(file.name)
-        except archive_files.ArchiveError as error:
+        except archive_stores.ArchiveError as error:
             if file.location == self.store.location:
                 raise
             message = f"{error}; it was written to {file.location}; fix: set archive.url to that, or copy its files"
-            raise archive_files.ArchiveError(message) from error
+            raise archive_stores.ArchiveError(message) from error
         found = sha256(content).hexdigest()
         if found != file.sha256:
             message = (
                 f"{self.store.location}/{file.name} was changed: SHA-256 {found}: expected "
                 f"{file.sha256}, as recorded; fix: restore the file from a copy"
             )
-            raise archive_files.ArchiveError(message)
+            raise archive_stores.ArchiveError(message)
         rows = archive_files.decode_file(content)
         if len(rows) != file.facts or not all(row.is_intact for row in rows):
             message = (
                 f"{self.store.location}/{file.name} contains facts that do not match their names"
             )
-            raise archive_files.ArchiveError(message)
+            raise archive_stores.ArchiveError(message)
         return rows
 
     def restore(self, file: EvidenceFile, now_ns: int) -> int:

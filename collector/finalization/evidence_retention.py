@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 from sqlalchemy import Connection, func, select
 
-from collector import clock as collector_clock, config, work_limits
+from collector import archive_stores, clock as collector_clock, config, work_limits
 from collector.billing.billing_store import BillingStore
 from collector.evidence import archive_files, claim_archive, evidence_archive, evidence_tables
 from collector.fleet.view_cells import ViewCell
@@ -105,7 +105,7 @@ class EvidenceRetention:
     """GPU-days that the ledger does not have, and whose evidence is kept though it is due to be deleted."""
     _processed: tuple[int, int] | None = None
     """Epoch of the lease, and time up to which this process has archived what was recorded."""
-    _store: archive_files.ArchiveStore | None = field(init=False)
+    _store: archive_stores.ArchiveStore | None = field(init=False)
     _lease: leases.Lease = field(default_factory=lambda: leases.Lease(LEASE))
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class EvidenceRetention:
         if self.clock is not None:
             self.wall_ns = self.clock.now_ns
         chosen = self.settings.archive
-        self._store = archive_files.open_archive_store(chosen)
+        self._store = archive_stores.open_archive_store(chosen)
         archive_files.compile_pod_pattern(chosen.pod_pattern)
 
     async def run(self) -> None:
@@ -137,7 +137,7 @@ class EvidenceRetention:
                 pass
         except Exception as fault:  # noqa: BLE001 - see above
             self.failures += 1
-            expected = (UnusableLedgerError, archive_files.ArchiveError)
+            expected = (UnusableLedgerError, archive_stores.ArchiveError)
             problem = str(fault)
             if not isinstance(fault, expected):
                 problem = f"{type(fault).__name__}: {fault}"

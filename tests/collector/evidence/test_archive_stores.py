@@ -10,15 +10,18 @@ import pytest
 from support import s3_server
 from support.disk import enlarge, small_file_system
 
-from collector.config import ArchiveSettings
-from collector.evidence.archive_files import (
+from collector.archive_stores import (
     ArchiveError,
     ArchiveStore,
+    MissingFileError,
+    open_archive_store,
+)
+from collector.config import ArchiveSettings
+from collector.evidence.archive_files import (
     EvidenceRow,
     compile_pod_pattern,
     decode_file,
     encode_file,
-    open_archive_store,
 )
 from railscope.settings import SettingsError
 
@@ -60,8 +63,10 @@ def test_a_file_is_created_once_and_never_replaced(store: ArchiveStore):
     store.create(NAME, b"first")
     store.create(NAME, b"second")
     assert store.read(NAME) == b"first"
-    with pytest.raises(ArchiveError, match=r"cannot read .*other"):
+    with pytest.raises(MissingFileError, match=r"missing file .*other of the archive"):
         store.read("day=2026-01-31/other")
+    with pytest.raises(ArchiveError, match="has 5 bytes: expected at most 4"):
+        store.read(NAME, max_bytes=4)
     assert "test-secret" not in store.location
 
 
@@ -78,6 +83,9 @@ def test_a_directory_that_is_not_mounted_is_not_created(tmp_path: Path):
     assert found is not None
     with pytest.raises(ArchiveError, match="expected a directory that this user may write"):
         found.create(NAME, b"x")
+    with pytest.raises(ArchiveError, match="cannot read") as failure:
+        found.read(NAME)
+    assert not isinstance(failure.value, MissingFileError)
     assert not (tmp_path / "missing").exists()
 
 
@@ -122,6 +130,11 @@ def test_a_missing_bucket_is_named(server: str, tmp_path: Path):
     assert found is not None
     with pytest.raises(ArchiveError, match=re.escape("cannot write s3://absent/x/" + NAME)):
         found.create(NAME, b"x")
+    with pytest.raises(
+        ArchiveError, match=re.escape("cannot read s3://absent/x/" + NAME)
+    ) as failure:
+        found.read(NAME)
+    assert not isinstance(failure.value, MissingFileError)
 
 
 @pytest.mark.parametrize("url", ["archive", "ftp://host/x", "s3://", "s3://key@bucket/x"])

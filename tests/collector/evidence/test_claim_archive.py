@@ -16,8 +16,8 @@ from support.finalizing import FinalizingCollector
 from support.metered import revision_of
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
+from collector.archive_stores import ArchiveError
 from collector.evidence import claim_archive, evidence_tables
-from collector.evidence.archive_files import ArchiveError
 from collector.evidence.evidence_archive import CLAIMS
 from collector.finalization import archived_days
 from collector.ledger import day_metering, day_tiling
@@ -186,7 +186,7 @@ async def test_a_day_without_reports_is_computed_again_from_the_reports_around_i
     lose_claims(archiving)
     assert recomputed(archiving, DAY + 2) == archived_days.RecomputedDay(DAY + 2, equal=1)
     shutil.rmtree(archiving.directory / "day=2026-09-04" / "pod=all")
-    with pytest.raises(ArchiveError, match="No such file or directory"):
+    with pytest.raises(ArchiveError, match="missing file"):
         recomputed(archiving, DAY + 2)
     site.finalizer.close()
 

@@ -19,11 +19,11 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
+from collector.archive_stores import ArchiveError
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
 from collector.config import MeteringSettings
 from collector.evidence import loaded_facts
-from collector.evidence.archive_files import ArchiveError
 from collector.evidence.evidence_archive import (
     INTERVALS,
     KEPT_REPORTS,
@@ -251,7 +251,7 @@ async def test_a_changed_or_missing_file_is_reported_and_nothing_of_it_is_restor
     for path in paths:
         path.unlink()
     for file in archiving.files():
-        with pytest.raises(ArchiveError, match="No such file or directory"):
+        with pytest.raises(ArchiveError, match="missing file"):
             archiving.archive.restore(file, at(NOW))
     assert archiving.facts() == left
     assert "evidence.restore" not in archiving.records()

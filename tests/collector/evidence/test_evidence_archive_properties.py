@@ -14,8 +14,8 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, accept, at
 
+from collector.archive_stores import open_archive_store
 from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
-from collector.evidence.archive_files import open_archive_store
 from collector.evidence.evidence_archive import ArchivedEvidenceError, EvidenceArchive
 from collector.evidence.evidence_tables import evidence_intervals
 from collector.finalization import archived_days, ledger_days
