@@ -29,17 +29,21 @@ class MissingFileError(ArchiveError):
     """The archive can be read, and does not have the file."""
 
 
-class ArchiveStore(Protocol):
+class ArchiveReader(Protocol):
     """Files by name; a name may contain slashes."""
 
     location: str
     """Directory or URL of the store, without credentials."""
 
-    def create(self, name: str, content: bytes) -> None:
-        """Create a file, durable on return; an existing one stays as it is."""
-
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the content of a file. Raises MissingFileError, ArchiveError for a larger file."""
+
+
+class ArchiveStore(ArchiveReader, Protocol):
+    """Files by name, which can be created."""
+
+    def create(self, name: str, content: bytes) -> None:
+        """Create a file, durable on return; an existing one stays as it is."""
 
     def probe(self) -> str:
         """Check that the store is usable, without writing; return a description."""
@@ -168,7 +172,7 @@ def _check_size(name: object, size: int, max_bytes: int) -> None:
 
 
 def open_archive_store(archive: config.ArchiveSettings) -> ArchiveStore | None:
-    """Return the store of the settings; None if they name none. Raises SettingsError."""
+    """Return the store of an archive; None if the settings name none. Raises SettingsError."""
     if not archive.url:
         return None
     parts = urlsplit(archive.url)

@@ -14,6 +14,7 @@ import msgspec
 
 from collector.audit import (
     collector_records,
+    entry_retention,
     event_recorder,
     ledger_watch,
     log_secrets,
@@ -25,21 +26,22 @@ from collector.audit import (
 from collector.config import CollectorSettings
 from collector.console.audit_pages import AuditHealth, witness_rows
 from collector.fleet.view_cells import ViewCell
+from collector.http import audit_api
 from collector.http.witness_api import WitnessApi
 from collector.ledger import head_chain, membership
 from collector.ledger.database import Database
 from collector.state.state_checkpointer import StateCheckpointer
 from railscope import __version__
-from railscope.audit import merkle
 from railscope.audit.record import RecordError, RecordSource
 from railscope.catalog import collector as c
+from railscope.settings import SettingsError
 
 RECORDER_STATE_FILE = "observed"
 
 
 @dataclass(slots=True)
 class AuditService:
-    """The log of a collector with its writers and checks; `open` it, then `start` it, then `close` it."""
+    """The log of a collector with its writers, readers and checks; `open` it, `start` it, then `close` it."""
 
     key_file: Path
     trail: collector_records.AuditTrail
@@ -50,6 +52,8 @@ class AuditService:
     periodic_verification: verification.PeriodicVerification
     watch: ledger_watch.LedgerWatch
     holder: membership.DirectoryHolder
+    retention: entry_retention.EntryRetention
+    entries: audit_api.SignedEntries
 
     @classmethod
     def from_directory(
@@ -61,13 +65,15 @@ class AuditService:
     ) -> AuditService:
         """Return the components of a state directory; `nodes` have credentials, `database` is the ledger's.
 
-        Raises SettingsError if the key cannot be used.
+        Raises SettingsError if the key or the archive cannot be used.
         """
         directory, core = checkpointer.directory, checkpointer.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
         key = log_secrets.load_or_generate_key(key_file, settings.audit.origin)
         source = RecordSource("collector", settings.audit.origin, secrets.token_hex(8), 0)
-        audit = log_writer.AuditLog(directory / "audit", key, source)
+        audit = log_writer.AuditLog(
+            directory / "audit", key, source, archive=entry_retention.open_entry_archive(settings)
+        )
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
         trail = collector_records.AuditTrail(audit, __version__, settings=digest)
         witnesses = audit.witnesses
@@ -100,9 +106,29 @@ class AuditService:
             settings.audit.verification_period_seconds,
             time.monotonic_ns,
             database,
+            audit.archive,
         )
         holder = membership.DirectoryHolder(directory, database)
-        return cls(key_file, trail, observed, guard, witness_api, drain, periodic, watch, holder)
+        retention = entry_retention.EntryRetention(
+            audit,
+            settings.audit.keep_entries_days,
+            settings.archive.period_seconds,
+            lambda: guard.required_checkpoints,
+        )
+        entries = audit_api.SignedEntries(audit.directory, key.public, archive=audit.archive)
+        return cls(
+            key_file,
+            trail,
+            observed,
+            guard,
+            witness_api,
+            drain,
+            periodic,
+            watch,
+            holder,
+            retention,
+            entries,
+        )
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
@@ -111,6 +137,9 @@ class AuditService:
         self.guard.open()
         try:
             self.observed.open()
+        except tiles.ArchivedEntriesError as error:
+            message = f"cannot read the audit log {self.trail.log.directory}: {error}"
+            raise SettingsError(message) from error
         except (tiles.TileError, RecordError) as error:
             raise self.trail.unusable_log(log_writer.ALTERED_LOG_MESSAGE.format(error)) from error
         recorded = head_chain.ChainHead(*self.observed.recorded.head)
@@ -118,13 +147,12 @@ class AuditService:
 
     async def hold_directory(self) -> None:
         """Hold the state directory, by its opened log, in a shared database. Raises DirectoryInUseError."""
-        genesis = next(self.trail.log.records(0))
-        await self.holder.begin(merkle.leaf_hash(genesis).hex())
+        await self.holder.begin(self.trail.log.genesis())
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
-        checks = (self.guard, self.periodic_verification, self.watch, self.holder)
+        checks = (self.guard, self.periodic_verification, self.watch, self.holder, self.retention)
         for member in (self.observed, self.witness_api, self.drain, *checks):
             group.create_task(member.run())
 
@@ -139,6 +167,8 @@ class AuditService:
             (c.AUDIT_CONFLICT, int(bool(self.guard.stop_reason))),
             (c.AUDIT_WITNESSES, len(self.witness_api.witnesses.nodes)),
             (c.LEDGER_REPLACED, int(bool(self.watch.problem))),
+            (c.AUDIT_ARCHIVED, self.retention.archived),
+            (c.AUDIT_ARCHIVE_FAILURES, self.retention.failures),
             (c.AUDIT_VERIFIED, None if whole is None else int(whole)),
             (c.AUDIT_VERIFIED_AGE, self.periodic_verification.age_seconds),
         )

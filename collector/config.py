@@ -151,6 +151,10 @@ class AuditSettings(Struct, frozen=True, kw_only=True):
     """Maximum wait for these agents; after it, signing starts and the shortfall is recorded."""
     verification_period_seconds: Annotated[float, Meta(ge=0, le=30 * MAX_SECONDS)] = 86_400.0
     """Seconds between two verifications of the whole log. 0: disabled."""
+    keep_entries_days: Annotated[int, Meta(ge=0, le=MAX_DAYS)] = 0
+    """Entries are moved to the archive (`archive.url`) this many days after they were recorded; hashes and checkpoints
+    stay. 0: never.
+    """
 
 
 class BillingSettings(Struct, frozen=True, kw_only=True):

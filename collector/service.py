@@ -101,12 +101,12 @@ class Collector:
         self.trail = self.audit.trail
         self.access = AccessTrail(self.trail, RecordedCredentials(self.directory / "identities"))
         self.tokens.on_change = self.access.set_credentials
-        signed = self.trail.log
-        self.entries = audit_api.SignedEntries(signed.directory, signed.signer.public)
+        self.entries = self.audit.entries
         find_seller(self.settings.billing.seller_file, ())  # raises SettingsError
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._find_tenant
         self.clock = clock.CollectorClock(self.directory, self._node_offsets, wall_ns=self.wall_ns)
+        self.audit.retention.clock = self.clock
         self.clock_records = collector_records.ClockRecords(self.trail, self.clock, self.reload)
         self.checkpointer.reason_to_withhold = lambda: self.clock.hold_reason
         self.live = LiveAccount(

@@ -24,7 +24,7 @@ from collector.clock import ClockState, CollectorClock
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError, call_database
 from collector.work_limits import MinuteCounts, write_for_a_minute
-from railscope.audit import merkle, record
+from railscope.audit import record
 from railscope.service import run_in_thread, run_to_end
 from railscope.settings import SettingsError
 
@@ -97,11 +97,10 @@ class OutboxDrain:
 
     def _find_unnoted_records(self, database: Database) -> None:
         """Find records that were appended and not noted."""
-        genesis = next(self.audit.records(0), None)
-        if genesis is None:
+        name = self.audit.genesis()
+        if not name:
             message = f"invalid audit log {self.audit.directory}: expected a genesis record"
             raise log_writer.LogWriteError(message)
-        name = merkle.leaf_hash(genesis).hex()
         with database.transaction() as connection:
             last = audit_outbox.find_last_recorded(connection, name)
             expected = audit_outbox.find_reference(connection, last.id) if last else ""

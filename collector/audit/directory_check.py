@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from collector import archive_stores
 from collector.audit import (
     AuditLogError,
     housekeeping_files,
@@ -40,6 +41,8 @@ class VerifyOutcome(IntEnum):
     """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
     UNREADABLE = 5
     """A file that is needed cannot be read: the check has no result."""
+    UNCHECKED = 6
+    """Archived records were not read; everything else is consistent."""
 
 
 class LogVerificationError(AuditLogError):
@@ -69,10 +72,14 @@ def raise_tile_verify_error() -> Iterator[None]:
     except tile_files.TileError as error:
         cause, outcome = error.__cause__, VerifyOutcome.ALTERED
         if isinstance(
-            cause, FileNotFoundError | NotADirectoryError | tile_files.TruncatedTileError
+            cause,
+            FileNotFoundError
+            | NotADirectoryError
+            | tile_files.TruncatedTileError
+            | archive_stores.MissingFileError,
         ):
             outcome = VerifyOutcome.TAIL_MISSING
-        elif isinstance(cause, OSError):
+        elif isinstance(cause, OSError | archive_stores.ArchiveError):
             outcome = VerifyOutcome.UNREADABLE
         raise LogVerificationError(outcome, str(error)) from error
 
@@ -268,15 +275,16 @@ class _ExpectedTiles:
         ):
             return ""
         tiles = tile_files.Tiles(self.signed.directory, self.signed.size)
-        if isinstance(level, str):
-            expected = tile_files.encode_bundle(tiles.records(index)[:width])
-        else:
-            expected = tiles.row(level, index)[: width * merkle.HASH_BYTES]
+        expected = tiles.row(tile_files.depth_of(level), index)[: width * merkle.HASH_BYTES]
         try:
-            is_equal = path.read_bytes() == expected
+            found = path.read_bytes()
+            if isinstance(level, str):  # the full tile may be archived, its hashes are not
+                found = b"".join(map(merkle.leaf_hash, tile_files.decode_bundle(found)))
         except FileNotFoundError:
             return ""
-        return "" if is_equal else "altered: expected the beginning of its full tile"
+        except tile_files.TruncatedTileError:
+            found = b""
+        return "" if found == expected else "altered: expected the beginning of its full tile"
 
     def _hash(self, level: int, index: int) -> merkle.Hash:
         """Return the hash of a complete subtree of tile level `level`, signed or not."""

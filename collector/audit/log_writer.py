@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from collector import archive_stores
 from collector.audit import AuditLogError, housekeeping_files, journal
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft, build_record, with_number
@@ -139,6 +140,8 @@ class AuditLog:
     source: record.RecordSource
     """The writer as a source of records; its `n` is that of the next record."""
     sign_every_seconds: float = SIGN_EVERY_SECONDS
+    archive: archive_stores.ArchiveStore | None = None
+    """Archive of the records that the directory no longer has."""
     signing_problem: str = ""
     """Reason why the last attempt to sign failed; empty if it did not."""
     groups: int = 0
@@ -220,10 +223,16 @@ class AuditLog:
             return ""
         return f"missing key file {path}" if stored is None else f"wrong key in {path}"
 
+    def genesis(self) -> str:
+        """Return the hash of the first record, which identifies the log; empty without one. Raises TileError."""
+        if self.signed.size:
+            return Tiles(self.directory, self.signed.size).node(0, 0).hex()
+        return merkle.leaf_hash(self._unsigned[0]).hex() if self._unsigned else ""
+
     def records(self, first: int) -> Iterator[bytes]:
         """Return the durable records from a sequence number on, as of now. Raises TileError."""
         signed, unsigned = self.signed.size, list(self._unsigned)
-        yield from Tiles(self.directory, signed).records_from(first)
+        yield from Tiles(self.directory, signed, self.archive).records_from(first)
         yield from unsigned[max(0, first - signed) :]
 
     def append_before_running(self, draft: RecordDraft) -> int:

@@ -2,6 +2,8 @@
 
 Each source numbers its records without a gap. The records of an agent arrive in envelopes and may
 be late; those of the log's own writer cannot be.
+
+Where archived records are not read, nothing is reported that only they could explain.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ class _SourceCounter:
     """Record numbers received from one source."""
 
     next_number: int = 0
+    first: int = 0
+    """First number that was checked: earlier ones may be in records that are not read."""
     late: SequenceRanges | None = None
     """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
 
@@ -42,6 +46,8 @@ class _RecordGap:
 class SourceContinuity:
     """Tracks the counters of all sources, in the order of the log."""
 
+    is_partial: bool = False
+    """True if the records before were not read."""
     _counters: dict[tuple[str, str, str], _SourceCounter] = field(default_factory=dict)
     _gaps: list[_RecordGap] = field(default_factory=list)
     _again: list[tuple[int, str]] = field(default_factory=list)
@@ -53,14 +59,15 @@ class SourceContinuity:
         key = (source.kind, source.id, source.boot)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = _SourceCounter()
+            first = source.n if self.is_partial else 0
+            counter = self._counters[key] = _SourceCounter(first, first)
         if source.n > counter.next_number:
             if len(self._gaps) < MAX_FINDINGS:
                 gap = _RecordGap(record.seq, source, counter.next_number, source.n - 1)
                 self._gaps.append(gap)
             else:
                 self._uncounted += 1
-        elif source.n < counter.next_number:
+        elif counter.first <= source.n < counter.next_number:
             self._check_late(record, counter)
         counter.next_number = max(counter.next_number, source.n + 1)
 
@@ -104,6 +111,16 @@ def _source_name(source: RecordSource) -> str:
     return f"{source.kind} {source.id}, boot {source.boot}"
 
 
+ARCHIVE = "log.archive"
+"""Type of the record that entries were archived; all entries before them were archived earlier."""
+
+
+def archived_end(record: AuditRecord) -> int:
+    """Return the number of records, from the first on, that are archived according to a record."""
+    first, count = record.data.get("first"), record.data.get("records")
+    return first + count if isinstance(first, int) and isinstance(count, int) else 0
+
+
 TOLERANCE_NS = 2_000_000_000
 """Tolerated backward step of the clock of the log's own writer."""
 AHEAD_NS = 60_000_000_000
@@ -115,6 +132,8 @@ class ClaimPairing:
     """Check that claims are assigned before they are released, and only once."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
+    is_partial: bool = False
+    """True if the records before were not read."""
     _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def add(self, record: AuditRecord) -> None:
@@ -129,7 +148,7 @@ class ClaimPairing:
             self._open[key] = record.seq
             problem = f"was already assigned by record {since}" if since is not None else ""
         elif record.type in {event_records.ASSIGN, event_records.TRANSFER, event_records.RELEASE}:
-            problem = "had not been assigned" if since is None else ""
+            problem = "had not been assigned" if since is None and not self.is_partial else ""
             if record.type == event_records.RELEASE:
                 self._open.pop(key, None)
         if problem and len(self.findings) < MAX_FINDINGS:
@@ -177,7 +196,14 @@ class RecordChecks:
     """Highest epoch recorded with a start of the collector."""
     genesis_key: str = ""
     """Public key of the log, from its first record."""
+    archived: int = 0
+    """Number of records, from the first on, that are archived according to the log."""
     losses: list[tuple[int, str]] = field(default_factory=list)
+
+    def begin_after_unread_records(self) -> None:
+        """Begin with the next record, because those before it are archived and not read."""
+        self.continuity = SourceContinuity(is_partial=True)
+        self.pairing = ClaimPairing(is_partial=True)
 
     def add(self, record: AuditRecord) -> None:
         """Process the next record of the log."""
@@ -195,6 +221,8 @@ class RecordChecks:
             record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
         ):
             self.epoch = max(self.epoch, epoch)
+        elif record.type == ARCHIVE and record.src.kind != "agent":
+            self.archived = max(self.archived, archived_end(record))
         if (
             record.type == "log.witness"
             and record.out == event_records.DONE

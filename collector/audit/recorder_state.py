@@ -20,7 +20,7 @@ from collector.audit import event_records, log_writer
 from collector.fleet.fleet import EventPosition, SeenEvent
 from collector.framelog import received_frames, segment_files
 from collector.ledger.audit_outbox import HEAD, RecordDraft, build_record
-from railscope.audit import merkle, record as audit_record
+from railscope.audit import record as audit_record
 from railscope.untrusted_text import DECODING_ERRORS
 from railscope.wire import Envelope, WireEvent
 
@@ -143,8 +143,7 @@ class RecordedSnapshot(msgspec.Struct):
 
 def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnapshot:
     """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
-    raw = next(audit.records(0), None)
-    genesis = merkle.leaf_hash(raw).hex() if raw is not None else ""
+    genesis = audit.genesis()
     snapshot = _read(path)
     if snapshot.recorded.genesis != genesis or snapshot.recorded.size > audit.size:
         snapshot = RecordedSnapshot(RecordedState(genesis), snapshot.events, snapshot.drafts)

@@ -6,6 +6,10 @@
 An index is written in groups of three digits, all but the last prefixed with `x`; a tile that is
 not full is `<index>.p/<width>`. Source: C2SP tlog-tiles.
 
+Full tiles of entries may be in an archive instead (`entry_retention`). Their names there contain the hash of the
+log's first record, which identifies the log, and the root of the tile. Records are compared with the hashes of
+level 0 wherever they were read, so neither a directory nor an archive can replace one.
+
 A proof is a record with its inclusion proof in a signed log: one text, verifiable with a public
 key, in the form of C2SP's tlog-proof: a head line, the record's index, the hashes of the path in
 base64, an empty line, the checkpoint. The record itself is included as an extra line, in base64, so
@@ -21,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collector import archive_stores
 from collector.audit import AuditLogError
 from railscope import convert_errors
 from railscope.audit import merkle, signed_note
@@ -29,6 +34,8 @@ from railscope.durable_files import PARTIAL, make_directory, write_durably
 WIDTH = 256
 LEVELS = 8
 """Levels of the tree within one tile."""
+MAX_BUNDLE_BYTES = WIDTH * (0xFFFF + 2)
+"""Maximum size of a tile of entries: each record is preceded by two bytes."""
 _LENGTH = struct.Struct(">H")
 _KEPT_TILES = 64
 
@@ -39,6 +46,18 @@ class TileError(AuditLogError, ValueError):
 
 class TruncatedTileError(TileError):
     """A tile of entries that is truncated within a record."""
+
+
+class MissingEntriesError(TileError):
+    """A full tile of entries that the directory does not have; it may be in the archive."""
+
+
+class AlteredEntriesError(TileError):
+    """Records in the directory that do not match their hashes; the message names the tile."""
+
+
+class ArchivedEntriesError(TileError):
+    """Archived records that cannot be read, or were altered in the archive; the message names the file."""
 
 
 def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
@@ -85,7 +104,11 @@ class Tiles:
 
     directory: Path
     size: int = 0
+    archive: archive_stores.ArchiveReader | None = None
+    """Archive of full tiles of entries that the directory no longer has."""
     _cached: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
+    _last_read: tuple[int, list[bytes]] = (-1, [])
+    """The tile of entries that was read last: index and records."""
 
     def node(self, level: int, index: int) -> merkle.Hash:
         """Return the hash of a complete subtree of the signed part. Raises TileError."""
@@ -102,16 +125,76 @@ class Tiles:
         return complete_root(_hashes(row))
 
     def records(self, index: int) -> list[bytes]:
-        """Return the records that one tile contains. Raises TileError."""
-        content, outgrown = self._read("entries", index)
+        """Return the records of one tile from the directory or the archive, compared with their hashes.
+
+        Raises TileError.
+        """
+        if self._last_read[0] != index:
+            try:
+                records = self.local_records(index)
+            except MissingEntriesError as error:
+                if self.archive is None:
+                    begin = index * WIDTH
+                    message = (
+                        f"records {begin} to {begin + WIDTH - 1} are not in {self.directory}; fix: name the archive,"
+                        " if they were archived, else run `railscope audit verify`"
+                    )
+                    raise MissingEntriesError(message) from error
+                records = self.archived_records(index, self.archive)
+            if b"".join(map(merkle.leaf_hash, records)) != self.row(0, index):
+                message = f"altered tile {self._path('entries', index)}: its records do not match the signed ones"
+                raise AlteredEntriesError(message)
+            self._last_read = index, records
+        return self._last_read[1]
+
+    def local_records(self, index: int) -> list[bytes]:
+        """Return the records of a tile in the directory, unchecked. Raises MissingEntriesError, TileError."""
+        try:
+            content, outgrown = self._read("entries", index)
+        except TileError as error:
+            is_missing = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+            if is_missing and (self.directory / tile_name(0, index)).exists():
+                raise MissingEntriesError(str(error)) from error.__cause__
+            raise
         with convert_errors(TileError, TileError, f"damaged tile {self._path('entries', index)}: "):
             records = decode_bundle(content)
             return records[: self.width(0, index)] if outgrown else records
+
+    def archived_records(self, index: int, archive: archive_stores.ArchiveReader) -> list[bytes]:
+        """Return the records of a full tile from an archive, compared with its root. Raises TileError."""
+        name, root = self.archive_name(index)
+        try:
+            records = decode_bundle(archive.read(name, MAX_BUNDLE_BYTES))
+        except archive_stores.ArchiveError as error:
+            begin = index * WIDTH
+            message = (
+                f"cannot read records {begin} to {begin + WIDTH - 1}, which are archived: {error}"
+            )
+            raise ArchivedEntriesError(message) from error
+        except TruncatedTileError:
+            records = []
+        if len(records) != WIDTH or complete_root([*map(merkle.leaf_hash, records)]) != root:
+            message = (
+                f"altered file {archive.location}/{name} of the archive: its records do not match the signed"
+                " ones; fix: restore the file from a copy"
+            )
+            raise ArchivedEntriesError(message)
+        return records[: self.width(0, index)]
+
+    def archive_name(self, index: int) -> tuple[str, merkle.Hash]:
+        """Return the name of a full tile of entries in an archive, and its root. Raises TileError."""
+        full = Tiles(self.directory, (index + 1) * WIDTH)
+        root = complete_root(full.hashes(index))
+        return f"audit/{full.node(0, 0).hex()}/entries-{index * WIDTH:015d}-{root.hex()}", root
 
     def row(self, level: int, index: int) -> bytes:
         """Return the hashes of one tile, as stored on disk. Raises TileError."""
         content, outgrown = self._read(level, index)
         return content[: self.width(level, index) * merkle.HASH_BYTES] if outgrown else content
+
+    def hashes(self, index: int) -> list[merkle.Hash]:
+        """Return the hashes of one tile of level 0, as stored on disk. Raises TileError."""
+        return _hashes(self.row(0, index))
 
     def width(self, level: int | str, index: int) -> int:
         """Return the number of entries of a tile that belong to a log of this size."""
@@ -194,7 +277,8 @@ class Tiles:
         Nothing is read as part of the log before a checkpoint covers it. Raises OSError, TileError.
         """
         old, new = self.size, self.size + len(records)
-        last_records = self._read_last_tile() if old % WIDTH else []
+        # The last tile is written again: its records are checked, because they are signed again.
+        last_records = self.records(old // WIDTH) if old % WIDTH else []
         for index, bundle in _entries_of([*last_records, *records], old // WIDTH):
             self._write("entries", index, len(bundle), encode_bundle(bundle))
         added = [merkle.leaf_hash(record) for record in records]
@@ -209,17 +293,8 @@ class Tiles:
                 if len(tile) == WIDTH:
                     above.append(complete_root(tile))
             added, level = above, level + 1
-        self.size = new
+        self.size, self._last_read = new, (-1, [])
         self._cached.clear()
-
-    def _read_last_tile(self) -> list[bytes]:
-        """Return the records of the last tile, which is rewritten; checked, as they are signed again."""
-        index = self.size // WIDTH
-        records = self.records(index)
-        if b"".join(merkle.leaf_hash(record) for record in records) != self.row(0, index):
-            message = f"altered tile {self._path('entries', index)}: its records do not match the signed ones"
-            raise TileError(message)
-        return records
 
     def delete_outgrown(self, old: int) -> None:
         """Delete the tiles that were partial in a log of `old` records and are full now."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from collector import archive_stores
 from collector.audit import (
     directory_check,
     housekeeping_files,
@@ -24,7 +25,7 @@ from collector.audit import (
     record_checks,
     signing_guard,
 )
-from collector.audit.tiles import WIDTH, Tiles, widths
+from collector.audit.tiles import WIDTH, MissingEntriesError, Tiles, widths
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database, UnusableLedgerError
 from railscope import service, timestamps
@@ -102,6 +103,8 @@ class VerifiedLog:
     checkpoint: signed_note.Checkpoint
     unsigned: int = 0
     """Number of durable records that no checkpoint covers yet."""
+    unchecked: int = 0
+    """Number of archived records that were not read."""
     anchors: int = 0
     """Number of checkpoints kept elsewhere that this log is consistent with."""
     findings: tuple[str, ...] = ()
@@ -113,11 +116,17 @@ class VerifiedLog:
 
 
 def verify_log(
-    directory: Path, key: signed_note.PublicKey, anchors: Iterable[str] = ()
+    directory: Path,
+    key: signed_note.PublicKey,
+    anchors: Iterable[str] = (),
+    archive: archive_stores.ArchiveReader | None = None,
 ) -> VerifiedLog:
-    """Verify a log, and that it is consistent with every anchor. Raises LogVerificationError."""
+    """Verify a log, and that it is consistent with every anchor. Raises LogVerificationError.
+
+    Without the archive, archived records are counted and not checked, but all their hashes are.
+    """
     try:
-        return _verify(directory, key, anchors)
+        return _verify(directory, key, anchors, archive)
     except OSError as error:
         message = f"cannot read {error.filename}: {error.strerror}"
         raise directory_check.LogVerificationError(
@@ -125,7 +134,12 @@ def verify_log(
         ) from error
 
 
-def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+def _verify(
+    directory: Path,
+    key: signed_note.PublicKey,
+    anchors: Iterable[str],
+    archive: archive_stores.ArchiveReader | None,
+) -> VerifiedLog:
     housekeeping, damage = _read_housekeeping(directory, key)
     checkpoint = housekeeping.checkpoint if housekeeping else _read_own_checkpoint(directory, key)
     cosigned = signed_notes(housekeeping.witnesses, key) if housekeeping else ()
@@ -134,7 +148,8 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
     sorted_anchors = sorted(
         (_read_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size
     )
-    verification = _Verification(directory, key, checkpoint)
+    tiles = Tiles(directory, checkpoint.tree.size, archive)
+    verification = _Verification(directory, key, checkpoint, tiles)
     verification.check_records(sorted_anchors)
     if housekeeping is None:
         message = f"missing housekeeping files in {directory}"
@@ -144,10 +159,21 @@ def _verify(directory: Path, key: signed_note.PublicKey, anchors: Iterable[str])
     unsigned = verification.check_journal(housekeeping)
     verification.check_directory(housekeeping, unsigned)
     checks = verification.checks
-    cosigners, doubts = find_cosigners(housekeeping.witnesses, key, checks.witnesses)
-    findings = (*checks.findings(), *doubts)
-    unlogged = len(sorted_anchors) - len(stated_by_log)
-    return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, cosigners, checks.ledger)
+    witnesses, unread = housekeeping.witnesses, verification.unchecked
+    if unread:  # the records with the keys of other witnesses may be among those that were not read
+        witnesses = {node: each for node, each in witnesses.items() if node in checks.witnesses}
+    cosigners, doubts = find_cosigners(witnesses, key, checks.witnesses)
+    if uncompared := len(housekeeping.witnesses) - len(witnesses):
+        doubts += (f"keys of {uncompared} witnesses are not in the records that were read",)
+    return VerifiedLog(
+        checkpoint,
+        len(unsigned),
+        unread,
+        len(sorted_anchors) - len(stated_by_log),
+        (*checks.findings(), *doubts),
+        cosigners,
+        checks.ledger,
+    )
 
 
 def _read_housekeeping(
@@ -200,6 +226,9 @@ class _Verification:
     directory: Path
     key: signed_note.PublicKey
     checkpoint: signed_note.Checkpoint
+    tiles: Tiles
+    unchecked: int = 0
+    """Number of archived records that were not read."""
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
 
@@ -208,11 +237,9 @@ class _Verification:
         pending, size = list(anchors), self.checkpoint.tree.size
         if pending and pending[-1].tree.size > size:
             self._report_fork(pending[-1], "the log is shorter than a signed checkpoint")
-        levels = directory_check.HashTileCheck(Tiles(self.directory, size))
+        levels = directory_check.HashTileCheck(self.tiles)
         self._compare_anchors(pending)
-        for leaves, records in _signed_tiles(levels.tiles):
-            for record in records:
-                self.checks.add(record)
+        for leaves in self._signed_tiles():
             root = levels.add(leaves)
             inside = pending and pending[0].tree.size < self.tree.size + WIDTH
             if root and not inside:
@@ -228,6 +255,30 @@ class _Verification:
             raise directory_check.LogVerificationError(
                 directory_check.VerifyOutcome.ALTERED, message
             )
+
+    def _signed_tiles(self) -> Iterator[list[merkle.Hash]]:
+        """Check the records of each tile; yield their hashes, or those of level 0 if they are not read."""
+        full, partial = widths(self.tiles.size, 0)
+        unread: MissingEntriesError | None = None
+        for index in range(full + (partial > 0)):
+            with directory_check.raise_tile_verify_error():
+                try:
+                    raws = self.tiles.local_records(index)
+                except MissingEntriesError as error:
+                    unread, last_unread = error, index
+                    if self.tiles.archive is None:
+                        self.unchecked += WIDTH
+                        self.checks.begin_after_unread_records()
+                        yield self.tiles.hashes(index)
+                        continue
+                    raws = self.tiles.archived_records(index, self.tiles.archive)
+            _check_count(raws, index, WIDTH if index < full else partial)
+            yield [merkle.leaf_hash(raw) for raw in raws]
+            for sequence, raw in enumerate(raws, index * WIDTH):
+                self.checks.add(_decode_record(raw, sequence))
+        if unread and self.checks.archived <= last_unread * WIDTH:
+            with directory_check.raise_tile_verify_error():
+                raise unread from unread.__cause__
 
     def _compare_anchors(self, pending: list[signed_note.Checkpoint]) -> None:
         """Compare the anchors of this size, and remove them from the pending ones."""
@@ -291,22 +342,9 @@ class _Verification:
             directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
 
 
-def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[merkle.Hash], list[AuditRecord]]]:
-    full, partial = widths(tiles.size, 0)
-    for index in range(full + (partial > 0)):
-        raws = _read_bundle(tiles, index, WIDTH if index < full else partial)
-        first = index * WIDTH
-        yield (
-            [merkle.leaf_hash(raw) for raw in raws],
-            [_decode_record(raw, sequence) for sequence, raw in enumerate(raws, first)],
-        )
-
-
-def _read_bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
-    with directory_check.raise_tile_verify_error():
-        raws = tiles.records(index)
+def _check_count(raws: list[bytes], index: int, expected: int) -> None:
     if len(raws) == expected:
-        return raws
+        return
     message = f"wrong length of tile {index} of entries: {len(raws)} records: expected {expected}"
     is_short = len(raws) < expected
     raise directory_check.LogVerificationError(
@@ -332,10 +370,9 @@ def _decode_record(raw: bytes, sequence: int) -> AuditRecord:
 
 def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     """Check that signed records that are still in the journal equal the signed ones."""
-    first = signed - len(raws)
-    stored = Tiles(directory, signed).records_from(first)
-    for sequence, (raw, stored_record) in enumerate(zip(raws, stored, strict=False), first):
-        if raw != stored_record:
+    tiles = Tiles(directory, signed)
+    for sequence, raw in enumerate(raws, signed - len(raws)):
+        if merkle.leaf_hash(raw) != tiles.node(0, sequence):
             message = f"record {sequence} of the journal does not match the signed one"
             raise directory_check.LogVerificationError(
                 directory_check.VerifyOutcome.ALTERED, message
@@ -360,6 +397,7 @@ class PeriodicVerification:
     """Nanoseconds since a fixed point, independent of the wall clock."""
     database: Callable[[], Database] | None = None
     """The ledger's database, which is compared with its records."""
+    archive: archive_stores.ArchiveReader | None = None
     is_valid: bool | None = None
     """Result of the last verification; None if none has had a result yet."""
     _valid_ns: int = 0
@@ -388,7 +426,12 @@ class PeriodicVerification:
 
     def _verify(self) -> None:
         """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
-        outcome = verify_log(self.directory, self.key)
+        outcome = verify_log(self.directory, self.key, archive=self.archive)
+        if outcome.unchecked:
+            message = f"{outcome.unchecked} records are archived; fix: set archive.url"
+            raise directory_check.LogVerificationError(
+                directory_check.VerifyOutcome.UNREADABLE, message
+            )
         if self.database is not None:
             with directory_check.raise_verify_error(
                 directory_check.VerifyOutcome.UNREADABLE, UnusableLedgerError

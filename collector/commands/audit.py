@@ -6,6 +6,7 @@ Records are displayed without verification. Functions raise ClickException throu
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,13 +15,21 @@ from unicodedata import normalize
 
 import click
 
+from collector import archive_stores
 from collector.audit import directory_check, journal, log_secrets, verification
-from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
-from collector.config import CollectorSettings
-from collector.ledger.audit_outbox import LedgerRecords
+from collector.audit.tiles import (
+    AlteredEntriesError,
+    ProofError,
+    TileError,
+    Tiles,
+    check_proof,
+    make_proof,
+)
+from collector.config import ArchiveSettings, CollectorSettings
 from railscope import convert_errors
 from railscope.audit import signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 
@@ -70,11 +79,21 @@ def read_extent(directory: Path) -> tuple[int, list[bytes]]:
     return size, [raw for file in files for raw in file.records][signed_in_journal:]
 
 
-def read_records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
+def read_records(
+    directory: Path,
+    size: int,
+    unsigned: list[bytes],
+    first: int,
+    archive: archive_stores.ArchiveReader | None = None,
+) -> Iterator[bytes]:
     """Records from a sequence number on: the signed ones, then the unsigned ones."""
-    tiles = Tiles(directory, size)
+    tiles = Tiles(directory, size, archive)
     with convert_errors(TileError, click.ClickException):
-        yield from tiles.records_from(first)
+        try:
+            yield from tiles.records_from(first)
+        except AlteredEntriesError as error:
+            message = f"{error}; fix: run `railscope audit verify`"
+            raise click.ClickException(message) from error
     yield from unsigned[max(0, first - size) :]
 
 
@@ -127,6 +146,22 @@ _DIRECTORY = click.argument(
 _KEY = click.option(
     "--key", "key", required=True, help="Public key of the log, or the file that contains it."
 )
+
+
+def _open_archive(
+    _context: click.Context, _option: click.Parameter, url: str
+) -> archive_stores.ArchiveReader | None:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "") if url.startswith("s3:") else ""
+    with convert_errors(SettingsError, click.BadParameter):
+        return archive_stores.open_archive_store(ArchiveSettings(url=url, endpoint=endpoint))
+
+
+_ARCHIVE = click.option(
+    "--archive",
+    default="",
+    callback=_open_archive,
+    help="Archive of old records: directory, or s3://BUCKET/PREFIX with credentials as AWS tools find them.",
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes that were hashed.")
 
 
@@ -156,21 +191,27 @@ def audit() -> None:
     help="Checkpoint stored elsewhere; may be repeated.",
 )
 @click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows as well.")
+@_ARCHIVE
 def verify_command(
-    directory: Path, key: str, anchors: tuple[Path, ...], ledger: str | None
+    directory: Path,
+    key: str,
+    anchors: tuple[Path, ...],
+    ledger: str | None,
+    archive: archive_stores.ArchiveReader | None,
 ) -> None:
     """Hash every record again, and compare with the signed checkpoint.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 signed records are
     missing; 3 the key is not that of this log; 4 the log was rolled back or forked; 5 a file cannot
-    be read, so nothing was verified.
+    be read, so nothing was verified; 6 consistent, but archived records were not checked: use
+    --archive.
     """
     public = _parse_public_key(key)
     try:
         verified = verification.verify_log(
-            directory, public, [_read_anchor(anchor) for anchor in anchors]
+            directory, public, [_read_anchor(anchor) for anchor in anchors], archive
         )
-        unrecorded = _compare_ledger(ledger, verified.ledger) if ledger else []
+        unrecorded = _compare_ledger(ledger, verified) if ledger else []
     except directory_check.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
@@ -184,15 +225,23 @@ def verify_command(
         click.echo(line)
     for finding in (*verified.findings, *unrecorded):
         click.echo(escape_line(f"to explain: {finding}"))
+    if verified.unchecked:
+        click.echo(f"{verified.unchecked} records archived, not checked; fix: use --archive")
+        sys.exit(directory_check.VerifyOutcome.UNCHECKED)
 
 
-def _compare_ledger(url: str, recorded: LedgerRecords) -> list[str]:
+def _compare_ledger(url: str, verified: verification.VerifiedLog) -> list[str]:
     """Compare with the ledger; return the findings to explain. Raises LogVerificationError."""
+    if verified.unchecked:
+        message = f"cannot compare the ledger: {verified.unchecked} records are archived; fix: use --archive"
+        raise directory_check.LogVerificationError(
+            directory_check.VerifyOutcome.UNREADABLE, message
+        )
     # The ledger's libraries are large, and most checks do not need them.
     from collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
     from collector.tables import metadata  # noqa: PLC0415 - as above
 
-    return compare_database_url(url, metadata, recorded)
+    return compare_database_url(url, metadata, verified.ledger)
 
 
 def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
@@ -221,12 +270,15 @@ def checkpoint(directory: Path, key: str) -> None:
 @_DIRECTORY
 @_KEY
 @click.argument("sequence", type=click.IntRange(min=0))
-def prove(directory: Path, key: str, sequence: int) -> None:
+@_ARCHIVE
+def prove(
+    directory: Path, key: str, sequence: int, archive: archive_stores.ArchiveReader | None
+) -> None:
     """Print record SEQUENCE with the proof that it is in the signed log."""
     note = read_checkpoint_note(directory)
     signed = verify_checkpoint(note, _parse_public_key(key), directory)
     with convert_errors((TileError, ValueError), click.ClickException):
-        proof = make_proof(Tiles(directory, signed.tree.size), sequence, note)
+        proof = make_proof(Tiles(directory, signed.tree.size, archive), sequence, note)
     click.echo(proof, nl=False)
 
 
@@ -253,6 +305,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @_JSON
 @click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
+@_ARCHIVE
 def show(  # noqa: PLR0913, PLR0917 - its options
     directory: Path,
     kind: str | None,
@@ -261,6 +314,7 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     as_json: bool,  # noqa: FBT001 - a flag
     person: str | None,
     salts: Path,
+    archive: archive_stores.ArchiveReader | None,
 ) -> None:
     """Print records, one per line, both signed records and those that are not signed yet.
 
@@ -268,7 +322,7 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _find_commitment(salts, person) if person else None
-    for raw in read_records(directory, *read_extent(directory), first):
+    for raw in read_records(directory, *read_extent(directory), first, archive):
         if commitment and commitment not in decode_shown_record(raw).pii.values():
             continue
         if is_selected(raw, kind, node):
@@ -309,10 +363,17 @@ def _find_commitment(salts: Path, person: str) -> str:
 @_DIRECTORY
 @click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
 @_JSON
-def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+@_ARCHIVE
+def tail(
+    directory: Path,
+    count: int,
+    as_json: bool,  # noqa: FBT001 - a flag
+    archive: archive_stores.ArchiveReader | None,
+) -> None:
     """Print the newest records."""
     size, unsigned = read_extent(directory)
-    for raw in read_records(directory, size, unsigned, max(0, size + len(unsigned) - count)):
+    first = max(0, size + len(unsigned) - count)
+    for raw in read_records(directory, size, unsigned, first, archive):
         click.echo(format_record(raw, as_json=as_json))
 
 

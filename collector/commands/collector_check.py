@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL, make_url
 
 from collector import administrator_files, archive_stores, tables
 from collector.access import credentials
-from collector.audit import log_secrets
+from collector.audit import entry_retention, log_secrets
 from collector.config import CollectorSettings
 from collector.evidence import archive_files, evidence_store
 from collector.files import seller_file
@@ -209,9 +209,9 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
 
 def _check_archive(settings: CollectorSettings) -> str:
     archive_files.compile_pod_pattern(settings.archive.pod_pattern)
-    store = archive_stores.open_archive_store(settings.archive)
+    store = entry_retention.open_entry_archive(settings)
     if store is None:
-        return "off: evidence stays in the database"
+        return "off: evidence stays in the database, and entries in the audit log"
     archive_files.import_pyarrow()
     return store.probe()
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from collector.audit import tiles
 from collector.audit.housekeeping_files import CosignedCheckpoint
 from collector.console import PageProblemError, page_table
 from collector.http import audit_api, web_server
@@ -119,6 +120,8 @@ class AuditPages:
             text = f"{error}; try again"
         except FileNotFoundError:
             text = signed_note.NOTHING_SIGNED
+        except (tiles.MissingEntriesError, tiles.ArchivedEntriesError):
+            text = audit_api.ARCHIVE_UNREADABLE
         except (OSError, ValueError):
             text = UNREADABLE
         raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text)

@@ -30,8 +30,15 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from collector import archive_stores
 from collector.access.credentials import Credential, Role
-from collector.audit.tiles import WIDTH, Tiles, make_proof
+from collector.audit.tiles import (
+    WIDTH,
+    ArchivedEntriesError,
+    MissingEntriesError,
+    Tiles,
+    make_proof,
+)
 from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_error, json_response, selected_tenant
 from collector.http.web_server import ReadPool
@@ -44,6 +51,9 @@ MAX_ENTRIES = 100
 MAX_READ_RECORDS = 20_000
 """Maximum number of records that are read for one response."""
 INDEX_STEP_RECORDS = 2000
+MAX_ARCHIVE_READS = 2
+"""Files of the archive that are read for responses at the same time: a slow archive delays no other request."""
+_LOCK_SECONDS = 1.0
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
 """References that name no other tenant: of frames, ledger entries, outbox rows, records."""
 _UNNAMED_PARTY = "\0"
@@ -56,7 +66,27 @@ class IndexBehindError(HttpApiError, RuntimeError):
     """More records were added than could be read for this response; retry."""
 
 
+ARCHIVE_UNREADABLE = "these records are archived, and the archive cannot be read now; fix: try again, or see the collector's log"
+
 log = structlog.get_logger(__name__)
+
+
+class LimitedArchive:
+    """Archive that reads a few files at a time; another read fails at once instead of waiting."""
+
+    def __init__(self, archive: archive_stores.ArchiveReader) -> None:
+        self.location, self._archive = archive.location, archive
+        self._turns = threading.BoundedSemaphore(MAX_ARCHIVE_READS)
+
+    def read(self, name: str, max_bytes: int = archive_stores.MAX_FILE_BYTES) -> bytes:
+        """See `ArchiveReader`."""
+        if not self._turns.acquire(blocking=False):
+            message = f"{MAX_ARCHIVE_READS} files of the archive are being read"
+            raise archive_stores.ArchiveError(message)
+        try:
+            return self._archive.read(name, max_bytes)
+        finally:
+            self._turns.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +109,20 @@ class SignedEntries:
     key: signed_note.PublicKey
     max_read: int = MAX_READ_RECORDS
     step_records: int = INDEX_STEP_RECORDS
+    archive: archive_stores.ArchiveReader | None = None
+    """Archive of the records that the directory no longer has."""
     _indexed: int = 0
     """Number of records in the index."""
     _sequences_of: dict[str, array[int]] = field(default_factory=dict)
     """Sequence numbers of each tenant's records, ascending."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _limited: LimitedArchive | None = field(init=False)
     problem: str = ""
     """Reason why the last read of the log failed; empty if it succeeded."""
+
+    def __post_init__(self) -> None:
+        """Limit the reads of the archive for responses."""
+        self._limited = None if self.archive is None else LimitedArchive(self.archive)
 
     async def run(self) -> None:
         """Update the index in small steps, until cancelled."""
@@ -99,7 +136,8 @@ class SignedEntries:
         Raises FileNotFoundError before the first, OSError, NoteError.
         """
         note = signed_note.read_note(self.directory / "checkpoint")
-        return note, Tiles(self.directory, signed_note.read_checkpoint(note, self.key).tree.size)
+        size = signed_note.read_checkpoint(note, self.key).tree.size
+        return note, Tiles(self.directory, size, self._limited)
 
     def select(self, selection: EntrySelection) -> dict[str, Any]:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
@@ -149,12 +187,17 @@ class SignedEntries:
             return range(
                 selection.first, min(tiles.size, selection.first + selection.max_entries + 1)
             )
-        with self._lock:
+        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+            message = "records are being read for the index"
+            raise IndexBehindError(message)
+        try:
             self._catch_up(tiles, self.max_read)
             sequences = self._sequences_of.get(selection.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
             begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tiles.size))
             return sequences[begin : min(end, begin + selection.max_entries + 1)]
+        finally:
+            self._lock.release()
 
     def _catch_up(self, tiles: Tiles, max_records: int) -> None:
         """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
@@ -173,6 +216,7 @@ class SignedEntries:
         """Index some records; return True if none remain. A failed read is retried."""
         try:
             _, tiles = self.read_checkpoint()
+            tiles.archive = self.archive
             with self._lock:
                 self._catch_up(tiles, self.step_records)
         except IndexBehindError:
@@ -328,6 +372,8 @@ class AuditApi:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
             raise _unavailable(signed_note.NOTHING_SIGNED) from error
+        except (MissingEntriesError, ArchivedEntriesError) as error:
+            raise _unavailable(ARCHIVE_UNREADABLE) from error
         except (OSError, ValueError) as error:
             text = "cannot read the audit log; fix: run `railscope audit verify` on the collector"
             raise _unavailable(text) from error

@@ -30,7 +30,7 @@ FAMILIES = {
     "admin": "config retention backup restore upgrade rule_change silence",
     "billing": "price tenant_map import close opening issue void adjust export head",
     "evidence": "incident_open incident_update incident_close gap clock_step counter_reset quarantine decide archive delete restore",
-    "log": "genesis key_rotate policy witness recovered prune",
+    "log": "genesis key_rotate policy witness recovered archive prune",
 }
 TYPES = frozenset(
     f"{family}.{name}" for family, names in FAMILIES.items() for name in names.split()

@@ -89,6 +89,8 @@ LEDGER_REPLACED = _COLLECTOR.gauge("railscope_ledger_replaced", "1 if the ledger
 AUDIT_CONFLICT = _COLLECTOR.gauge("railscope_audit_checkpoint_conflict", "1 if an agent has a checkpoint that was never in the audit log, so that nothing is signed, 0 otherwise.", "checkpoints of agents")
 AUDIT_VERIFIED = _COLLECTOR.gauge("railscope_audit_verified", "1 if the collector's last verification of the whole audit log matched the signed state, 0 otherwise.", "as railscope audit verify")
 AUDIT_VERIFIED_AGE = _COLLECTOR.gauge("railscope_audit_verification_age_seconds", "Age of the last verification of the whole audit log that matched the signed state.", "as railscope audit verify")
+AUDIT_ARCHIVED = _COLLECTOR.gauge("railscope_audit_archived_records", "Records of the audit log that are in the archive and no longer in its directory; absent while entries are not archived.", "audit log")
+AUDIT_ARCHIVE_FAILURES = _COLLECTOR.counter("railscope_audit_archive_failures_total", "Attempts to archive entries of the audit log that failed; the entries stay in its directory.", "audit log")
 AUDIT_WITNESSES = _COLLECTOR.gauge("railscope_audit_witnesses", "Nodes that have cosigned a checkpoint of the audit log.", "cosignatures of agents")
 
 # Inventory ---------------------------------------------------------------------------------------

@@ -144,7 +144,8 @@ async def test_a_log_with_an_invalid_record_is_reported_at_the_start(tmp_path: P
         if bundle.is_file():
             bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))
     with pytest.raises(
-        SettingsError, match=r"was altered: invalid audit record.*move .*audit away"
+        SettingsError,
+        match=r"was altered: altered tile .* do not match the signed ones.*move .*audit away",
     ):
         async with run_collector(settings_in(tmp_path)):
             pass

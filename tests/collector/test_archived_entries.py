@@ -1,0 +1,106 @@
+"""A running collector whose old audit entries are in an archive: API, console, restart, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from running_collector import RunningCollector, run_collector, settings_in
+from support.audit import draft
+
+from collector.access.credentials import digest_token
+from collector.audit.tiles import check_proof
+from collector.audit_service import RECORDER_STATE_FILE
+from collector.config import ArchiveSettings, AuditSettings, CollectorSettings
+from collector.http.audit_api import ARCHIVE_UNREADABLE
+from railscope.audit.record import decode_audit_record
+from railscope.settings import SettingsError
+from railscope.timestamps import DAY_NS
+
+RECORDS = 300
+
+
+def archived_settings(directory: Path) -> CollectorSettings:
+    (directory / "archive").mkdir(exist_ok=True)
+    settings = settings_in(
+        directory,
+        archive=ArchiveSettings(url=str(directory / "archive")),
+        audit=AuditSettings(required_witnesses=0, keep_entries_days=30),
+    )
+    with (directory / "tokens.toml").open("a") as file:
+        file.write(f'[auditors]\nexternal = "{digest_token("token-auditor")}"\n')
+    return settings
+
+
+async def archive_all(one: RunningCollector) -> None:
+    """Record, sign and archive some entries, as if they were old."""
+    log, retention = one.collector.trail.log, one.collector.audit.retention
+    await asyncio.gather(*(log.append(draft(number)) for number in range(RECORDS)))
+    await log.sign()
+    now_ns = one.collector.clock.now_ns() + 31 * DAY_NS
+    retention.clock, retention.wall_ns = None, lambda: now_ns
+    assert not await retention.attempt()
+    assert (retention.problem, retention.archived) == ("", 256)
+
+
+def local_tile(directory: Path) -> Path:
+    return directory / "state" / "audit" / "tile" / "entries" / "000"
+
+
+async def test_archived_entries_are_served_and_a_missing_archive_is_an_error(
+    tmp_path: Path,
+) -> None:
+    async with run_collector(archived_settings(tmp_path)) as running:
+        await archive_all(running)
+        assert not local_tile(tmp_path).exists()
+        page = await running.json("/api/v1/audit?from=250&limit=20", "token-auditor")
+        assert [entry["index"] for entry in page["entries"]] == list(range(250, 270))
+        status, proof = await running.get("/api/v1/audit/entries/250", "token-auditor")
+        record = decode_audit_record(check_proof(proof, running.collector.entries.key))
+        assert (status, record.seq) == (200, 250)
+        model = await running.json("/api/v1/pages/audit/250", "token-auditor")
+        assert msgspec.json.decode(model["record"])["seq"] == 250
+        metrics = (await running.get("/metrics"))[1]
+        assert "railscope_audit_archived_records 256" in metrics
+        assert "railscope_audit_archive_failures_total 0" in metrics
+
+        (tmp_path / "archive").rename(tmp_path / "away")
+        for path in ("/api/v1/audit?from=250", "/api/v1/audit/entries/3", "/api/v1/pages/audit/3"):
+            status, text = await running.get(path, "token-auditor")
+            assert (status, ARCHIVE_UNREADABLE in text) == (503, True), path
+            assert str(tmp_path) not in text
+        for path in (
+            "/api/v1/audit?from=256",
+            "/api/v1/audit/entries/260",
+            "/api/v1/audit/checkpoint",
+        ):
+            assert (await running.get(path, "token-auditor"))[0] == 200
+        assert (await running.get("/api/v1/audit/consistency?old=7", "token-auditor"))[0] == 200
+
+
+async def test_a_start_reads_the_archive_only_if_its_own_copy_is_lost(tmp_path: Path) -> None:
+    settings = archived_settings(tmp_path)
+    async with run_collector(settings) as running:
+        await archive_all(running)
+    async with run_collector(settings):
+        pass
+    (tmp_path / "archive").rename(tmp_path / "away")
+    async with run_collector(settings) as running:
+        assert running.collector.trail.log.size > RECORDS
+    (tmp_path / "state" / RECORDER_STATE_FILE).unlink()
+    with pytest.raises(SettingsError, match="cannot read records 0 to 255, which are archived"):
+        async with run_collector(settings):
+            pass
+    (tmp_path / "away").rename(tmp_path / "archive")
+    async with run_collector(settings) as running:
+        assert running.collector.trail.log.size > RECORDS
+
+
+def test_a_collector_without_an_archive_does_not_start(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, audit=AuditSettings(keep_entries_days=1))
+    with pytest.raises(
+        SettingsError, match=r"fix: set archive\.url, or audit\.keep_entries_days = 0"
+    ):
+        RunningCollector(settings)
