@@ -109,6 +109,8 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Logs of NCCL Inspector."""
     communicator: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
     """Totals of each communicator in such logs."""
+    nccl_metrics: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """Metrics files of NCCL Inspector."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0

@@ -11,6 +11,7 @@ from agent.sources import (
     gpudirect,
     hardware_sensors,
     nccl_inspector,
+    nccl_metrics,
     nfs,
     nic_burst,
     nic_settings,
@@ -88,6 +89,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         flight_recorder.CollectiveRankSource(ranks),
         nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators),
         nccl_inspector.CommunicatorSource(communicators),
+        nccl_metrics.NcclMetricsSource(settings.collectives, places),
         *(burst_sampling if bursts.enabled else ()),
         *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]

@@ -26,7 +26,14 @@ from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.source import Source
 from agent.shipping import EventNumbering, collector_choice, collector_client
 from agent.shipping.shipper import Shipper
-from agent.sources import flight_recorder as ranks, nccl_inspector, nic_counters, rdma, tenancy
+from agent.sources import (
+    flight_recorder as ranks,
+    nccl_inspector,
+    nccl_metrics,
+    nic_counters,
+    rdma,
+    tenancy,
+)
 from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
 from agent.sources.nvidia.processes import GpuProcessSource
 from agent.streams.kernel_log import XidMatcher
@@ -45,11 +52,13 @@ RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 UNSHIPPED_SOURCES = {
     GpuProcessSource.name, ranks.CollectiveRankSource.name, nccl_inspector.CommunicatorSource.name,
+    nccl_metrics.NcclMetricsSource.name,
 }  # fmt: skip
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
 DERIVED_SOURCES = (
     tenancy.ClaimSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
     nccl_inspector.NcclInspectorSource.name, nccl_inspector.CommunicatorSource.name,
+    nccl_metrics.NcclMetricsSource.name,
     GpuVerdictSource.name, SelfMetricsSource.name,
 )  # fmt: skip
 """Sources computed from the readings of the others, in the order in which they have to be read."""

@@ -7,6 +7,7 @@ form. None reads files or keeps state.
     flight_recorder   dumps of PyTorch's flight recorder, as pickle or JSON
     rank_verdicts     ranks of a process group that are late, mismatched or stuck
     inspector         logs of NCCL Inspector
+    inspector_metrics  its metrics files
     communicator_totals  calls of a communicator by kind and size, and the order in which its ranks arrive
 """
 

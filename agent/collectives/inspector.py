@@ -21,12 +21,13 @@ MAX_LINE_BYTES = 64 << 10
 """Maximum length of a line; a verbose one of 64 channels has 14 KiB."""
 MAX_RANKS = 1 << 20
 MAX_DURATION_NS = 3600 * 10**9
+MAX_BANDWIDTH_GBS = 1e5
 COMPARED_SOURCE = "kernel_gpu"
 """Source of times that are compared between ranks: the clock of the GPU."""
 _MICROSECOND_NS = 1000
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_DURATION_NS // _MICROSECOND_NS)]
-_Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=1e5)]
+_Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=MAX_BANDWIDTH_GBS)]
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
 _SequenceNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 

@@ -19,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from agent.collectives import CollectiveFormatError, flight_recorder, inspector
+from agent.collectives import CollectiveFormatError, flight_recorder, inspector, inspector_metrics
 from agent.host.files import RootedFiles
 from railscope.capture import Json
 
@@ -31,6 +31,7 @@ MAX_JOB_ENTRIES = 2048
 MAX_DUMP_BYTES = 8 << 20
 _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
 _INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
+_METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -81,7 +82,7 @@ def is_rank(text: str) -> bool:
 class JobFile(msgspec.Struct, frozen=True):
     """File of a job; `job` is the name of its directory, empty for one directly in the configured directory.
 
-    `subject` is the rank in its name, or the number of the process in its own namespace.
+    `subject` is the rank in its name, the number of the process in its own namespace, or the UUID of the GPU.
     """
 
     job: str
@@ -117,6 +118,13 @@ class OpenedLog(msgspec.Struct, frozen=True):
     part: inspector.InspectorPart
 
 
+class OpenedMetrics(msgspec.Struct, frozen=True):
+    """Metrics file of NCCL Inspector with the owner of the opened file."""
+
+    user: int
+    metrics: inspector_metrics.InspectorMetrics
+
+
 class JobFileCalls:
     """The host interface "job_files"."""
 
@@ -126,7 +134,9 @@ class JobFileCalls:
         self._functions: dict[str, Callable[..., object]] = {
             "list": partial(self._list, pattern=_RANK_FILE),
             "list_inspector": partial(self._list, pattern=_INSPECTOR_FILE),
+            "list_inspector_metrics": partial(self._list, pattern=_METRICS_FILE),
             "flight_recorder": self._flight_recorder,
+            "inspector_metrics": self._inspector_metrics,
             "inspector_log": self._inspector_log,
             "process": self._process,
         }
@@ -136,8 +146,10 @@ class JobFileCalls:
 
         job_files.list(directory)                              dumps of ranks in it and in its directories
         job_files.list_inspector(directory)                    logs of NCCL Inspector, likewise
+        job_files.list_inspector_metrics(directory)            metrics files of NCCL Inspector, likewise
         job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
         job_files.inspector_log(directory, job, name, offset)  part of a log from an offset
+        job_files.inspector_metrics(directory, job, name)      metrics; EBADMSG if incomplete, EFBIG if too large
         job_files.process(pid)                                 user, rank and names of the job of a process
         """
         return msgspec.to_builtins(self._functions[function](*arguments))
@@ -175,6 +187,14 @@ class JobFileCalls:
         with self._opened_file(directory, job, name) as (opened, status):
             content = os.pread(opened, inspector.MAX_PART_BYTES, max(offset - 1, 0))
         return OpenedLog(status.st_uid, status.st_ino, inspector.parse_part(content, offset))
+
+    def _inspector_metrics(self, directory: str, job: str, name: str) -> OpenedMetrics:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = _read_bounded(opened, inspector_metrics.MAX_METRICS_BYTES)
+        try:
+            return OpenedMetrics(status.st_uid, inspector_metrics.parse_metrics(content))
+        except CollectiveFormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
 
     @contextmanager
     def _opened_file(

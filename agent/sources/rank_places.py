@@ -35,6 +35,7 @@ class SeenProcess:
     process: RankProcess
     facts: dict[str, str]
     seen_ns: int
+    gpus: frozenset[str] = frozenset()
 
     @property
     def holder(self) -> tuple[str, ...]:
@@ -91,7 +92,8 @@ class RankPlaces:
                 place = self._place(host, gpus[0]) if len(gpus) == 1 else {}
                 facts = place | self._holder(pid) | {"pid": str(pid)}
                 process = msgspec.convert(answer, RankProcess)
-                self.processes[pid] = SeenProcess(process, facts, now_ns)
+                uuids = frozenset(gpu.entity.key[0] for gpu in gpus)
+                self.processes[pid] = SeenProcess(process, facts, now_ns, uuids)
         recent = sorted(self.processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]
         self.processes = {p: s for p, s in recent if now_ns - s.seen_ns < KEEP_PROCESS_NS}
 
@@ -144,3 +146,12 @@ class RankPlaces:
         """Return the facts of the only process of a job with a number in its own namespace."""
         found = [s.facts for s in self.candidates(key).values() if s.process.own_pid == own_pid]
         return found[0] if len(found) == 1 else {}
+
+    def find_gpu(self, key: JobKey, uuid: str) -> str:
+        """Return a GPU with a process of a job, by its UUID in any notation; empty if there is none."""
+        gpus = {gpu for listed in self.candidates(key).values() for gpu in listed.gpus}
+        return next((gpu for gpu in gpus if _digits(gpu) == _digits(uuid)), "")
+
+
+def _digits(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").replace("-", "")

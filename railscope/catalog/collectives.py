@@ -48,3 +48,16 @@ RANK_COMPARED = _ARRIVAL.counter("railscope_nccl_rank_compared_calls_total", "Co
 RANK_LAST = _ARRIVAL.counter("railscope_nccl_rank_last_arrivals_total", "Compared collectives at which the rank arrived last of the ranks of this node: its time was the shortest.")
 RANK_SECONDS = _ARRIVAL.counter("railscope_nccl_rank_compared_seconds_total", "Durations of the compared collectives on this rank.", scale=declare.NANO)
 RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by which the rank arrived after the first rank of this node, over all compared collectives.", scale=declare.NANO)
+
+_METRICS = "metrics files of NCCL Inspector"
+_GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)
+_NCCL_GPU = declare.MetricTable(entities.NCCL_GPU, f"{_METRICS}, ", "Counts from the start of the process.", detail=declare.BASIC)
+METRICS_FILE_STATES = ("read", "waiting", "owner", "outdated", "incomplete", "too_large", "irregular", "unreadable", "excess")
+"""`waiting` is being written; `owner`: no process of the owner and of its job is on the GPU in the name."""
+METRICS_LINE_STATES = ("read", "malformed", "excess")
+METRICS_FILES = _GPU_CALL.gauge("railscope_nccl_metrics_files", "Metrics files of NCCL Inspector in the configured directory, by what the agent did with them.", about=entities.INSPECTOR_METRICS_FILE)
+METRICS_LINES = _GPU_CALL.gauge("railscope_nccl_metrics_lines", "Lines of these files as last read, by what the agent did with them; a combination beyond the bounds counts once.", about=entities.INSPECTOR_METRICS_LINE)
+REPORTED_BANDWIDTH = _GPU_CALL.gauge("railscope_nccl_reported_bus_bandwidth_bytes_per_second", "Geometric mean of the bus bandwidths of the calls of the last dump of the GPU's process.", "nccl_bus_bandwidth_gbs, nccl_p2p_bus_bandwidth_gbs")
+REPORTED_DURATION = _GPU_CALL.gauge("railscope_nccl_reported_call_seconds", "Mean duration of these calls.", "nccl_collective_exec_time_microseconds, nccl_p2p_exec_time_microseconds", scale=declare.NANO)
+REPORTED_CALLS = _NCCL_GPU.counter("railscope_nccl_reported_calls_total", "Calls that the GPU's process recorded.", "nccl_collectives_total + nccl_p2p_total")
+REPORTED_DROPPED = _NCCL_GPU.counter("railscope_nccl_reported_dropped_calls_total", "Calls that the plugin did not record because its buffer was full.", "nccl_collectives_dropped_total + nccl_p2p_dropped_total")

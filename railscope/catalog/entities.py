@@ -120,6 +120,10 @@ COMMUNICATOR = EntityKind("communicator", ("job_directory", "user", "communicato
 COMMUNICATOR_CALL = EntityKind("communicator_call", ("job_directory", "user", "communicator", "collective", "size"), part_of=COMMUNICATOR)
 """Calls of a communicator by kind and by size class: the largest message of the class."""
 COMMUNICATOR_RANK = EntityKind("communicator_rank", ("job_directory", "user", "communicator", "rank"), ("communicator_name", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant"), part_of=COMMUNICATOR)
+INSPECTOR_METRICS_FILE = EntityKind("nccl_metrics_file", ("state",), part_of=NODE)
+INSPECTOR_METRICS_LINE = EntityKind("nccl_metrics_line", ("state",), part_of=NODE)
+NCCL_GPU = EntityKind("nccl_gpu", ("gpu", "job_directory", "user"), part_of=GPU)
+NCCL_GPU_CALL = EntityKind("nccl_gpu_call", ("gpu", "job_directory", "user", "communicator_name", "ranks", "nodes", "collective", "message_size", "algorithm"), part_of=NCCL_GPU)
 
 SOURCE = EntityKind("source", ("source",))
 ABSENCE = EntityKind("absence", ("source", "reason"), part_of=SOURCE)

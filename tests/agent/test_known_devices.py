@@ -54,6 +54,8 @@ WITHOUT_COLUMNS = {
     ("nccl_inspector", "mig"),
     ("communicator", "whole"),
     ("communicator", "mig"),
+    ("nccl_metrics", "whole"),
+    ("nccl_metrics", "mig"),
 }
 """Sources, by mode, that have nothing to read on the simulated server."""
 WITHOUT_DEVICE_CALLS = {"gpu_event"}

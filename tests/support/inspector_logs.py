@@ -125,6 +125,26 @@ def own_pid(rank: int) -> int:
     return 100 + rank
 
 
+def gpu_uuid(number: int) -> str:
+    """Return the UUID of a GPU."""
+    return f"GPU-5ea1ed00-0000-4000-8000-{number:012x}"
+
+
+def metrics(name: str = "DP Group 0", kind: str = "AllReduce", **values: float) -> bytes:
+    """Return the lines of one combination in a metrics file: bandwidth in GB/s, time in microseconds."""
+    labels = (
+        'version="v5.1",slurm_job_id="60937",node="gpu-node-1",gpu="GPU0",'
+        f'comm_name="{name}",n_nodes="1",nranks="4",collective="{kind}",message_size="4-5MB",algo_proto="Ring_ll"'
+    )
+    names = {
+        "bandwidth": "nccl_bus_bandwidth_gbs",
+        "time": "nccl_collective_exec_time_microseconds",
+    }
+    return "".join(
+        f"{names[key]}{{{labels}}} {value:.6g}\n" for key, value in values.items()
+    ).encode()
+
+
 def straggling(rank: int, calls: int, late: int = 2) -> list[dict[str, Any]]:
     """Return collectives in which one rank arrives 300 us after the others."""
     return [
@@ -184,7 +204,8 @@ class InspectorDirectory:
         """Add a process on a GPU."""
         process = RankProcess(os.geteuid() if user is None else user, None, [], own)
         named = {name: str(fact) for name, fact in facts.items()} | {"pid": str(pid)}
-        self.places.processes[pid] = SeenProcess(process, named, self.clock.now().boot_ns)
+        gpus = frozenset({gpu_uuid(own % 100)})
+        self.places.processes[pid] = SeenProcess(process, named, self.clock.now().boot_ns, gpus)
 
     def log(self, rank: int) -> Path:
         """Return the path of the log of a rank."""
@@ -208,19 +229,20 @@ class InspectorDirectory:
         """Read until all comparisons are closed."""
         self.read(nccl_inspector.OPEN_READS + 1)
 
-    def _by_state(self, wanted: Any) -> dict[str, int]:
+    def by_state(self, wanted: Any) -> dict[str, int]:
+        """Return numbers by state, without those of none."""
         readings = self.frame.readings()
         return {e.key[0]: int(n) for metric, e, n in readings if metric is wanted and n}  # type: ignore[arg-type]
 
     @property
     def files(self) -> dict[str, int]:
         """Files by state, without those of none."""
-        return self._by_state(c.INSPECTOR_FILES)
+        return self.by_state(c.INSPECTOR_FILES)
 
     @property
     def lines(self) -> dict[str, int]:
         """Lines by state, without those of none."""
-        return self._by_state(c.INSPECTOR_LINES)
+        return self.by_state(c.INSPECTOR_LINES)
 
     def number(self, metric: Any) -> int:
         """Return a number of the node."""
