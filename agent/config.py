@@ -111,6 +111,10 @@ class SourcePeriods(Struct, frozen=True, kw_only=True):
     """Totals of each communicator in such logs."""
     nccl_metrics: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
     """Metrics files of NCCL Inspector."""
+    nccl_ras: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
+    """NCCL's RAS subsystem, if collectives.ras is on: one query per job."""
+    nccl_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """State of ranks as of the last answers of RAS."""
     kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
     """The kernel log."""
     agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
@@ -363,7 +367,7 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
 
 
 class CollectiveSettings(Struct, frozen=True, kw_only=True):
-    """Collectives of jobs, from files that jobs write. The agent changes nothing in a job."""
+    """Collectives of jobs, from files that jobs write and, if it is switched on, from NCCL's RAS subsystem."""
 
     flight_recorder_directory: str = "/run/railscope/flight-recorder"
     """Directory of the dumps of PyTorch's flight recorders (TORCH_FR_DUMP_TEMP_FILE), in it or in one directory per job.
@@ -377,6 +381,18 @@ class CollectiveSettings(Struct, frozen=True, kw_only=True):
     """Directory of the files of NCCL Inspector (NCCL_INSPECTOR_DUMP_DIR), in it or in one directory per job. Empty:
     switched off.
     """
+    ras: Literal["off", "monitor", "query"] = "off"
+    """NCCL's RAS subsystem: off, monitor (follow the processes that die; NCCL 2.29.2 and later) or query (in addition, one
+    query per job and period, for which the job gathers data from all of its ranks).
+    """
+    ras_versions: str = "2.28 2.29"
+    """Space-separated versions of NCCL that are connected to: 2.28 includes 2.28.9. A version in which a query has crashed jobs must be listed
+    in full, such as 2.29.7.
+    """
+    ras_port: Annotated[int, Meta(ge=1, le=65535)] = 28028
+    """Loopback port of RAS (NCCL_RAS_ADDR)."""
+    ras_timeout_seconds: Annotated[float, Meta(ge=2, le=5)] = 5.0
+    """Timeout of a query, from the connection to the end of the answer."""
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from agent.sources import (
     hardware_sensors,
     nccl_inspector,
     nccl_metrics,
+    nccl_ras,
     nfs,
     nic_burst,
     nic_settings,
@@ -46,6 +47,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         flight_recorder.RankReports(),
         nccl_inspector.CommunicatorReports(),
     )
+    ras_places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
+    nccl_ranks = nccl_ras.NcclRankReports()
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -90,6 +93,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators),
         nccl_inspector.CommunicatorSource(communicators),
         nccl_metrics.NcclMetricsSource(settings.collectives, places),
+        nccl_ras.NcclRasSource(settings.collectives, ras_places, nccl_ranks),
+        nccl_ras.NcclRankSource(nccl_ranks),
         *(burst_sampling if bursts.enabled else ()),
         *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
     ]

@@ -30,6 +30,7 @@ from agent.sources import (
     flight_recorder as ranks,
     nccl_inspector,
     nccl_metrics,
+    nccl_ras,
     nic_counters,
     rdma,
     tenancy,
@@ -52,14 +53,14 @@ RESETS_FILE = "gpu-resets.json"
 WRAPS_FILE = "counter-wraps.json"
 UNSHIPPED_SOURCES = {
     GpuProcessSource.name, ranks.CollectiveRankSource.name, nccl_inspector.CommunicatorSource.name,
-    nccl_metrics.NcclMetricsSource.name,
+    nccl_metrics.NcclMetricsSource.name, nccl_ras.NcclRankSource.name,
 }  # fmt: skip
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
 DERIVED_SOURCES = (
     tenancy.ClaimSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
     nccl_inspector.NcclInspectorSource.name, nccl_inspector.CommunicatorSource.name,
     nccl_metrics.NcclMetricsSource.name,
-    GpuVerdictSource.name, SelfMetricsSource.name,
+    nccl_ras.NcclRasSource.name, nccl_ras.NcclRankSource.name, GpuVerdictSource.name, SelfMetricsSource.name,
 )  # fmt: skip
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 

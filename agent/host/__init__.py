@@ -104,7 +104,8 @@ class Host(Protocol):
         ioctl ("ethtool"), agent/host/netlink ("netlink") and the neighbours that switches announce
         ("lldp"). Owners of devices are read from the "kubelet", and users, containers and virtual
         machines from "owner" (agent/host/owners.py). Files of other programs, which may be hostile, are
-        "textfile" (agent/host/textfiles.py) and "job_files" (agent/host/job_files.py).
+        "textfile" (agent/host/textfiles.py) and "job_files" (agent/host/job_files.py); processes that answer
+        about their collectives are "nccl_ras" (agent/host/nccl_ras.py).
         """
         ...
 

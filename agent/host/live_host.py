@@ -29,6 +29,7 @@ from agent.host import (
     NvmlError,
     files,
     job_files,
+    nccl_ras,
     network_calls,
     nvml,
     owners,
@@ -328,11 +329,13 @@ class LiveHost(files.RootedFiles):
         self._machine = PsutilCalls(self.real("/proc"))
         self._nvml = nvml.Nvml()
         self._network = network_calls.NetworkCalls(self.clock)
+        self._ras = nccl_ras.RasCalls(self, live=self._live)
         owner = owners.OwnerCalls(self, live=self._live)
         self._file_calls: dict[str, Callable[..., Json]] = {
             **{name: partial(owner.call, name) for name in owners.HOST_INTERFACES},
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
             job_files.JOB_FILES: job_files.JobFileCalls(self).call,
+            nccl_ras.NCCL_RAS: self._ras.call,
         }
 
     @cached_property
@@ -385,4 +388,5 @@ class LiveHost(files.RootedFiles):
     def close(self) -> None:
         """Release the node's resources."""
         self._network.close()
+        self._ras.close()
         self._nvml.close()

@@ -258,7 +258,7 @@ def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
         types=collective.types,
         stack=" < ".join(collective.stack[:MAX_STACK_FRAMES]),
         waited_seconds=str(verdict.waited_ns // SECOND_NS),
-        waiting_ranks=_ranges(sorted({*verdict.peers, *rank_of_event})),
+        waiting_ranks=format_ranks(sorted({*verdict.peers, *rank_of_event})),
         description=report.entity.facts.get("description", ""),
     )
     if verdict.state is RankState.LATE and last:
@@ -273,7 +273,7 @@ def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
     return facts
 
 
-def _ranges(ranks: list[int]) -> str:
+def format_ranks(ranks: list[int]) -> str:
     """Return ranks as ranges: `0-2 4`."""
     runs: list[list[int]] = []
     for rank in ranks:

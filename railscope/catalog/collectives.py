@@ -1,4 +1,4 @@
-"""Collectives of jobs: ranks of process groups, as PyTorch's flight recorders recorded them, and times by NCCL Inspector."""
+"""Collectives of jobs: ranks by PyTorch's flight recorders and by NCCL's RAS subsystem, and times by NCCL Inspector."""
 
 # fmt: off
 from railscope.catalog import declare, entities
@@ -61,3 +61,23 @@ REPORTED_BANDWIDTH = _GPU_CALL.gauge("railscope_nccl_reported_bus_bandwidth_byte
 REPORTED_DURATION = _GPU_CALL.gauge("railscope_nccl_reported_call_seconds", "Mean duration of these calls.", "nccl_collective_exec_time_microseconds, nccl_p2p_exec_time_microseconds", scale=declare.NANO)
 REPORTED_CALLS = _NCCL_GPU.counter("railscope_nccl_reported_calls_total", "Calls that the GPU's process recorded.", "nccl_collectives_total + nccl_p2p_total")
 REPORTED_DROPPED = _NCCL_GPU.counter("railscope_nccl_reported_dropped_calls_total", "Calls that the plugin did not record because its buffer was full.", "nccl_collectives_dropped_total + nccl_p2p_dropped_total")
+_RAS = "NCCL's RAS subsystem"
+_NCCL = declare.MetricTable(entities.NCCL_RANK, _RAS, detail=declare.BASIC)
+NCCL_RANK_STATES = {0: "unknown", 1: "running", 2: "waiting", 3: "late", 4: "mismatched", 5: "missing", 6: "dead", 7: "failed"}
+NCCL_PROCESS_STATES = ("answered", "young", "other_node", "version", "denied", "namespace", "user", "unreachable", "protocol", "timeout", "too_large", "malformed", "excess")
+"""All but `answered` are reasons why ranks are unknown."""
+
+NCCL_PROCESSES = _NCCL.gauge("railscope_nccl_ras_processes", "Processes on GPUs of this node that have loaded NCCL, by what is known from its RAS subsystem: answered, or the reason why their job is not known.", about=entities.NCCL_PROCESS_STATE)
+NCCL_RANKS = _NCCL.gauge("railscope_nccl_ras_ranks", "Ranks of communicators by state, over all nodes of the jobs whose rank 0 is on this node; a rank of several communicators counts in each.", about=entities.NCCL_RANK_STATE)
+NCCL_RANK_INFO = _NCCL.info("railscope_nccl_ras_rank_info", "Identity of this rank: address of its node as NCCL reports it, and for a rank of this node process, GPU, NIC, rail and holder of the GPU.")
+NCCL_STATE = _NCCL.state("railscope_nccl_ras_rank_state", "State of the rank in its communicator: late if it launched fewer collectives than other ranks and none of them made progress, missing if its process did not respond.", states=NCCL_RANK_STATES)
+NCCL_LAUNCHED = _NCCL.gauge("railscope_nccl_ras_rank_launched", "Collectives that the host launched in this communicator, without those in CUDA graphs and point-to-point operations.", ", collective_counts")
+NCCL_LAG = _NCCL.gauge("railscope_nccl_ras_rank_lag", "Collectives by which the rank is behind the first rank of its communicator.")
+NCCL_UNCHANGED = _NCCL.gauge("railscope_nccl_ras_rank_unchanged_seconds", "Time for which no rank of the communicator has launched a collective.", scale=declare.NANO)
+_NCCL_FACTS = ("host", "size", "collective", "launched", "lag", "late_ranks", "waiting_ranks", "waited_seconds", "waits_in", "detail", *_PLACE)
+NCCL_LATE_EVENT = declare.EventClass("nccl_rank_late", entities.NCCL_RANK, "error", "A rank has launched fewer collectives than other ranks of its communicator, and none of them makes progress.", _RAS, _NCCL_FACTS)
+NCCL_MISMATCH_EVENT = declare.EventClass("nccl_rank_mismatch", entities.NCCL_RANK, "error", "Ranks of a communicator launched collectives of different kinds, and none of them makes progress.", _RAS, _NCCL_FACTS)
+NCCL_MISSING_EVENT = declare.EventClass("nccl_rank_missing", entities.NCCL_RANK, "warning", "The process of a rank did not respond to the RAS subsystem of its job.", _RAS, _NCCL_FACTS)
+NCCL_DEAD_EVENT = declare.EventClass("nccl_rank_dead", entities.NCCL_RANK, "error", "The process of a rank is considered dead by the other ranks.", _RAS, _NCCL_FACTS)
+NCCL_FAILED_EVENT = declare.EventClass("nccl_rank_failed", entities.NCCL_RANK, "error", "The communicator of a rank has an error, or was aborted.", _RAS, _NCCL_FACTS)
+NCCL_PEER_EVENT = declare.EventClass("nccl_process_dead", entities.NCCL_JOB, "error", "A process of a job is considered dead by the other processes.", _RAS, ("host", "detail", *_PLACE))

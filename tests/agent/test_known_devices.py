@@ -56,6 +56,10 @@ WITHOUT_COLUMNS = {
     ("communicator", "mig"),
     ("nccl_metrics", "whole"),
     ("nccl_metrics", "mig"),
+    ("nccl_ras", "whole"),  # it is off by default
+    ("nccl_ras", "mig"),
+    ("nccl_rank", "whole"),
+    ("nccl_rank", "mig"),
 }
 """Sources, by mode, that have nothing to read on the simulated server."""
 WITHOUT_DEVICE_CALLS = {"gpu_event"}

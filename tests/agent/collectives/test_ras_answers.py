@@ -1,0 +1,261 @@
+"""Reports and events of NCCL's RAS subsystem: JSON, the missing comma, text, and hostile bytes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given, strategies as st
+from support import ras_servers as ras
+from support.shared import capture_path
+
+from agent.collectives import CollectiveFormatError, ras_answers
+from agent.collectives.ras_answers import ReportedPeer, parse_events, parse_report
+
+HEALTHY = ras.report(ras.communicator([ras.rank(n, 100 + n, AllReduce=7) for n in range(4)]))
+INCOMPLETE = ras.communicator(
+    [ras.rank(0, 100, AllReduce=4)], [ras.missing(1, 101), ras.missing(2, 102, is_dead=True)]
+)
+MISMATCH = """
+#0-0 (1f00ab23) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 64
+  Rank 5 has launched up to operation 60 -- GPU 1 managed by process 4711 on node 10.20.0.8
+"""
+MISSING = """
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 4712 on node 10.20.0.8 managing GPU 3
+
+#0-0 (1f00ab23) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 7 -- GPU 3 managed by process 4712 on node 10.20.0.8
+"""
+DEAD = """
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 4712 on node 10.20.0.8 managing GPU 3
+
+#0-0 (1f00ab23) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 7
+"""
+
+
+def test_json_has_every_rank_with_its_counts() -> None:
+    found = parse_report(HEALTHY, is_json=True)
+    (communicator,) = found.communicators
+    assert (found.version, communicator.name, communicator.size) == ("2.29.3", "0xa1:0x7:0x9", 4)
+    assert [(r.rank, r.pid, r.problem, r.counts["AllReduce"]) for r in communicator.ranks] == [
+        (number, 100 + number, "", 7) for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize("version", ["2.28.7", "2.28.9", "2.29.3"])
+def test_missing_ranks_are_read_with_and_without_the_comma_of_nccl(version: str) -> None:
+    content = ras.report(INCOMPLETE, version=version)
+    assert (b'"nvml_dev": 1\n' in content) == version.startswith("2.28")
+    ranks = parse_report(content, is_json=True).communicators[0].ranks
+    assert [(rank.rank, rank.problem) for rank in ranks] == [(0, ""), (1, "missing"), (2, "dead")]
+
+
+def test_other_damage_is_not_repaired() -> None:
+    of_old = ras.report(INCOMPLETE, version="2.28.9")
+    for damaged in (
+        of_old.replace(b"2.28.9", b"2.29.3"),
+        of_old.replace(b'"pid": 101,', b'"pid": 101'),
+        of_old.replace(b'"cuda_dev": 0,', b'"cuda_dev": 0'),
+        of_old[: len(of_old) // 2],
+    ):
+        with pytest.raises(CollectiveFormatError):
+            parse_report(damaged, is_json=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "detail"),
+    [
+        ({"init_state": 7}, "starting", ""),
+        ({"init_state": 3}, "failed", "init_state 3"),
+        ({"async_error": 6}, "failed", "async_error 6"),
+        ({"abort_flag": True}, "failed", "aborted"),
+        ({"finalize_called": True, "destroy_flag": True}, "", ""),
+    ],
+)
+def test_statuses_of_ranks_are_problems_or_not(status: dict, problem: str, detail: str) -> None:  # type: ignore[type-arg]
+    content = ras.report(ras.communicator([ras.rank(0, 1, status=status)]))
+    (found,) = parse_report(content, is_json=True).communicators[0].ranks
+    assert (found.problem, found.detail) == (problem, detail)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [ras.rank(0, 1), ras.rank(0, 2)],
+        [ras.rank(2, 1), ras.rank(1, 2)],
+        [ras.rank(0, 1, host="x" * 65)],
+        [ras.rank(0, 1, AllReduce=1 << 62)],
+        [ras.rank(0, 1, AllReduce=-1)],
+        [ras.rank(0, 1) | {"rank": True}],
+        [ras.rank(0, 1, **{f"Kind{n}": 1 for n in range(16)})],
+    ],
+)
+def test_impossible_ranks_reject_the_report(ranks: list) -> None:  # type: ignore[type-arg]
+    with pytest.raises(CollectiveFormatError):
+        parse_report(ras.report(ras.communicator(ranks)), is_json=True)
+
+
+def test_more_ranks_than_the_bound_reject_the_report() -> None:
+    count = ras_answers.MAX_RANKS // 2 + 1
+    ranks = ",".join(f'{{"rank":{n}}}' for n in range(count))
+    of_one = f'{{"hash":"a","size":{count},"ranks":[{ranks}]}}'
+    content = f'{{"nccl_version":"2.30.1","communicators":[{of_one}%s]}}'
+    assert len(parse_report((content % "").encode(), is_json=True).communicators[0].ranks) == count
+    with pytest.raises(CollectiveFormatError, match="more than"):
+        parse_report((content % f",{of_one}").encode(), is_json=True)
+    large = ras.text_report(warnings=MISMATCH.replace("Rank 5", "Rank 9999999"))
+    with pytest.raises(CollectiveFormatError, match="more than"):
+        parse_report(large, is_json=False)
+
+
+def test_text_has_the_ranks_of_smaller_groups_and_the_count_of_the_largest() -> None:
+    found = parse_report(ras.text_report("MISMATCH", warnings=MISMATCH), is_json=False)
+    (communicator,) = found.communicators
+    assert (found.version, communicator.name, communicator.size) == ("2.27.9", "0x1f00ab23", 8)
+    assert communicator.unlisted == {"AllReduce": 64}
+    (late,) = communicator.ranks
+    assert (late.rank, late.host, late.pid, late.counts) == (
+        5,
+        "10.20.0.8",
+        4711,
+        {"AllReduce": 60},
+    )
+
+
+def test_text_with_several_named_groups_has_the_count_of_each() -> None:
+    lines = """
+#0-0 (1f00ab23) MISMATCH
+  Communicator ranks have different collective operation counts
+  6 ranks have launched up to operation 50
+  2 ranks have launched up to operation 49
+  Rank 0 -- GPU 0 managed by process 10 on node n1
+  Rank 1 -- GPU 1 managed by process 11 on node n1
+  Communicator ranks have different status
+  6 ranks have status RUNNING
+  2 ranks have status FINALIZE
+  Rank 2 -- GPU 2 managed by process 12 on node n1
+"""
+    (found,) = parse_report(ras.text_report(warnings=lines), is_json=False).communicators
+    assert [(rank.rank, rank.counts) for rank in found.ranks] == [
+        (0, {"collective": 49}),
+        (1, {"collective": 49}),
+    ]
+
+
+def test_text_has_missing_and_dead_processes() -> None:
+    found = parse_report(ras.text_report("INCOMPLETE", errors=MISSING), is_json=False)
+    (rank,) = found.communicators[0].ranks
+    assert (rank.rank, rank.pid, rank.problem, found.dead) == (7, 4712, "missing", [])
+    found = parse_report(ras.text_report("INCOMPLETE", errors=DEAD), is_json=False)
+    assert found.dead == [ReportedPeer("10.20.0.8", 4712)]
+    assert [rank.rank for rank in found.communicators[0].ranks] == [7]
+
+
+def test_a_text_without_its_end_is_rejected() -> None:
+    text = ras.text_report()
+    with pytest.raises(CollectiveFormatError):
+        parse_report(text[: text.index(b"Warnings")], is_json=False)
+
+
+def test_names_in_a_report_are_printable() -> None:
+    content = ras.report(ras.communicator([ras.rank(0, 1, host=r"\u001b[31m\u202e")]))
+    (found,) = parse_report(content, is_json=True).communicators[0].ranks
+    assert found.host == r"\x1b[31m\u202e"
+
+
+@given(content=st.binary(max_size=400), is_json=st.booleans())
+@example(content=b"[" * 100_000, is_json=True)
+@example(
+    content=b"Warnings\n#0-0 (ab) X\n" + b"  Rank 0 -- GPU 0 managed by process 1 on node \\xff",
+    is_json=False,
+)
+def test_any_bytes_are_a_report_or_rejected(content: bytes, *, is_json: bool) -> None:
+    try:
+        parse_report(content, is_json=is_json)
+    except CollectiveFormatError:
+        return
+    if not is_json:
+        assert b"Warnings" in content
+
+
+TEXTS = [ras.text_report(warnings=MISMATCH), ras.text_report(errors=MISSING + DEAD)]
+
+
+@given(st.sampled_from([HEALTHY, *TEXTS]), st.data())
+def test_a_report_with_any_changed_part_is_a_report_or_rejected(content: bytes, data: st.DataObject) -> None:  # fmt: skip
+    start = data.draw(st.integers(0, len(content)))
+    end = data.draw(st.integers(start, min(start + 40, len(content))))
+    changed = content[:start] + data.draw(st.binary(max_size=20)) + content[end:]
+    try:
+        found = parse_report(changed, is_json=content is HEALTHY)
+    except CollectiveFormatError:
+        return
+    for communicator in found.communicators:
+        assert all(rank.rank < communicator.size for rank in communicator.ranks)
+
+
+@given(st.lists(st.sampled_from(["PEER_NEW", "PEER_DEAD"]), max_size=6), st.data())
+def test_events_are_the_same_however_the_stream_is_divided(names: list[str], data: st.DataObject) -> None:  # fmt: skip
+    stream = b"".join(ras.event(name, 100 + n) for n, name in enumerate(names))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    found, rest = [], b""
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        dead, rest = parse_events(rest + stream[start:end])
+        found += dead
+    assert [peer.pid for peer in found] == [
+        100 + n for n, name in enumerate(names) if name == "PEER_DEAD"
+    ]
+    assert not rest.strip()
+
+
+@given(st.binary(max_size=300))
+@example(b"[" * 100_000)
+@example(b"1" * 5000 + b" ")
+@example(b'{"event": "PEER_DEAD", "peer": {"pid": 1e999}}')
+def test_any_bytes_are_events_or_rejected(content: bytes) -> None:
+    try:
+        _, rest = parse_events(content)
+    except CollectiveFormatError:
+        return
+    assert content.endswith(rest)
+
+
+def test_answers_of_real_jobs_are_read() -> None:
+    directory = capture_path("collectives/nccl-ras")
+    states = {}
+    for path in sorted(directory.glob("2.*[0-9a-z].json")):
+        if "monitor" not in path.name:
+            found = parse_report(path.read_bytes(), is_json=True)
+            states[path.name] = [
+                (len(known.ranks), sum(rank.problem == "missing" for rank in known.ranks))
+                for known in found.communicators
+            ]
+    assert states == {
+        "2.28.9-healthy.json": [(2, 0)],
+        "2.28.9-missing-rank-malformed.json": [(2, 1)],
+        "2.28.9-three-comms-one-stuck.json": [(2, 0), (2, 0), (4, 0)],
+        "2.29.1-missing-rank.json": [(2, 1)],
+    }
+    dead, rest = parse_events((directory / "2.29-monitor-peer-dead.json").read_bytes())
+    assert ([peer.pid for peer in dead], rest) == ([1524345], b"")
+    texts = (directory / "2.30.7-verbose-reports-of-the-fault-example.txt").read_text()
+    reports = re.split(r"^== .*\n", texts, flags=re.MULTILINE)[1:]
+    healthy, left, dead_one, straggler = (
+        parse_report(text.encode(), is_json=False) for text in reports
+    )
+    assert healthy.communicators == []
+    assert [rank.rank for rank in left.communicators[0].ranks] == [7]
+    assert [peer.pid for peer in dead_one.dead] == [3748990]
+    (late,) = straggler.communicators[0].ranks
+    assert (late.rank, late.counts, straggler.communicators[0].unlisted) == (
+        7, {"AllReduce": 60}, {"AllReduce": 64},
+    )  # fmt: skip
