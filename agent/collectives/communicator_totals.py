@@ -10,7 +10,8 @@ after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from agent.collectives.inspector import InspectedCall
@@ -25,6 +26,10 @@ SIZE_CLASSES = {
 }
 """Largest message of each size class."""
 LARGER = "larger"
+MIN_COMPARED = 100
+"""Minimum number of compared collectives for a statement about a rank."""
+MIN_LAST_SHARE, MIN_LATE_SHARE = 0.8, 0.1
+"""Minimum shares of the collectives at which a straggler arrives last, and of their durations for which the others wait."""
 
 
 def size_class(size: int) -> str:
@@ -58,6 +63,29 @@ class ArrivalTotals:
     last_arrivals: int = 0
     duration_ns: int = 0
     late_ns: int = 0
+
+    @property
+    def late_share(self) -> float:
+        """Share of the durations on the first rank for which it waited for this one."""
+        return self.late_ns / max(self.late_ns + self.duration_ns, 1)
+
+    @property
+    def is_straggler(self) -> bool:
+        """True if the rank arrives last at most collectives, late by much of their duration."""
+        return (
+            self.compared >= MIN_COMPARED
+            and self.last_arrivals >= MIN_LAST_SHARE * self.compared
+            and self.late_share >= MIN_LATE_SHARE
+        )
+
+    def since(self, before: ArrivalTotals) -> ArrivalTotals:
+        """Return the difference to earlier totals."""
+        return ArrivalTotals(
+            self.compared - before.compared,
+            self.last_arrivals - before.last_arrivals,
+            self.duration_ns - before.duration_ns,
+            self.late_ns - before.late_ns,
+        )
 
 
 @dataclass(slots=True)
@@ -97,6 +125,15 @@ class CommunicatorTotals:
             before_ns = compared.durations.get(rank, call.duration_ns)
             compared.durations[rank] = min(before_ns, call.duration_ns)
         return True
+
+    def copy_arrivals(self) -> dict[int, ArrivalTotals]:
+        """Return a copy of the totals by rank."""
+        return {rank: replace(totals) for rank, totals in self.ranks.items()}
+
+    def arrivals_since(self, before: Mapping[int, ArrivalTotals]) -> dict[int, ArrivalTotals]:
+        """Return the differences to earlier totals by rank."""
+        none = ArrivalTotals()
+        return {rank: totals.since(before.get(rank, none)) for rank, totals in self.ranks.items()}
 
     def close_until(self, read: int) -> None:
         """Compare the ranks of the collectives that were first found until a read."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -38,6 +39,9 @@ MAX_JOB_ENTITIES, MAX_ENTITIES = 512, 2048
 """Maximum numbers of kinds and ranks of all communicators, of a job and of the node."""
 OPEN_READS = 2
 """Number of reads for which a comparison waits for other ranks."""
+WINDOW_NS = 60 * SECOND_NS
+"""Minimum time over which a rank is judged."""
+MAX_EVENTS = 64
 KEEP_NS = 900 * SECOND_NS
 """Time for which a communicator without new lines has series."""
 _CALL_METRICS = (
@@ -72,13 +76,19 @@ class FollowedLog:
 
 @dataclass(slots=True)
 class FollowedCommunicator:
-    """Totals of a communicator, the facts of its ranks, and the time of its last line on the boot clock."""
+    """Totals of a communicator, the facts of its ranks, and the time of its last line on the boot clock.
+
+    `window` and `window_ns` are totals and time at the start of the current window, `straggler` is that of the last one.
+    """
 
     totals: communicator_totals.CommunicatorTotals = field(
         default_factory=communicator_totals.CommunicatorTotals
     )
     facts: dict[int, dict[str, str]] = field(default_factory=dict)
     updated_ns: int = 0
+    window: dict[int, communicator_totals.ArrivalTotals] = field(default_factory=dict)
+    window_ns: int = 0
+    straggler: int | None = None
 
 
 @dataclass(slots=True)
@@ -152,7 +162,9 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._states = Counter(excess=not listing.is_complete)
         self._follow(listing.files)
         self._read_new_lines(host)
-        self._close_comparisons(host.clock.now().boot_ns)
+        now = host.clock.now()
+        self._close_comparisons(now.boot_ns)
+        into.events = list(islice(self._stragglers(now), MAX_EVENTS))
         self._results.readings = dict(self._readings())
         waiting = sum(followed.waiting_bytes for followed in self._logs.values())
         readings = [self._states[state] for state in c.INSPECTOR_FILE_STATES]
@@ -292,6 +304,36 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if now_ns - communicator.updated_ns < KEEP_NS
             }
         self._jobs = {key: of_job for key, of_job in self._jobs.items() if of_job}
+
+    def _stragglers(self, now: frame.NodeTimestamp) -> Iterator[frame.Event]:
+        """Yield an event for each rank that has become a straggler of its communicator."""
+        for (job, user), of_job in self._jobs.items():
+            for name, communicator in of_job.items():
+                arrivals = communicator.totals.arrivals_since(communicator.window)
+                compared = max((rank.compared for rank in arrivals.values()), default=0)
+                communicator.window_ns = communicator.window_ns or now.boot_ns
+                if (
+                    now.boot_ns - communicator.window_ns < WINDOW_NS
+                    or compared < communicator_totals.MIN_COMPARED
+                ):
+                    continue
+                communicator.window = communicator.totals.copy_arrivals()
+                communicator.window_ns = now.boot_ns
+                before = communicator.straggler
+                communicator.straggler = next(
+                    (rank for rank, of_rank in arrivals.items() if of_rank.is_straggler), None
+                )
+                if (rank := communicator.straggler) is None or rank == before:
+                    continue
+                of_rank = arrivals[rank]
+                entity = frame.Entity(entities.COMMUNICATOR_RANK, (job, str(user), name, str(rank)))
+                facts = communicator.facts[rank] | {
+                    "compared": str(of_rank.compared),
+                    "last_arrivals": str(of_rank.last_arrivals),
+                    "late_milliseconds": str(of_rank.late_ns // 10**6),
+                    "late_percent": str(round(100 * of_rank.late_share)),
+                }
+                yield frame.Event(c.STRAGGLER_EVENT, entity, now.wall_ns, now.boot_ns, facts)
 
     def _readings(self) -> Iterator[tuple[frame.Entity, tuple[int, ...]]]:
         """Yield the readings of all communicators."""

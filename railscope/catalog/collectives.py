@@ -48,6 +48,7 @@ RANK_COMPARED = _ARRIVAL.counter("railscope_nccl_rank_compared_calls_total", "Co
 RANK_LAST = _ARRIVAL.counter("railscope_nccl_rank_last_arrivals_total", "Compared collectives at which the rank arrived last of the ranks of this node: its time was the shortest.")
 RANK_SECONDS = _ARRIVAL.counter("railscope_nccl_rank_compared_seconds_total", "Durations of the compared collectives on this rank.", scale=declare.NANO)
 RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by which the rank arrived after the first rank of this node, over all compared collectives.", scale=declare.NANO)
+STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE))
 
 _METRICS = "metrics files of NCCL Inspector"
 _GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)

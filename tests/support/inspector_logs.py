@@ -26,6 +26,7 @@ from agent.sources import nccl_inspector
 from agent.sources.rank_places import RankPlaces, SeenProcess
 from agent.topology.network import NetworkScanner
 from railscope.catalog import collectives as c
+from railscope.frame import Event
 
 CASES = Path(__file__).parents[1] / "agent" / "collectives" / "inspector"
 COMMUNICATOR = "0x5ea1ed00c0ffee"
@@ -145,11 +146,13 @@ def metrics(name: str = "DP Group 0", kind: str = "AllReduce", **values: float) 
     ).encode()
 
 
-def straggling(rank: int, calls: int, late: int = 2) -> list[dict[str, Any]]:
-    """Return collectives in which one rank arrives 300 us after the others."""
+def straggling(
+    rank: int, calls: int, late: int = 2, first: int = 1, late_us: int = 300
+) -> list[dict[str, Any]]:
+    """Return collectives in which one rank arrives after the others."""
     return [
-        collective(number, 8 << 20, 250 + number % 3 + (0 if rank == late else 300))
-        for number in range(1, calls + 1)
+        collective(number, 8 << 20, 250 + number % 3 + (0 if rank == late else late_us))
+        for number in range(first, first + calls)
     ]
 
 
@@ -187,6 +190,7 @@ class InspectorDirectory:
         self.directory = directory / job
         self.directory.mkdir(exist_ok=True, parents=True)
         self.clock = ManualClock()
+        self.events: list[Event] = []
         self.places = RankPlaces(
             inventory.GpuInventory(NetworkScanner()), process_lists.ProcessLists(), lambda _: ()
         )
@@ -224,6 +228,7 @@ class InspectorDirectory:
             assert not outcome.problem, outcome.problem
             assert outcome.frame
             self.frame = outcome.frame
+            self.events += outcome.frame.events
 
     def close(self) -> None:
         """Read until all comparisons are closed."""

@@ -24,6 +24,7 @@ from support.inspector_logs import (
 from support.reading import ORIGIN
 from support.textfiles import page_of
 
+from agent.collectives.communicator_totals import MIN_COMPARED
 from agent.collectives.inspector import MAX_PART_BYTES
 from agent.config import CollectiveSettings
 from agent.host import HostWrapper, Json
@@ -336,3 +337,60 @@ def test_a_replay_has_the_totals_of_the_node(redactor: Redactor | None, tmp_path
     assert again.totals[f"{COMMUNICATOR} 2"][1] == 6
     texts = "".join(moment.to_line() for moment in recording.moments)
     assert ("gpu-node" in texts) is (redactor is None)
+
+
+def run_minute(
+    node: InspectorDirectory, first: int, late: int, calls: int = 120, **how: int
+) -> None:
+    """Let the ranks make calls for more than a minute, and read them."""
+    for step in range(13):
+        for rank in range(4):
+            made = straggling(rank, calls // 12, late, first + step * (calls // 12), **how)
+            node.append(rank, whole_lines(rank, made))
+        node.read()
+    node.close()
+
+
+def test_a_straggler_is_reported_once_with_its_place_and_again_after_a_recovery(
+    tmp_path: Path,
+) -> None:
+    node = InspectorDirectory(tmp_path)
+    run_minute(node, 1, late=2)
+    run_minute(node, 1001, late=2)
+    (event,) = node.events
+    assert event.event_class is c.STRAGGLER_EVENT
+    assert event.entity.key == ("", str(os.geteuid()), COMMUNICATOR, "2")
+    facts = event.facts
+    assert (facts["pid"], facts["gpu_index"], facts["late_percent"]) == ("4002", "2", "54")
+    assert facts["last_arrivals"] == facts["compared"]
+    assert int(facts["compared"]) >= MIN_COMPARED
+    assert int(facts["late_milliseconds"]) == int(facts["compared"]) * 300 // 1000
+    assert set(facts) <= set(c.STRAGGLER_EVENT.facts)
+    run_minute(node, 2001, late=3)
+    run_minute(node, 3001, late=3)
+    assert [event.entity.key[3] for event in node.events] == ["2", "3"]
+    run_minute(node, 4001, late=9)
+    run_minute(node, 5001, late=9)
+    run_minute(node, 6001, late=3)
+    run_minute(node, 7001, late=3)
+    assert [event.entity.key[3] for event in node.events] == ["2", "3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "late_us"), [(120, 20), (48, 300)], ids=["late by little", "few collectives"]
+)
+def test_a_rank_without_clear_evidence_is_not_reported(
+    calls: int, late_us: int, tmp_path: Path
+) -> None:
+    node = InspectorDirectory(tmp_path)
+    run_minute(node, 1, late=2, calls=calls, late_us=late_us)
+    assert node.totals[f"{COMMUNICATOR} 2"][1] == calls // 12 * 13
+    assert node.events == []
+
+
+def test_a_rank_that_is_last_at_half_of_the_collectives_is_not_reported(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    for first in range(1, 400, 100):
+        run_minute(node, first, late=2, calls=48)
+        run_minute(node, first + 60, late=1, calls=48)
+    assert node.events == []
