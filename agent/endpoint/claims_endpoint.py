@@ -31,22 +31,22 @@ from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
-from railscope import claim_terms, convert_errors, server_connections, service, untrusted_text
-from railscope.settings import SettingsError, read_named_file
-from railscope.timestamps import (
-    SECOND_NS,
-    TimestampError,
-    format_datetime,
-    format_timestamp,
-    from_datetime,
+from railscope import (
+    claim_terms,
+    convert_errors,
+    server_connections,
+    service,
+    timestamps,
+    untrusted_text,
 )
+from railscope.settings import SettingsError, read_named_file
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
 _END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
-_MAX_FUTURE_NS = 60 * SECOND_NS
+_MAX_FUTURE_NS = 60 * timestamps.SECOND_NS
 _ROOT_ONLY = 0o600
 _SOCKET_PATH_LIMIT = 108
 
@@ -232,10 +232,10 @@ class ClaimsEndpoint:
         now, history = self._clock.now(), self._tenancy.clock
         if time is None:
             return now.wall_ns, history.now(now)
-        with convert_errors(TimestampError, _RequestRejectedError, f"invalid {field}: "):
-            timestamp_ns = from_datetime(time)
+        with convert_errors(timestamps.TimestampError, _RequestRejectedError, f"invalid {field}: "):
+            timestamp_ns = timestamps.from_datetime(time)
         if timestamp_ns > now.wall_ns + _MAX_FUTURE_NS:
-            message = f"invalid {field} {format_datetime(time)}: expected a time that is not in the future"
+            message = f"invalid {field} {timestamps.format_datetime(time)}: expected a time that is not in the future"
             raise _RequestRejectedError(message)
         return timestamp_ns, history.convert_wall_time(timestamp_ns)
 
@@ -271,7 +271,7 @@ def _claim_row(
         "pci_address": gpu.pci_address if gpu else "",
         "share": claim.share,
         "count": str(claim.count or ""),
-        "start": format_timestamp(claim.start_ns or 0, "seconds"),
+        "start": timestamps.format_timestamp(claim.start_ns or 0, "seconds"),
     }
 
 
@@ -331,8 +331,10 @@ def _claim_json(claim: command_claims.CommandClaim) -> dict[str, Any]:
         "tenant": claim.tenant,
         "owner": claim.owner,
         "workload": claim.workload,
-        "start": format_timestamp(claim.start_ns, "seconds"),
-        "end": None if claim.end_ns is None else format_timestamp(claim.end_ns, "seconds"),
+        "start": timestamps.format_timestamp(claim.start_ns, "seconds"),
+        "end": None
+        if claim.end_ns is None
+        else timestamps.format_timestamp(claim.end_ns, "seconds"),
     }
 
 

@@ -11,14 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    Flags,
-    above,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.network_detectors import loaded_nics, victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
@@ -26,7 +19,7 @@ from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known,
 MIN_MEMBERS = 3
 
 
-def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
+def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
     thresholds = view.thresholds.leaves
     nic, use = view.signals.nic, loaded_nics(view)
@@ -37,13 +30,13 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
     losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
     paused = _means(view, nic["paused_share"], use)
-    lossy: dict[int, Finding] = {}
+    lossy: dict[int, findings.Finding] = {}
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
         if len(positions) < MIN_MEMBERS:
             continue
         other_leaves = np.delete(np.arange(len(frames)), leaf)
-        cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
+        cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
         notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
             np.nan_to_num(median_known(frames[other_leaves])) * thresholds.pause_factor,
@@ -60,15 +53,15 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
         )
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
             limit = float(np.nan_to_num(median_known(frames[other_leaves])))
-            pause = FindingEvidence(
+            pause = findings.FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
             )
-            yield Finding(
+            yield findings.Finding(
                 "ecn_inactive",
                 cause,
                 (
                     pause,
-                    FindingEvidence(
+                    findings.FindingEvidence(
                         "marks",
                         0.0,
                         float(np.nanmax(marks[other_leaves])),
@@ -87,7 +80,9 @@ def faulty_leaves(view: DiagnosisView) -> Iterator[Finding]:
     yield from _origins(view, lossy, losses)
 
 
-def _origins(view: DiagnosisView, lossy: dict[int, Finding], losses: Floats) -> Iterator[Finding]:
+def _origins(
+    view: findings.DiagnosisView, lossy: dict[int, findings.Finding], losses: Floats
+) -> Iterator[findings.Finding]:
     """Yield the leaves at which packets are lost, without those whose NICs exchange with these.
 
     A loss is counted by both ends, so that leaves of a job's pods have losses in the share of the traffic between them.
@@ -107,7 +102,7 @@ def _origins(view: DiagnosisView, lossy: dict[int, Finding], losses: Floats) -> 
             yield replace(finding, alternatives=alike)
 
 
-def _jobs_of_leaf(view: DiagnosisView, leaf: int) -> set[int]:
+def _jobs_of_leaf(view: findings.DiagnosisView, leaf: int) -> set[int]:
     """Return the numbers of the jobs below a leaf; NICs without a job exchange with others without one."""
     of_leaf = {
         number
@@ -118,22 +113,28 @@ def _jobs_of_leaf(view: DiagnosisView, leaf: int) -> set[int]:
 
 
 def _losses(
-    view: DiagnosisView, cause: Cause, positions: Positions, paused: Floats, usual: float
-) -> Iterator[Finding]:
+    view: findings.DiagnosisView,
+    cause: findings.Cause,
+    positions: Positions,
+    paused: Floats,
+    usual: float,
+) -> Iterator[findings.Finding]:
     """Yield a leaf that loses packets, and pauses none of its NICs, or some as others do."""
     thresholds = view.thresholds.leaves
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
     losses = np.fmax(nic["out_of_order"], nic["naks"])
-    clean = ~above(nic["discards"], thresholds.min_losses) & ~above(nic["uncorrected_symbols"], 0.0)
-    clean &= ~above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
+    clean = ~findings.above(nic["discards"], thresholds.min_losses) & ~findings.above(
+        nic["uncorrected_symbols"], 0.0
+    )
+    clean &= ~findings.above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(paused)), leaf)
     evidence = (
-        FindingEvidence(
+        findings.FindingEvidence(
             "out_of_order", mean_known(order), thresholds.min_out_of_order, "limit", cause.name
         ),
-        FindingEvidence(
+        findings.FindingEvidence(
             "ack_timeouts", mean_known(timeouts), thresholds.min_timeouts, "limit", cause.name
         ),
     )
@@ -145,9 +146,9 @@ def _losses(
     lossy = mean_known(order) > float(limits[positions].mean())
     lossy |= mean_known(timeouts) > thresholds.min_timeouts
     if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
-        yield Finding("lossless_broken", cause, evidence)
+        yield findings.Finding("lossless_broken", cause, evidence)
         return
-    hit = above(losses, limits) & clean
+    hit = findings.above(losses, limits) & clean
     affected = positions[hit[positions]]
     if (
         len(affected) >= MIN_MEMBERS
@@ -156,7 +157,7 @@ def _losses(
         and not _has_one_sender(view, affected)
     ):
         rates = tuple(
-            FindingEvidence(
+            findings.FindingEvidence(
                 "losses",
                 float(losses[p]),
                 float(limits[p]),
@@ -165,10 +166,10 @@ def _losses(
             )
             for p in affected[:4].tolist()
         )
-        yield Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
+        yield findings.Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
 
 
-def _is_lost(view: DiagnosisView, affected: Positions) -> bool:
+def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
     """True unless packets are out of order and hardly any is reported missing, as where switches spray them."""
     nic, rails = view.signals.nic, view.groups.nic_rail
     of_rails = np.isin(rails, rails[affected])
@@ -179,14 +180,14 @@ def _is_lost(view: DiagnosisView, affected: Positions) -> bool:
     return float(np.nansum(naks)) >= view.thresholds.leaves.min_reported * reordered
 
 
-def _has_one_sender(view: DiagnosisView, affected: Positions) -> bool:
+def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     """True if the receivers report all missing packets to one NIC: its link corrupts them, not the switch."""
     rails, naks = view.groups.nic_rail, view.signals.nic["naks"]
     senders = np.isin(rails, rails[affected]) & loaded_nics(view) & ~np.isnan(naks)
     return int(senders.sum()) > MIN_MEMBERS and int((naks[senders] > 0).sum()) == 1
 
 
-def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
+def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
 
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
@@ -215,14 +216,14 @@ def congested_uplinks(view: DiagnosisView) -> Iterator[Finding]:
             yield _congested_uplink(view, leaves, crosses, marked, usual)
 
 
-def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
+def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves below which NICs are paused; a symptom, reported only if nothing explains it."""
     paused, shares = victims(view), view.signals.nic["paused_share"]
     for leaf, members in enumerate(view.groups.leaves):
         affected = members[paused[members]]
         if len(affected) >= MIN_MEMBERS:
             evidence = tuple(
-                FindingEvidence(
+                findings.FindingEvidence(
                     "paused_share",
                     float(shares[p]),
                     view.thresholds.network.min_paused,
@@ -231,11 +232,13 @@ def paused_leaves(view: DiagnosisView) -> Iterator[Finding]:
                 )
                 for p in affected[:4].tolist()
             )
-            cause = Cause("leaf", leaf, view.groups.leaf_names[leaf])
-            yield Finding("paused_unlocalised", cause, evidence, parts=tuple(affected.tolist()))
+            cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
+            yield findings.Finding(
+                "paused_unlocalised", cause, evidence, parts=tuple(affected.tolist())
+            )
 
 
-def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
+def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
     """Return the NICs of jobs that span pods, and if one of these jobs is slower than before."""
     crosses, is_slow = np.zeros(len(view.signals.nic), np.bool_), False
     for job in view.jobs:
@@ -246,11 +249,15 @@ def _crossing(view: DiagnosisView) -> tuple[Flags, bool]:
 
 
 def _congested_uplink(
-    view: DiagnosisView, leaves: list[int], crosses: Flags, marked: Floats, usual: float
-) -> Finding:
+    view: findings.DiagnosisView,
+    leaves: list[int],
+    crosses: findings.Flags,
+    marked: Floats,
+    usual: float,
+) -> findings.Finding:
     names = [view.groups.leaf_names[leaf] for leaf in leaves]
     evidence = tuple(
-        FindingEvidence(
+        findings.FindingEvidence(
             "marked_share",
             float(marked[leaf]),
             view.thresholds.leaves.uplink_factor * usual,
@@ -261,9 +268,9 @@ def _congested_uplink(
     )
     affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)
     rail = int(view.groups.nic_rail[view.groups.leaves[leaves[0]][0]])
-    return Finding(
+    return findings.Finding(
         "uplink_congested",
-        Cause("leaf", leaves[0], names[0]),
+        findings.Cause("leaf", leaves[0], names[0]),
         evidence,
         parts=tuple(affected.tolist()),
         alternatives=tuple(leaves[1:]),
@@ -271,7 +278,7 @@ def _congested_uplink(
     )
 
 
-def _means(view: DiagnosisView, values: Floats, use: Flags) -> Floats:
+def _means(view: findings.DiagnosisView, values: Floats, use: findings.Flags) -> Floats:
     """Return the mean of each leaf's NICs in use; NaN without any."""
     known_values = use & ~np.isnan(values) & (view.groups.nic_leaf >= 0)
     leaf, count = view.groups.nic_leaf[known_values], len(view.groups.leaves)

@@ -10,14 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    SLOT_NS,
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    above,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.jobs import MIN_PEERS
 from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
@@ -27,7 +20,7 @@ BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
 
 
-def link_faults(view: DiagnosisView) -> Iterator[Finding]:
+def link_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield faults of links."""
     yield from _bit_errors(view)
     yield from _outages(view)
@@ -35,7 +28,7 @@ def link_faults(view: DiagnosisView) -> Iterator[Finding]:
     yield from _transmit_errors(view)
 
 
-def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
+def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     thresholds = view.thresholds.links
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
@@ -48,25 +41,25 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
     limit = np.fmax(
         limit, thresholds.certain_factor * usual
     )  # cables of one kind may all have that many
-    hit = above(errors, limit) | above(lost, thresholds.critical_uncorrected)
+    hit = findings.above(errors, limit) | findings.above(lost, thresholds.critical_uncorrected)
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
         critical = (
             errors[position] > thresholds.critical_bit_errors
             or lost[position] > thresholds.critical_uncorrected
         )
-        yield Finding(
+        yield findings.Finding(
             "transceiver_degraded",
-            Cause("nic", position),
+            findings.Cause("nic", position),
             (
-                FindingEvidence(
+                findings.FindingEvidence(
                     "bit_errors",
                     float(errors[position]),
                     float(limit[position]),
                     "peers and baseline",
                     name,
                 ),
-                FindingEvidence(
+                findings.FindingEvidence(
                     "uncorrected_symbols",
                     float(lost[position]),
                     thresholds.critical_uncorrected,
@@ -78,12 +71,12 @@ def _bit_errors(view: DiagnosisView) -> Iterator[Finding]:
         )
 
 
-def _outages(view: DiagnosisView) -> Iterator[Finding]:
+def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
     thresholds = view.thresholds.links
     now, earlier = view.signals.nic, view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
     counted = now["link_downs"]
-    downs = above(counted, 0.5)
+    downs = findings.above(counted, 0.5)
     is_up = now["link_up"] > 0
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
@@ -92,17 +85,19 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
-        evidence = FindingEvidence(
+        evidence = findings.FindingEvidence(
             "link_downs", float(counted[position]), 0.0, "limit", view.nic_name(position)
         )
         onset_ns = _first_down_ns(view, position)
-        yield Finding("link_flap", Cause("nic", position), (evidence,), onset_ns=onset_ns)
-    was_up = above(earlier["link_up"], 0.0) | above(
+        yield findings.Finding(
+            "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
+        )
+    was_up = findings.above(earlier["link_up"], 0.0) | findings.above(
         np.fmax(earlier["send"], earlier["receive"]), 0.0
     )
     peers_up = np.zeros(len(now), np.bool_)
     for members in groups.leaves:
-        others_up = int(above(now["link_up"][members], 0.0).sum())
+        others_up = int(findings.above(now["link_up"][members], 0.0).sum())
         peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
     is_role = groups.is_rail & peers_up
     down = (now["link_up"] == 0) & (was_up | is_role)
@@ -113,27 +108,31 @@ def _outages(view: DiagnosisView) -> Iterator[Finding]:
         if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= thresholds.leaf_share * count:
             down[of_leaf] = False
             of_leaf_evidence = tuple(
-                FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
+                findings.FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
                 for p in of_leaf[:4].tolist()
             )
-            cause = Cause("leaf", leaf, groups.leaf_names[leaf])
-            yield Finding("link_down", cause, of_leaf_evidence, parts=tuple(of_leaf.tolist()))
+            cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
+            yield findings.Finding(
+                "link_down", cause, of_leaf_evidence, parts=tuple(of_leaf.tolist())
+            )
     for position in np.flatnonzero(down).tolist():
         # A port that was never up may be unused by design.
         compared, severity = ("before", "") if was_up[position] else ("peers", "info")
-        evidence = FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
-        yield Finding("link_down", Cause("nic", position), (evidence,), severity=severity)
+        evidence = findings.FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
+        yield findings.Finding(
+            "link_down", findings.Cause("nic", position), (evidence,), severity=severity
+        )
     yield from _lost_nics(view)
 
 
-def _first_down_ns(view: DiagnosisView, position: int) -> int:
+def _first_down_ns(view: findings.DiagnosisView, position: int) -> int:
     """Return the end of the first slot of the window in which a link went down."""
     tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(view.signals.window)]
     counted = [back for back, table in enumerate(tables) if table["link_downs"][position] > 0]
-    return view.timestamp_ns - max(counted, default=0) * SLOT_NS
+    return view.timestamp_ns - max(counted, default=0) * findings.SLOT_NS
 
 
-def _lost_nics(view: DiagnosisView) -> Iterator[Finding]:
+def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that a node no longer reports while it reports others."""
     now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
     groups = view.groups
@@ -145,18 +144,18 @@ def _lost_nics(view: DiagnosisView) -> Iterator[Finding]:
     for node in np.unique(groups.nic_node[gone]).tolist():
         positions = np.flatnonzero(gone & (groups.nic_node == node)).tolist()
         evidence = tuple(
-            FindingEvidence("link_up", float("nan"), 1.0, "before", view.nic_name(p))
+            findings.FindingEvidence("link_up", float("nan"), 1.0, "before", view.nic_name(p))
             for p in positions
         )
         if len(positions) >= 3:  # noqa: PLR2004 - more than a pair of ports
-            cause = Cause("node", name=view.devices.node_names[node])
-            yield Finding("nic_lost", cause, evidence, parts=tuple(positions))
+            cause = findings.Cause("node", name=view.devices.node_names[node])
+            yield findings.Finding("nic_lost", cause, evidence, parts=tuple(positions))
         else:
             for position, each in zip(positions, evidence, strict=True):
-                yield Finding("nic_lost", Cause("nic", position), (each,))
+                yield findings.Finding("nic_lost", findings.Cause("nic", position), (each,))
 
 
-def _speeds(view: DiagnosisView) -> Iterator[Finding]:
+def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that are slower than they were, or than those of the same role of their node."""
     nic = view.signals.nic
     speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
@@ -165,8 +164,10 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
     usual = np.fmax(before, np.fmin(_usual_of_node(view, speed), _usual_of_rail(view, speed)))
     for position in np.flatnonzero(speed < view.thresholds.links.low_speed * usual).tolist():
         values = float(speed[position]), float(usual[position])
-        evidence = FindingEvidence("link_speed", *values, "peers and past", view.nic_name(position))
-        yield Finding("link_speed_low", Cause("nic", position), (evidence,))
+        evidence = findings.FindingEvidence(
+            "link_speed", *values, "peers and past", view.nic_name(position)
+        )
+        yield findings.Finding("link_speed_low", findings.Cause("nic", position), (evidence,))
     for signal in ("pcie_width", "pcie_speed"):
         # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
         # save power by a lower speed, and never by fewer lanes.
@@ -176,23 +177,25 @@ def _speeds(view: DiagnosisView) -> Iterator[Finding]:
             narrow &= loaded_nics(view)
         for position in np.flatnonzero(narrow).tolist():
             value = float(nic[signal][position])
-            evidence = FindingEvidence(signal, value, 1.0, "limit", view.nic_name(position))
-            yield Finding("pcie_degraded", Cause("nic", position), (evidence,))
+            evidence = findings.FindingEvidence(
+                signal, value, 1.0, "limit", view.nic_name(position)
+            )
+            yield findings.Finding("pcie_degraded", findings.Cause("nic", position), (evidence,))
 
 
-def _usual_of_node(view: DiagnosisView, values: Floats) -> Floats:
+def _usual_of_node(view: findings.DiagnosisView, values: Floats) -> Floats:
     """Return, for each NIC, the median of the NICs of its node and role, if there are at least three."""
     groups = [f"{nic.node}/{nic.role}" for nic in view.devices.nics]
     return _medians(values, np.unique(groups, return_inverse=True)[1])
 
 
-def _usual_of_role(view: DiagnosisView, values: Floats) -> Floats:
+def _usual_of_role(view: findings.DiagnosisView, values: Floats) -> Floats:
     """Return, for each NIC, the median of its role in the cluster."""
     groups = [nic.role for nic in view.devices.nics]
     return _medians(values, np.unique(groups, return_inverse=True)[1])
 
 
-def _usual_of_rail(view: DiagnosisView, values: Floats) -> Floats:
+def _usual_of_rail(view: findings.DiagnosisView, values: Floats) -> Floats:
     """Return, for each NIC, the median of its rail in the cluster, if there are at least three."""
     groups = [f"{nic.role}/{nic.rail}" for nic in view.devices.nics]
     return _medians(values, np.unique(groups, return_inverse=True)[1])
@@ -208,7 +211,7 @@ def _medians(values: Floats, groups: Positions) -> Floats:
     return medians
 
 
-def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
+def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
     thresholds = view.thresholds.links
     nic, use = view.signals.nic, loaded_nics(view)
@@ -216,21 +219,23 @@ def _transmit_errors(view: DiagnosisView) -> Iterator[Finding]:
         thresholds.min_naks,
         thresholds.naks_factor * np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
     )
-    clean = ~above(nic["uncorrected_symbols"], 0.0) & ~above(
+    clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
         nic["unprotected_share"], view.thresholds.network.min_unprotected
     )
     for members in view.groups.leaves:
         senders = members[use[members]]
-        hit = senders[above(nic["naks"][senders], limit[senders]) & clean[senders]]
+        hit = senders[findings.above(nic["naks"][senders], limit[senders]) & clean[senders]]
         if len(hit) == 1 and len(senders) >= 3:  # noqa: PLR2004 - peers to compare with
             position = int(hit[0])
-            receivers = members[above(nic["out_of_order"][members], 0.1)]
+            receivers = members[findings.above(nic["out_of_order"][members], 0.1)]
             if len(receivers[receivers != position]):
-                evidence = FindingEvidence(
+                evidence = findings.FindingEvidence(
                     "naks",
                     float(nic["naks"][position]),
                     float(limit[position]),
                     "peers and baseline",
                     view.nic_name(position),
                 )
-                yield Finding("link_transmit_errors", Cause("nic", position), (evidence,))
+                yield findings.Finding(
+                    "link_transmit_errors", findings.Cause("nic", position), (evidence,)
+                )

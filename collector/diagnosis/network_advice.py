@@ -12,15 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.detector_thresholds import AdviceThresholds
-from collector.diagnosis.findings import (
-    SLOTS_PER_MINUTE,
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    Flags,
-    above,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.leaf_detectors import MIN_MEMBERS
 from collector.diagnosis.network_detectors import loaded_nics
@@ -32,7 +24,7 @@ from collector.workloads.job_roster import JobKey
 # Late marks --------------------------------------------------------------------------------------
 
 
-def late_marks(view: DiagnosisView) -> Iterator[Finding]:
+def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves that pause senders before they mark packets.
 
     While a switch pauses, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark every packet
@@ -40,7 +32,7 @@ def late_marks(view: DiagnosisView) -> Iterator[Finding]:
     senders see as share of time.
     """
     thresholds = view.thresholds.advice
-    nic = view.signals.table(DeviceKind.NIC, SLOTS_PER_MINUTE)
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
     paused, marked = (
         np.array([_of_leaf(nic[name], members, use, quantile) for members in groups.leaves])
@@ -50,12 +42,14 @@ def late_marks(view: DiagnosisView) -> Iterator[Finding]:
         )
     )
     rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
-    for rail in np.unique(rails[above(paused, thresholds.min_late_paused)]).tolist():
+    for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
         highest = float(np.nan_to_num(nic["marked_share"][members]).max(initial=0.0))
         if (
             not highest
-            or above(nic["pausing_share"][members], view.thresholds.network.min_pausing).any()
+            or findings.above(
+                nic["pausing_share"][members], view.thresholds.network.min_pausing
+            ).any()
         ):
             continue  # ECN is inactive or not counted, or a receiver is too slow
         usual = float(np.nan_to_num(median_known(paused[rails != rail])))
@@ -67,13 +61,13 @@ def late_marks(view: DiagnosisView) -> Iterator[Finding]:
         limit = min(
             limit, max(thresholds.certain_late_paused, thresholds.paused_per_marked * highest)
         )
-        found = np.flatnonzero((rails == rail) & above(paused, limit))
+        found = np.flatnonzero((rails == rail) & findings.above(paused, limit))
         if len(found):
             leaf, *alternatives = found[np.argsort(marked[found])].tolist()
             yield _late_marks(view, (leaf, alternatives), (float(paused[leaf]), usual, highest))
 
 
-def _of_leaf(values: Floats, members: Positions, use: Flags, quantile: float) -> float:
+def _of_leaf(values: Floats, members: Positions, use: findings.Flags, quantile: float) -> float:
     """Return a quantile of the NICs in use below a leaf; NaN for too few."""
     positions = members[use[members]]
     present = np.sort(values[positions][~np.isnan(values[positions])])
@@ -85,8 +79,8 @@ def _of_leaf(values: Floats, members: Positions, use: Flags, quantile: float) ->
 
 
 def _late_marks(
-    view: DiagnosisView, leaves: tuple[int, list[int]], shares: tuple[float, float, float]
-) -> Finding:
+    view: findings.DiagnosisView, leaves: tuple[int, list[int]], shares: tuple[float, float, float]
+) -> findings.Finding:
     leaf, alternatives = leaves
     paused, usual, marked = shares
     name = view.groups.leaf_names[leaf]
@@ -96,12 +90,12 @@ def _late_marks(
         f"share of time in which the leaf pauses at least two thirds of its NICs: {paused:.2%}, median of the other rails: {usual:.2%}, in the last minute; "
         f"the exchange of {gpus} GPUs waits meanwhile"
     )
-    return Finding(
+    return findings.Finding(
         "ecn_late",
-        Cause("leaf", leaf, name),
+        findings.Cause("leaf", leaf, name),
         (
-            FindingEvidence("paused_share", paused, usual, "other rails", name),
-            FindingEvidence(
+            findings.FindingEvidence("paused_share", paused, usual, "other rails", name),
+            findings.FindingEvidence(
                 "marked_share",
                 marked,
                 paused,
@@ -118,7 +112,7 @@ def _late_marks(
 # Loads of jobs over half an hour -----------------------------------------------------------------
 
 BLOCK_MINUTES, BLOCKS = 5, 6
-_BLOCK_SLOTS = BLOCK_MINUTES * SLOTS_PER_MINUTE
+_BLOCK_SLOTS = BLOCK_MINUTES * findings.SLOTS_PER_MINUTE
 MIN_RAIL_LOAD = 0.01
 MIN_RAILS = 3
 
@@ -151,7 +145,7 @@ class StandingLoads:
         self._blocks: deque[dict[JobKey, JobLoad]] = deque(maxlen=BLOCKS)
         self._last_slot = 0
 
-    def findings(self, view: DiagnosisView) -> Iterator[Finding]:
+    def findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         """Yield unequal rails, and placements that a smaller part of the fabric would serve better."""
         slot = view.signals.slot
         if slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
@@ -168,13 +162,13 @@ class StandingLoads:
                 yield from _wide_placement(view, job, loads)
 
 
-def _loads(view: DiagnosisView) -> dict[JobKey, JobLoad]:
+def _loads(view: findings.DiagnosisView) -> dict[JobKey, JobLoad]:
     """Return the loads of the last block."""
     nic, pods = view.signals.table(DeviceKind.NIC, _BLOCK_SLOTS), view.groups.nic_pod
     local = np.zeros(len(nic), np.bool_)
     for job in view.jobs:
         local[job.nics] = len(np.unique(pods[job.nics])) == 1
-    local &= above(nic["send"], MIN_RAIL_LOAD)
+    local &= findings.above(nic["send"], MIN_RAIL_LOAD)
     is_comparable = local.sum() >= MIN_MEMBERS
     usual = {
         name: median_known(nic[name][local]) if is_comparable else np.nan
@@ -193,7 +187,7 @@ def _loads(view: DiagnosisView) -> dict[JobKey, JobLoad]:
     }
 
 
-def _rail_ratios(view: DiagnosisView, load: JobLoad) -> dict[str, float]:
+def _rail_ratios(view: findings.DiagnosisView, load: JobLoad) -> dict[str, float]:
     """Return the load of each unequal rail, relative to the job's median rail."""
     thresholds = view.thresholds.advice
     rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
@@ -216,7 +210,9 @@ def _rail_ratios(view: DiagnosisView, load: JobLoad) -> dict[str, float]:
     return found
 
 
-def _unequal_rails(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -> Iterator[Finding]:
+def _unequal_rails(
+    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
+) -> Iterator[findings.Finding]:
     """Yield the rails of a job that carry more or less than the others, in all blocks."""
     ratios = [_rail_ratios(view, load) for load in loads]
     rails = sorted(set.intersection(*(set(each) for each in ratios)))
@@ -231,11 +227,13 @@ def _unequal_rails(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) ->
         f"at line rate, the busiest rail needs {highest:.1%} of the time for what it sends, and {mean:.1%} if all rails were equal, "
         f"in the last {BLOCK_MINUTES} minutes; the exchange of {len(job.gpus)} GPUs ends with the last rail"
     )
-    yield Finding(
+    yield findings.Finding(
         "rail_imbalance",
-        Cause("job", job=job.key),
+        findings.Cause("job", job=job.key),
         tuple(
-            FindingEvidence("send", last[rail], 1.0, "median of the job's rails", f"rail {rail}")
+            findings.FindingEvidence(
+                "send", last[rail], 1.0, "median of the job's rails", f"rail {rail}"
+            )
             for rail in rails[:8]
         ),
         detail=", ".join(
@@ -245,7 +243,9 @@ def _unequal_rails(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) ->
     )
 
 
-def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -> Iterator[Finding]:
+def _wide_placement(
+    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
+) -> Iterator[findings.Finding]:
     """Yield a job that fits into one pod, but crosses pods and is limited there, in all blocks."""
     pods, nodes = view.groups.nic_pod, view.groups.nic_node
     crossed = np.unique(pods[job.nics])
@@ -267,14 +267,14 @@ def _wide_placement(view: DiagnosisView, job: ActiveJob, loads: list[JobLoad]) -
         f"share of time in which the job's NICs are paused: {load.paused:.2%}, of jobs in one pod: {load.local_paused:.2%}, in the last "
         f"{BLOCK_MINUTES} minutes; {len(job.gpus)} GPUs wait for the exchange; what rate control by ECN costs comes on top, hosts do not see it"
     )
-    yield Finding(
+    yield findings.Finding(
         "placement_oversubscribed",
-        Cause("job", job=job.key),
+        findings.Cause("job", job=job.key),
         (
-            FindingEvidence(
+            findings.FindingEvidence(
                 "paused_share", load.paused, load.local_paused, "jobs in one pod", job.key.workload
             ),
-            FindingEvidence(
+            findings.FindingEvidence(
                 "marked_share", load.marked, load.local_marked, "jobs in one pod", job.key.workload
             ),
         ),

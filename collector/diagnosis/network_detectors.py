@@ -12,14 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    Flags,
-    above,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
 from collector.diagnosis.slot_sums import Floats, Positions
@@ -27,13 +20,13 @@ from collector.diagnosis.slot_sums import Floats, Positions
 MIN_SOCKET_NICS = 3
 
 
-def loaded_nics(view: DiagnosisView) -> Flags:
+def loaded_nics(view: findings.DiagnosisView) -> findings.Flags:
     """Return the NICs that carry RDMA traffic now."""
     nic = view.signals.nic
-    return above(np.fmax(nic["send"], nic["receive"]), view.thresholds.network.min_load)
+    return findings.above(np.fmax(nic["send"], nic["receive"]), view.thresholds.network.min_load)
 
 
-def _pausing_limit(view: DiagnosisView) -> Floats:
+def _pausing_limit(view: findings.DiagnosisView) -> Floats:
     """Return the share of pause beyond which a NIC is slower than its peers and its own past."""
     thresholds = view.thresholds.network
     nic = view.signals.nic
@@ -45,17 +38,19 @@ def _pausing_limit(view: DiagnosisView) -> Floats:
     )
 
 
-def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
+def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
     thresholds = view.thresholds.network
     nic = view.signals.nic
     limit = _pausing_limit(view)
-    reports = above(nic["pause_storms"], 0.0) & ~above(nic["receive"], thresholds.storm_receive)
+    reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
+        nic["receive"], thresholds.storm_receive
+    )
     storm = reports | _stopped(view, nic)
     # The window may not show a storm yet: it would be a slow receiver until then.
     slow = (
-        above(nic["pausing_share"], limit)
-        & above(nic["pausing_share"], nic["paused_share"])
+        findings.above(nic["pausing_share"], limit)
+        & findings.above(nic["pausing_share"], nic["paused_share"])
         & ~storm
         & ~_stopped(view, view.signals.table(DeviceKind.NIC, 1))
     )
@@ -65,7 +60,7 @@ def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
     for cause, parts in _merge_sockets(view, found, storm):
         if cause is not None:
             evidence = tuple(_pausing_evidence(view, each, limit) for each in parts[:4])
-            yield Finding("host_bound_receiver", cause, evidence, parts=tuple(parts))
+            yield findings.Finding("host_bound_receiver", cause, evidence, parts=tuple(parts))
             continue
         for position in parts:
             reason = _pcie_reason(view, position)
@@ -73,33 +68,39 @@ def slow_receivers(view: DiagnosisView) -> Iterator[Finding]:
             yield _pausing(view, name, position, limit, reason)
 
 
-def _stopped(view: DiagnosisView, nic: SignalTable) -> Flags:
+def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:
     """Return the NICs that pause most of the time and receive nothing."""
     thresholds = view.thresholds.network
-    stops = above(np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing)
-    return stops & ~above(nic["receive"], thresholds.storm_receive)
+    stops = findings.above(
+        np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing
+    )
+    return stops & ~findings.above(nic["receive"], thresholds.storm_receive)
 
 
 def _pausing(
-    view: DiagnosisView,
+    view: findings.DiagnosisView,
     name: str,
     position: int,
     limit: Floats,
-    more: tuple[FindingEvidence, ...] = (),
-) -> Finding:
+    more: tuple[findings.FindingEvidence, ...] = (),
+) -> findings.Finding:
     evidence = (_pausing_evidence(view, position, limit), *more)
     share = float(np.nan_to_num(view.signals.nic["pausing_share"][position]))
-    return Finding(name, Cause("nic", position), evidence, min(1.0, 0.5 + share))
+    return findings.Finding(name, findings.Cause("nic", position), evidence, min(1.0, 0.5 + share))
 
 
-def _pausing_evidence(view: DiagnosisView, position: int, limit: Floats) -> FindingEvidence:
+def _pausing_evidence(
+    view: findings.DiagnosisView, position: int, limit: Floats
+) -> findings.FindingEvidence:
     value, name = view.signals.nic["pausing_share"][position], view.nic_name(position)
-    return FindingEvidence(
+    return findings.FindingEvidence(
         "pausing_share", float(value), float(limit[position]), "peers and baseline", name
     )
 
 
-def _pcie_reason(view: DiagnosisView, position: int) -> tuple[FindingEvidence, ...]:
+def _pcie_reason(
+    view: findings.DiagnosisView, position: int
+) -> tuple[findings.FindingEvidence, ...]:
     """Return the evidence that PCIe limits a NIC."""
     thresholds, name = view.thresholds.network, view.nic_name(position)
     limits = {
@@ -110,15 +111,15 @@ def _pcie_reason(view: DiagnosisView, position: int) -> tuple[FindingEvidence, .
     }
     values = {signal: float(view.signals.nic[signal][position]) for signal in limits}
     return tuple(
-        FindingEvidence(signal, values[signal], limit, "limit", name)
+        findings.FindingEvidence(signal, values[signal], limit, "limit", name)
         for signal, limit in limits.items()
         if (values[signal] < limit if signal.startswith("pcie_") else values[signal] > limit)
     )
 
 
 def _merge_sockets(
-    view: DiagnosisView, found: Positions, storm: Flags
-) -> Iterator[tuple[Cause | None, list[int]]]:
+    view: findings.DiagnosisView, found: Positions, storm: findings.Flags
+) -> Iterator[tuple[findings.Cause | None, list[int]]]:
     """Yield the NICs of sockets or nodes that pause together, with the node; else NICs alone."""
     by_node: dict[int, list[int]] = defaultdict(list)
     for position in found.tolist():
@@ -130,12 +131,12 @@ def _merge_sockets(
         members = int((of_sockets & ~storm).sum())
         together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= 0.7 * members
         if together and not narrow:
-            yield Cause("node", name=view.devices.node_names[node]), positions
+            yield findings.Cause("node", name=view.devices.node_names[node]), positions
         else:
             yield None, positions
 
 
-def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
+def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
     thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
@@ -150,27 +151,27 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     hit = (
         use
-        & above(nic["marked_share"], limit)
-        & above(
+        & findings.above(nic["marked_share"], limit)
+        & findings.above(
             nic["receive"],
             np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive),
         )
-        & ~above(nic["pausing_share"], thresholds.min_pausing)
+        & ~findings.above(nic["pausing_share"], thresholds.min_pausing)
     )
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
-        yield Finding(
+        yield findings.Finding(
             "incast_receiver",
-            Cause("nic", position),
+            findings.Cause("nic", position),
             (
-                FindingEvidence(
+                findings.FindingEvidence(
                     "marked_share",
                     float(nic["marked_share"][position]),
                     float(limit[position]),
                     "peers and baseline",
                     name,
                 ),
-                FindingEvidence(
+                findings.FindingEvidence(
                     "receive",
                     float(nic["receive"][position]),
                     float(usual[position]),
@@ -183,7 +184,7 @@ def incast_receivers(view: DiagnosisView) -> Iterator[Finding]:
         )
 
 
-def _congests(view: DiagnosisView, position: int) -> bool:
+def _congests(view: findings.DiagnosisView, position: int) -> bool:
     """True if a receiver of much data has victims: its link is full, its peers are paused, or its jobs are slower."""
     thresholds = view.thresholds.network
     if view.signals.nic["receive"][position] > thresholds.line_receive:
@@ -196,12 +197,12 @@ def _congests(view: DiagnosisView, position: int) -> bool:
     )
 
 
-def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
+def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs, or nodes, with a part of congestion control that does not work."""
     thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
-    marked = above(nic["marks"], thresholds.min_marks) & use
-    sends = above(nic["notifications_sent"], 0.0)
+    marked = findings.above(nic["marks"], thresholds.min_marks) & use
+    sends = findings.above(nic["notifications_sent"], 0.0)
     sends_none = np.zeros(len(nic), np.bool_)
     for members in view.groups.leaves:
         of_leaf = members[marked[members]]
@@ -213,15 +214,15 @@ def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
         view, "cnp_not_sent", sends_none, marked, "notifications_sent", thresholds.min_marks
     )
     total = nic["notifications_ignored"] + np.nan_to_num(nic["notifications_handled"])
-    ignoring = above(nic["notifications_ignored"], thresholds.min_ignored) & above(
-        nic["notifications_ignored"], thresholds.min_ignored_share * total
-    )
-    reacting = use & above(total, 0.0)
+    ignoring = findings.above(
+        nic["notifications_ignored"], thresholds.min_ignored
+    ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
+    reacting = use & findings.above(total, 0.0)
     yield from _by_node(
         view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
     )
-    sending = above(nic["send"], 0.02) & view.groups.is_rail
-    outside = above(nic["unprotected_share"], thresholds.min_unprotected) & sending
+    sending = findings.above(nic["send"], 0.02) & view.groups.is_rail
+    outside = findings.above(nic["unprotected_share"], thresholds.min_unprotected) & sending
     if sending.any() and outside[sending].mean() > thresholds.max_unprotected_nics:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
     yield from _by_node(
@@ -234,7 +235,7 @@ def congestion_control_faults(view: DiagnosisView) -> Iterator[Finding]:
     )
 
 
-def retransmitting_nics(view: DiagnosisView) -> Iterator[Finding]:
+def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that retransmit far more than their peers and than before."""
     thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
@@ -247,7 +248,7 @@ def retransmitting_nics(view: DiagnosisView) -> Iterator[Finding]:
     yield from _by_node(
         view,
         "transport_retry",
-        above(rates, limit) & use,
+        findings.above(rates, limit) & use,
         use,
         "adaptive_retransmissions",
         thresholds.min_retries,
@@ -255,33 +256,42 @@ def retransmitting_nics(view: DiagnosisView) -> Iterator[Finding]:
 
 
 def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
-    view: DiagnosisView, name: str, hit: Flags, use: Flags, signal: str, limit: float
-) -> Iterator[Finding]:
+    view: findings.DiagnosisView,
+    name: str,
+    hit: findings.Flags,
+    use: findings.Flags,
+    signal: str,
+    limit: float,
+) -> Iterator[findings.Finding]:
     """Yield the nodes of which most NICs in use are affected, and the NICs of other nodes."""
     values = view.signals.nic[signal]
     for node in np.unique(view.groups.nic_node[hit]).tolist():
         positions = np.flatnonzero(hit & (view.groups.nic_node == node))
         in_use = int((use & (view.groups.nic_node == node)).sum())
         evidence = [
-            FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
+            findings.FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
             for p in positions.tolist()
         ]
         if (
             len(positions) >= MIN_SOCKET_NICS
             and len(positions) >= view.thresholds.network.node_share * in_use
         ):
-            cause = Cause("node", name=view.devices.node_names[node])
-            yield Finding(name, cause, tuple(evidence[:4]), parts=tuple(positions.tolist()))
+            cause = findings.Cause("node", name=view.devices.node_names[node])
+            yield findings.Finding(
+                name, cause, tuple(evidence[:4]), parts=tuple(positions.tolist())
+            )
         else:
             for position, each in zip(positions.tolist(), evidence, strict=True):
-                yield Finding(name, Cause("nic", position), (each,))
+                yield findings.Finding(name, findings.Cause("nic", position), (each,))
 
 
-def victims(view: DiagnosisView) -> Flags:
+def victims(view: findings.DiagnosisView) -> findings.Flags:
     """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
     thresholds = view.thresholds.network
     nic = view.signals.nic
     baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused_share"))
-    return above(nic["paused_share"], thresholds.min_paused + 2 * baseline) & ~above(
+    return findings.above(
+        nic["paused_share"], thresholds.min_paused + 2 * baseline
+    ) & ~findings.above(
         nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], thresholds.min_pausing)
     )

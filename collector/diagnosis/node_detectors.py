@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
-from collector.diagnosis.findings import (
-    SLOTS_PER_MINUTE,
-    Cause,
-    DiagnosisView,
-    Finding,
-    FindingEvidence,
-    JobState,
-)
+from collector.diagnosis import findings
 from collector.diagnosis.job_detectors import MIN_WAITING_USE, is_stalled
 from railscope.timestamps import SECOND_NS
 
@@ -89,8 +82,8 @@ class NodeContact:
 
 
 def stale_nodes(
-    view: DiagnosisView, contacts: Mapping[str, NodeContact], *, has_receipts: bool
-) -> Iterator[Finding]:
+    view: findings.DiagnosisView, contacts: Mapping[str, NodeContact], *, has_receipts: bool
+) -> Iterator[findings.Finding]:
     """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
 
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
@@ -104,23 +97,23 @@ def stale_nodes(
     for name in stale:
         contact = contacts[name]
         states = [state for state in view.states.values() if name in state.job.nodes]
-        evidence = FindingEvidence(
+        evidence = findings.FindingEvidence(
             "receipt_age_seconds",
             contact.age_seconds(now_ns),
             thresholds.max_missed_receipts * contact.period_seconds,
             "limit",
             name,
         )
-        cause = Cause("node", name=name)
+        cause = findings.Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
-        slots = contact.age_seconds(now_ns) * SLOTS_PER_MINUTE / 60
+        slots = contact.age_seconds(now_ns) * findings.SLOTS_PER_MINUTE / 60
         stale_slot = view.signals.slot - slots
         if any(
             _waits(state, stale_slot) and state.progress_slot < stale_slot + PROGRESS_SLOTS
             for state in states
         ):
-            yield Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
+            yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
             has_receipts
             and states
@@ -129,10 +122,10 @@ def stale_nodes(
                 or any(state.speed > WORKING_SPEED for state in states)
             )
         ):
-            yield Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
+            yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
 
-def _waits(state: JobState, stale_slot: float) -> bool:
+def _waits(state: findings.JobState, stale_slot: float) -> bool:
     """True if a job makes no progress; one without a past if its busy GPUs stopped to exchange data when the node did."""
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
     was_active = state.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
@@ -140,7 +133,9 @@ def _waits(state: JobState, stale_slot: float) -> bool:
     return is_stalled(state) or bool(is_waiting)
 
 
-def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> Iterator[Finding]:
+def wrong_clocks(
+    view: findings.DiagnosisView, contacts: Mapping[str, NodeContact]
+) -> Iterator[findings.Finding]:
     """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing.
 
     A busy host, network or collector delays some receipts more than others: its clocks do not differ.
@@ -161,13 +156,13 @@ def wrong_clocks(view: DiagnosisView, contacts: Mapping[str, NodeContact]) -> It
         error = abs(offset - usual)
         delay = max(recent[name].delay_seconds, usual_delay)
         if error > thresholds.max_clock_offset_seconds + MAX_DELAY_RATIO * delay:
-            evidence = FindingEvidence(
+            evidence = findings.FindingEvidence(
                 "clock_offset", offset, thresholds.max_clock_offset_seconds, "other nodes", name
             )
             severity = "critical" if error > thresholds.critical_clock_offset_seconds else ""
-            yield Finding(
+            yield findings.Finding(
                 "clock_skew",
-                Cause("node", name=name),
+                findings.Cause("node", name=name),
                 (evidence,),
                 severity=severity,
                 detail=view.devices.nodes[name].name,

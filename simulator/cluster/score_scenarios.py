@@ -13,17 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from simulator.cluster.scenario import (
-    FAULT_KINDS,
-    ClusterScenario,
-    JobPlan,
-    PlannedClusterFault,
-    SimulatedClusterSize,
-)
+from simulator.cluster import scenario
 
 HEALTHY, COMPOUND, CASCADE = "healthy", "compound", "cascade"
 CLASSES = (
-    *sorted({kind.incident_class for kind in FAULT_KINDS.values() if kind.incident_class}),
+    *sorted({kind.incident_class for kind in scenario.FAULT_KINDS.values() if kind.incident_class}),
     COMPOUND,
     CASCADE,
     HEALTHY,
@@ -71,7 +65,7 @@ _SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.7, 0.6, 0.5
 """Probabilities of harmless events, of jobs, and of faults of several devices at once."""
 
 
-def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
+def draw_scenario(incident_class: str, seed: int) -> scenario.ClusterScenario:
     """Return the scenario of a class and a seed. Raises ValueError for an unknown class."""
     if incident_class not in CLASSES:
         message = f"unknown class {incident_class!r}: expected one of {', '.join(CLASSES)}"
@@ -84,7 +78,7 @@ def draw_scenario(incident_class: str, seed: int) -> ClusterScenario:
     )
     names = _names(incident_class, rng)
     faults = list(draw.stages(*names) if incident_class == CASCADE else draw.faults(names))
-    return ClusterScenario(
+    return scenario.ClusterScenario(
         seconds=draw.seconds,
         step_seconds=draw.period,
         jitter=rng.choice((0.0, 0.1, 0.3)),
@@ -102,7 +96,9 @@ def _names(incident_class: str, rng: random.Random) -> Sequence[str]:
         return ()
     if incident_class in {COMPOUND, CASCADE}:
         return rng.choice(_COMPOUNDS if incident_class == COMPOUND else _CASCADES)
-    kinds = [name for name, kind in FAULT_KINDS.items() if kind.incident_class == incident_class]
+    kinds = [
+        name for name, kind in scenario.FAULT_KINDS.items() if kind.incident_class == incident_class
+    ]
     return (rng.choice(kinds),)
 
 
@@ -113,7 +109,7 @@ class _ScenarioDraw:
         self._rng = rng
         sizes = [size for size in _SIZES if size[1] > 1 or not needs_pods]
         self.period, pods, per_pod = rng.choice(sizes)
-        self.size = SimulatedClusterSize(
+        self.size = scenario.SimulatedClusterSize(
             pods=pods,
             nodes_per_pod=per_pod,
             uplinks=_BUSY_UPLINKS if needs_pods else 1.0,
@@ -127,7 +123,7 @@ class _ScenarioDraw:
         self.seconds = int(self.onset + self.length) + _REST_SECONDS
         self.jobs = list(self._jobs(pods * per_pod, first_pod=per_pod))
 
-    def _jobs(self, nodes: int, first_pod: int) -> Iterator[JobPlan]:
+    def _jobs(self, nodes: int, first_pod: int) -> Iterator[scenario.JobPlan]:
         """Yield a training job that spans the pods, and others on the remaining nodes."""
         order = list(range(nodes))
         count = self._rng.randint(max(_MIN_JOB_NODES, nodes // 2), nodes)
@@ -145,7 +141,7 @@ class _ScenarioDraw:
             rest = rest[len(half) :]
         if rest and self._rng.random() < _SERVICE_SHARE:
             load, rate = self._rng.uniform(0.3, 0.8), self._rng.uniform(0.02, 0.08)
-            yield JobPlan(
+            yield scenario.JobPlan(
                 "gamma",
                 rest,
                 pattern="all_to_all",
@@ -159,7 +155,7 @@ class _ScenarioDraw:
                 filer=1,
             )
 
-    def _training(self, name: str, nodes: list[int], tenant: str) -> JobPlan:
+    def _training(self, name: str, nodes: list[int], tenant: str) -> scenario.JobPlan:
         rng = self._rng
         breaks = []
         if name != "alpha" and rng.random() < _BENIGN_SHARE:
@@ -167,7 +163,7 @@ class _ScenarioDraw:
         elif rng.random() < _BENIGN_SHARE / 2:
             begin = rng.uniform(30.0, self.onset - 170.0)
             breaks.append((begin, rng.uniform(20.0, 100.0)))
-        return JobPlan(
+        return scenario.JobPlan(
             name,
             nodes,
             pattern=rng.choice(("ring", "ring", "ring", "tree", "all_to_all")),
@@ -184,7 +180,7 @@ class _ScenarioDraw:
             breaks=breaks,
         )
 
-    def faults(self, names: Sequence[str]) -> Iterator[PlannedClusterFault]:
+    def faults(self, names: Sequence[str]) -> Iterator[scenario.PlannedClusterFault]:
         """Yield faults with these names on different nodes of the first job."""
         nodes = self._rng.sample(self.jobs[0].nodes, len(self.jobs[0].nodes))
         onset = self.onset
@@ -192,7 +188,7 @@ class _ScenarioDraw:
             yield self._fault(name, nodes.pop(), onset)
             onset += self._rng.uniform(0.0, 60.0)
 
-    def stages(self, name: str, worse: str) -> Iterator[PlannedClusterFault]:
+    def stages(self, name: str, worse: str) -> Iterator[scenario.PlannedClusterFault]:
         """Yield a fault of a device, and the worse one that it becomes."""
         first = self._fault(name, self._rng.choice(self.jobs[0].nodes), self.onset)
         seconds = round(self._rng.uniform(_MIN_STAGE_SECONDS, _MAX_STAGE_SECONDS), 1)
@@ -201,8 +197,8 @@ class _ScenarioDraw:
         length = round(self.length - seconds, 1)
         yield replace(second, nodes=first.nodes, indices=first.indices, length_seconds=length)
 
-    def _fault(self, name: str, node: int, onset: float) -> PlannedClusterFault:
-        rng, kind, job = self._rng, FAULT_KINDS[name], self.jobs[0]
+    def _fault(self, name: str, node: int, onset: float) -> scenario.PlannedClusterFault:
+        rng, kind, job = self._rng, scenario.FAULT_KINDS[name], self.jobs[0]
         rail = rng.randrange(_RAILS)
         indices, senders = [rail], list[int]()
         pods, filers, nodes = list[int](), list[int](), [node]
@@ -227,7 +223,7 @@ class _ScenarioDraw:
             senders = rng.sample(candidates, min(len(candidates), rng.randint(3, 7)))
         if name == "power_brake" and rng.random() < _MANY_SHARE:
             nodes = job.nodes[: rng.randint(2, 4)]
-        return PlannedClusterFault(
+        return scenario.PlannedClusterFault(
             fault=name,
             begin_seconds=round(onset, 1),
             length_seconds=round(self.length, 1),
@@ -240,7 +236,7 @@ class _ScenarioDraw:
             job=job.name if kind.entity == "job" else "",
         )
 
-    def harmless_events(self, at_least: float) -> Iterator[PlannedClusterFault]:
+    def harmless_events(self, at_least: float) -> Iterator[scenario.PlannedClusterFault]:
         """Yield harmless events at any time: marks, pause spikes, errors of applications."""
         rng, nodes = self._rng, self.size.pods * self.size.nodes_per_pod
         probability = max(_BENIGN_SHARE, at_least)
@@ -253,9 +249,9 @@ class _ScenarioDraw:
         ):
             if rng.random() >= probability:
                 continue
-            is_leaf = FAULT_KINDS[name].entity == "leaf"
+            is_leaf = scenario.FAULT_KINDS[name].entity == "leaf"
             node, rail = rng.randrange(nodes), rng.randrange(_RAILS)
-            yield PlannedClusterFault(
+            yield scenario.PlannedClusterFault(
                 fault=name,
                 begin_seconds=round(rng.uniform(20.0, self.seconds - 20.0), 1),
                 length_seconds=150.0 if is_leaf else max(self.period, 1.5),
