@@ -21,7 +21,7 @@ from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
 from agent.machine_sources import assign_periods, machine_sources
 from agent.otlp import otlp_target
-from agent.sampling import counter_unwrap, governor, hang_guard, sampler, source_reader, status
+from agent.sampling import counter_state, governor, hang_guard, sampler, source_reader, status
 from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.source import Source
 from agent.shipping import EventNumbering, collector_choice, collector_client
@@ -181,7 +181,7 @@ class Agent:
         for source in self.sampler.sources:
             if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
-                source.remember(counter_unwrap.CounterStateFile(memory, self.host.boot_id))
+                source.remember(counter_state.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
         server = http_server.HttpServer(self.endpoint.respond)

@@ -170,6 +170,10 @@ class ClusterHead:
         """True if this collector diagnoses its own nodes, because there are no others."""
         return self.settings.diagnosis.enabled and not self.is_enabled
 
+    def leads(self) -> bool:
+        """True if this collector does what only one of several does: it is alone, or holds the lease of the head."""
+        return not self.is_enabled or self.lease.is_valid
+
     @property
     def diagnosis(self) -> diagnosis_service.DiagnosisService | None:
         """Diagnosis that runs here; None if another collector is the head."""

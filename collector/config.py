@@ -266,6 +266,19 @@ class ClusterSettings(Struct, frozen=True, kw_only=True):
     """CA certificates (PEM) that the certificates of the others are verified with. Empty: those of the system."""
 
 
+class SwitchesSettings(Struct, frozen=True, kw_only=True):
+    """Switches that the collector polls."""
+
+    file: str = ""
+    """Addresses and credentials of the switches (TOML); see docs/switches.md. The extra switches is required. Empty:
+    none.
+    """
+    period_seconds: Annotated[float, Meta(ge=5, le=3600)] = 30.0
+    """Seconds between two polls of a switch. Neighbours are read once per minute at most."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=30)] = 2.0
+    """Timeout of one request, which is repeated once."""
+
+
 class CollectorSettings(Struct, frozen=True, kw_only=True):
     """Settings of the collector."""
 
@@ -328,6 +341,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     influx: InfluxSettings = InfluxSettings()
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     cluster: ClusterSettings = ClusterSettings()
+    switches: SwitchesSettings = SwitchesSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()
 
     def without_cluster(self) -> CollectorSettings:

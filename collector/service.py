@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,23 +31,22 @@ from collector.http import audit_api, billing_api, identity_conflicts, ingest, r
 from collector.http.access_control import RequestAuthorizer, Route, make_application
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
-from collector.ledger import audit_outbox, ledger_store
+from collector.ledger import ledger_store
 from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.sinks import incident_webhook, influx, remote_write
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from collector.switches import switch_polling
 from collector.work_limits import limit_memory_arenas, tune_interpreter
 from collector.workloads import job_readings, job_roster
 from railscope import __version__, server_connections, service, timestamps
-from railscope.audit.record import RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.catalog.incidents import WEBHOOK_FAILURES
 
 log = structlog.get_logger(__name__)
 
 _CHECK_FILES_SECONDS = 86_400.0
-_MAX_NAMED = 100
 
 
 @dataclass
@@ -83,8 +82,9 @@ class Collector:
         )
         self.core.on_envelope.append(self.identity_conflicts.check)
         sizes = self.settings.frame_log
-        frames = self.directory / "frames"
-        self.log = framelog.FrameLog(frames, sizes.segment_bytes, sizes.max_bytes)
+        self.log = framelog.FrameLog(
+            self.directory / "frames", sizes.segment_bytes, sizes.max_bytes
+        )
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.note_rotation
@@ -177,6 +177,9 @@ class Collector:
         )
         self.sink = influx.InfluxSink(self.settings.influx, lambda: self.refresher.views)
         self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings)
+        self.switches = switch_polling.SwitchPolling.from_settings(
+            self.settings.switches, self.clock.now_ns, self.cluster.leads
+        )
 
     def _node_offsets(self) -> list[int]:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
@@ -308,6 +311,7 @@ class Collector:
                 *self.remote_write.own_cells(),
                 *self.retention.cells(),
                 *self.cluster.cells(),
+                *self.switches.cells(),
                 view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),
@@ -323,8 +327,9 @@ class Collector:
             ledger_problem=self.ledger_probe.problem,
             read_only=self.read_only,
             console=self.settings.console,
+            switch_cells=lambda: self.switches.reading_cells(self.core),
         )
-        self.remote_write.cells = api.cells
+        self.remote_write.cells, self.switches.submit = api.cells, receiver.receive_own
         billing = billing_api.BillingApi(
             self.billing or self.books.open, self.reading, self.access.record_export
         )
@@ -385,6 +390,7 @@ class Collector:
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
                     self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(),
+                    self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:
@@ -399,13 +405,7 @@ class Collector:
                 self.state_files.find_new_losses, lambda: self.core.schemas.file_names
             )
             if lost:
-                await self.trail.log.append(self._missing_files_record(lost))
-
-    def _missing_files_record(self, lost: Iterable[str]) -> audit_outbox.RecordDraft:
-        """Return the record of files that were lost."""
-        names = sorted(lost)
-        data: RecordData = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
-        return self.trail.draft("evidence.gap", data, outcome="failed")
+                await self.trail.log.append(self.trail.draft_missing_files(lost))
 
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""
@@ -442,7 +442,7 @@ class Collector:
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
         if damage:
-            self.trail.log.append_before_running(self._missing_files_record(damage))
+            self.trail.log.append_before_running(self.trail.draft_missing_files(damage))
         self.state_files.begin(self.log.number, self.log.offset)
         if records := self.log.stats.damaged_records:
             log.error("frame_log_damaged", records=records)

@@ -22,8 +22,9 @@ want cc gcc
 want chromium chromium
 want ip iproute2
 want tmux tmux
+want snmpd snmpd
 # Debian keeps the programs of a PostgreSQL server out of PATH.
-PATH="$PATH:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
+PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
 want initdb postgresql
 if [ -z "$only" ] && [ ! -e /usr/include/stdlib.h ]; then
     missing="$missing libc6-dev"

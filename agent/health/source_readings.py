@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.health import rule
-from agent.sampling.counter_unwrap import column_picker
 from railscope.catalog import declare
+from railscope.counter_unwrap import column_picker
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
 

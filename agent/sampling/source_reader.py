@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from agent.host import Host, NvmlError
-from agent.sampling import counter_unwrap, known_devices, source
+from agent.sampling import known_devices, source
 from agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
+from railscope import counter_unwrap
 from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from agent.host import Host, Json
-from agent.sampling import counter_unwrap, source
+from agent.sampling import source
 from agent.sources import ethtool_statistics, nic_interfaces, source_bases
 from agent.topology import rails
 from agent.topology.network import NetworkScanner, nic_entity
+from railscope import counter_unwrap
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from operator import ge
 
 from agent.host import Host
-from agent.sampling import counter_unwrap, source
+from agent.sampling import source
 from agent.sources.source_bases import UnwrappingSource
 from agent.topology import rails
 from agent.topology.network import NetworkScanner, NodeNetwork
+from railscope import counter_unwrap
 from railscope.catalog import declare, rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling import counter_unwrap, known_devices, source as base
+from agent.sampling import counter_state, known_devices, source as base
+from railscope import counter_unwrap
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
@@ -253,11 +254,11 @@ class UnwrappingSource:
 
     def __init__(self) -> None:
         self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
-        self._memory: counter_unwrap.CounterStateFile | None = None
+        self._memory: counter_state.CounterStateFile | None = None
         self._before: dict[str, counter_unwrap.CounterStates] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: counter_unwrap.CounterStateFile) -> None:
+    def remember(self, memory: counter_state.CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 import structlog
@@ -36,6 +36,10 @@ RETRY_SECONDS = 10.0
 RELOAD_AGAIN_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
+
+
+_MAX_NAMED = 100
+"""Lost files that a record names."""
 
 
 @dataclass(slots=True)
@@ -362,6 +366,16 @@ class AuditTrail:
         """Return a record of the collector as of now; without an actor it is the collector itself."""
         record_actor = actor or record.RecordActor("collector", self.log.source.id)
         return audit_outbox.RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)
+
+    def draft_missing_files(self, lost: Iterable[str]) -> audit_outbox.RecordDraft:
+        """Return the record of files that were lost."""
+        names = sorted(lost)
+        data: record.RecordData = {
+            "what": "files",
+            "count": len(names),
+            "files": list(names[:_MAX_NAMED]),
+        }
+        return self.draft("evidence.gap", data, outcome="failed")
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from collector.audit import event_records, log_secrets, log_writer, recorder_state
-from collector.fleet.fleet import SeenEvent
+from collector.fleet.fleet import SWITCH_PREFIX, SeenEvent
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope import durable_files, service, wire
@@ -86,6 +86,8 @@ class EventRecorder:
 
     def check_envelope(self, record: FrameRecord, envelope: wire.Envelope) -> None:
         """Check an envelope for a new node, a boot, another agent version or a clock step."""
+        if envelope.node.startswith(SWITCH_PREFIX):
+            return  # what a collector reads itself begins again with each of its starts
         facts = self.nodes.observe(record, envelope)
         if facts:
             self._facts.extend(facts)

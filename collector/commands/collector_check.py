@@ -11,6 +11,7 @@ import errno
 import os
 import shutil
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
 from collector.sinks.remote_write import RemoteWriteSink
+from collector.switches.switch_polling import SwitchPolling
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service
 from railscope.settings import SettingsError
@@ -85,6 +87,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check(
         "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
     )
+    yield _run_check("switches", lambda: _check_switches(settings))
 
 
 def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
@@ -205,6 +208,11 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
             return f"{url.render_as_string()} will be created at the first start"
         probe.commit_probe(database)
         return f"{database.name} is writable"
+
+
+def _check_switches(settings: CollectorSettings) -> str:
+    polling = SwitchPolling.from_settings(settings.switches, time.time_ns, lambda: True)
+    return asyncio.run(polling.probe())
 
 
 def _check_archive(settings: CollectorSettings) -> str:

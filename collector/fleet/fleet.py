@@ -34,6 +34,10 @@ A stream with a period of one minute is stale after two minutes.
 """
 
 
+SWITCH_PREFIX = "switch/"
+"""Start of the names under which switches send frames: those of the collector that polls them, of no agent."""
+
+
 @dataclass(slots=True)
 class StreamRow:
     """Location of one stream of a node, and identity of its last frame."""
@@ -51,7 +55,7 @@ class StreamRow:
 
 @dataclass(slots=True)
 class FleetNode:
-    """A node: its streams, and facts from its envelopes."""
+    """A node or a switch: its streams, and facts from its envelopes."""
 
     name: str
     rows: dict[str, StreamRow] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.nodes: dict[str, FleetNode] = {}
+        self.switches: dict[str, FleetNode] = {}
+        """Switches by the names under which they send frames. No view contains them among its nodes."""
         self.standby: dict[str, FleetNode] = {}
         """Nodes that another collector shows, as of the copies of their frames: their rows are in no view."""
         self.touched: set[str] = set()
@@ -92,7 +98,7 @@ class Fleet:
 
     def schemas(self) -> set[bytes]:
         """Return the schemas of the current state."""
-        nodes = (*self.nodes.values(), *self.standby.values())
+        nodes = (*self.nodes.values(), *self.switches.values(), *self.standby.values())
         return {row.schema for node in nodes for row in node.rows.values()}
 
     def drop_empty_sheets(self) -> None:
@@ -110,16 +116,24 @@ class Fleet:
             ~is_fresh & (block.lasts_ns > 0) & (block.timestamps_ns + block.lasts_ns >= now_ns)
         )
         for index in np.flatnonzero(is_slow):
-            node = self.nodes.get(block.nodes[index] or "")
+            node = self.find(block.nodes[index] or "")
             is_fresh[index] = node is not None and node.timestamp_ns >= fresh_from_ns
         return np.flatnonzero(is_fresh)
 
+    def find(self, name: str) -> FleetNode | None:
+        """Return a node or a switch; None if it has never reported."""
+        return self._senders(name).get(name)
+
     def get_or_add_node(self, name: str) -> FleetNode:
-        """Return a node, created if absent."""
-        node = self.nodes.get(name)
+        """Return a node or a switch, created if absent."""
+        senders = self._senders(name)
+        node = senders.get(name)
         if node is None:
-            node = self.nodes[name] = FleetNode(name)
+            node = senders[name] = FleetNode(name)
         return node
+
+    def _senders(self, name: str) -> dict[str, FleetNode]:
+        return self.switches if name.startswith(SWITCH_PREFIX) else self.nodes
 
     def show(self, name: str) -> None:
         """Show a standby node: its rows replace those that are not newer."""

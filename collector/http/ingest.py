@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,14 +28,16 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from collector import config, http, work_limits
-from collector.access.credentials import Credential
+from collector import config, work_limits
+from collector.access.credentials import Credential, Role
 from collector.audit import collector_records, event_records
-from collector.fleet import sheets
+from collector.fleet import fleet, sheets
 from collector.fleet.schema_templates import EncodedSchema
 from collector.fleet.schemas import KnownSchema
 from collector.framelog import framelog, segment_files
+from collector.http import envelope_senders
 from collector.http.access_control import json_response
+from collector.http.envelope_senders import Delivery, NodeSender, NotAcknowledgedError
 from collector.state import collector_state
 from railscope import envelopes, http_responses, service, timestamps, wire
 
@@ -46,63 +47,11 @@ MAX_LOOP_BYTES, MAX_LOOP_EVENT_BYTES = 256 << 10, 64 << 10
 """Bodies that are larger when decompressed, have larger events, or are of unknown size, are decoded in a
 thread, and so are schemas. Ten seconds of a node are 50 to 250 KiB: a thread would cost as much as decoding.
 """
-MAX_KNOWN_STARTS = 64
 MAX_LARGE_ENVELOPES = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
 _FUTURE_NS = 60 * timestamps.SECOND_NS
-
-
-_REASONS = {
-    HTTPStatus.BAD_REQUEST: ("format",),
-    HTTPStatus.FORBIDDEN: ("node",),
-    HTTPStatus.REQUEST_TIMEOUT: ("timeout",),
-    HTTPStatus.CONFLICT: ("unknown_schema",),
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("size",),
-    HTTPStatus.UNPROCESSABLE_ENTITY: ("schema", "bounds", "age", "time"),
-    HTTPStatus.UPGRADE_REQUIRED: ("version",),
-    HTTPStatus.TOO_MANY_REQUESTS: ("rate", "schemas", "starts", "audited_events"),
-    HTTPStatus.SERVICE_UNAVAILABLE: ("draining", "read_only", "storage", "evidence", "receipt"),
-}
-"""Reasons why an envelope is not acknowledged, by the status of the response."""
-_STATUSES = {reason: status for status, reasons in _REASONS.items() for reason in reasons}
-
-
-class NotAcknowledgedError(http.HttpApiError):
-    """An envelope that is not acknowledged: text and more for the sender, reason for the counter."""
-
-    def __init__(self, text: object, reason: str, **more: object) -> None:
-        super().__init__(text)
-        self.reason, self.status, self.fields = reason, _STATUSES[reason], more
-
-
-@dataclass(slots=True)
-class HourlyAmount:
-    """Amount received in the current hour."""
-
-    count: int = 0
-    since_ns: int = 0
-
-    def fits(self, more: int, limit: int, now_ns: int) -> bool:
-        """True if this additional amount is within the limit per hour."""
-        if not 0 <= now_ns - self.since_ns < timestamps.HOUR_NS:
-            self.count, self.since_ns = 0, now_ns
-        return self.count + more <= limit
-
-
-@dataclass(slots=True)
-class NodeSender:
-    """State of a sending node: one request at a time, and its recent rate."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    allowance: float = 0.0
-    counted_at: float = 0.0
-    schemas: HourlyAmount = field(default_factory=HourlyAmount)
-    audited_events: HourlyAmount = field(default_factory=HourlyAmount)
-    starts: HourlyAmount = field(default_factory=HourlyAmount)
-    known_starts: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
-    """Runs, boots and versions received recently."""
 
 
 @dataclass(slots=True)
@@ -140,10 +89,12 @@ class Ingest:
                     )
                 )
             headers = (
-                {"Retry-After": RETRY_SECONDS} if rejection.status in _RETRIED_STATUSES else {}
+                {"Retry-After": RETRY_SECONDS}
+                if rejection.status in envelope_senders.RETRIED_STATUSES
+                else {}
             )
             repetitions = None
-            if rejection.reason not in _UNLOGGED_REASONS:
+            if rejection.reason not in envelope_senders.UNLOGGED_REASONS:
                 repetitions = self.log_limit.count_repetitions(rejection.reason, credential.name)
             if repetitions is not None:
                 log.warning(
@@ -172,8 +123,9 @@ class Ingest:
         self._check_rate(sender, credential.name)
         async with sender.lock:
             body = await self._read_body(request)
-            counts = await self._process(request, credential, sender, body)
-            if request.path == wire.COPIES_PATH:
+            delivery = await self._decode(request, credential.name, body)
+            counts = await self._process(credential, sender, delivery)
+            if delivery.is_copy:
                 return counts
             return counts | self.core.evidence.intervals.unstored.acknowledge(credential.name)
 
@@ -208,13 +160,32 @@ class Ingest:
             raise NotAcknowledgedError(text, "rate")
         sender.allowance -= 1
 
+    async def receive_own(self, name: str, body: bytes, sent: wire.SentAt) -> str:
+        """Accept an envelope that the collector made itself, as those of agents; return the reason if it is rejected."""
+        if self.core.is_draining or self.closed_reason:
+            return self.closed_reason or "the collector is draining"
+        try:
+            sender = self._senders.setdefault(name, NodeSender())
+            self._check_rate(sender, name)
+            async with sender.lock:
+                envelope, schemas = await self._open(name, body)
+                credential = Credential(name, Role.NODE)
+                await self._process(credential, sender, Delivery(body, envelope, schemas, sent))
+        except NotAcknowledgedError as rejection:
+            self.core.counts.reject(rejection.reason)
+            return (
+                rejection.reason
+                if rejection.reason in envelope_senders.UNLOGGED_REASONS
+                else str(rejection)
+            )
+        return ""
+
     async def _process(
-        self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
+        self, credential: Credential, sender: NodeSender, delivery: Delivery
     ) -> dict[str, int | str]:
-        envelope, schemas, sent = await self._decode(request, credential.name, body)
+        body, envelope, schemas, sent, text, is_copy, is_shown = delivery
         if schemas:
             await self._store_schemas(envelope.node, schemas, sender)
-        is_copy = request.path == wire.COPIES_PATH
         if not is_copy:
             self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
@@ -223,7 +194,7 @@ class Ingest:
         total = cost.frames
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
-        now_ns, text = self.wall_ns(), request.headers.get(wire.RECEIPT_HEADER, "")
+        now_ns = self.wall_ns()
         if text and not is_copy and self.core.receipts.is_awaited:
             # Without it, the facts would have the time of this delivery, and differ from those at the first one.
             message = (
@@ -243,7 +214,6 @@ class Ingest:
         )
         self._check_times(record, envelope)
         if is_copy:
-            is_shown = request.headers.get(wire.PRIMARY_HEADER) == wire.PRIMARY_FAILING
             for _ in self.core.copy_steps(record, envelope, is_shown=is_shown):
                 await asyncio.sleep(0)
             return {"copied_frames": total}
@@ -265,13 +235,24 @@ class Ingest:
         issued = self.core.receipts.issue(record) if 0 < new_frames == total else ""
         return counts | {"receipt": issued} if issued else counts
 
-    async def _decode(
-        self, request: web.Request, node: str, body: bytes
-    ) -> tuple[wire.Envelope, Sequence[bytes], wire.SentAt]:
+    async def _decode(self, request: web.Request, node: str, body: bytes) -> Delivery:
+        if node.startswith(fleet.SWITCH_PREFIX):
+            text = f"name {node!r}: expected one without {fleet.SWITCH_PREFIX!r}, as switches have"
+            raise NotAcknowledgedError(text, "node")
+        headers = request.headers
+        try:
+            sent = wire.SentAt.from_header(headers.get(wire.SENT_HEADER, ""))
+        except wire.WireError as error:
+            raise NotAcknowledgedError(error, "format") from error
+        envelope, schemas = await self._open(node, body)
+        is_shown = headers.get(wire.PRIMARY_HEADER) == wire.PRIMARY_FAILING
+        receipt, is_copy = headers.get(wire.RECEIPT_HEADER, ""), request.path == wire.COPIES_PATH
+        return Delivery(body, envelope, schemas, sent, receipt, is_copy, is_shown)
+
+    async def _open(self, node: str, body: bytes) -> tuple[wire.Envelope, Sequence[bytes]]:
         """Return the envelope of a body, with its schemas apart: they are a large part of its memory."""
         max_bytes = self.limits.decompressed_bytes
         try:
-            sent = wire.SentAt.from_header(request.headers.get(wire.SENT_HEADER, ""))
             size = envelopes.unpacked_bytes(body)
             opened = None
             if size is not None and max(size, len(body)) <= min(MAX_LOOP_BYTES, max_bytes):
@@ -288,7 +269,7 @@ class Ingest:
         if envelope.node != node:
             text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
             raise NotAcknowledgedError(text, "node")
-        return envelope, schemas, sent
+        return envelope, schemas
 
     async def _store_schemas(
         self, node: str, contents: Sequence[bytes], sender: NodeSender
@@ -350,7 +331,7 @@ class Ingest:
                 raise NotAcknowledgedError(text, "starts")
             sender.starts.count += 1
             sender.known_starts[start] = None
-            if len(sender.known_starts) > MAX_KNOWN_STARTS:
+            if len(sender.known_starts) > envelope_senders.MAX_KNOWN_STARTS:
                 sender.known_starts.popitem(last=False)
         sender.known_starts.move_to_end(start)
 
@@ -443,7 +424,3 @@ async def _make_response_mark(request: web.Request, response: web.Response) -> s
             token, response.status, request.content_length or 0, content
         )
     return http_responses.response_mark(token, response.status, await request.read(), content)
-
-
-_RETRIED_STATUSES = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_UNLOGGED_REASONS = {"unknown_schema", "draining"}

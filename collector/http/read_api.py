@@ -26,25 +26,18 @@ from collector.config import ConsoleSettings
 from collector.diagnosis import entity_states
 from collector.diagnosis.incident_table import IncidentTable
 from collector.finalization.day_finalizer import DayFinalizer
-from collector.fleet import schema_columns, view_cells
+from collector.fleet import view_cells
 from collector.fleet.fleet import FleetNode, StreamRow
 from collector.framelog import framelog
-from collector.http import gpus_api, incidents_api
-from collector.http.access_control import (
-    RouteHandler,
-    RouteHandlers,
-    json_error,
-    json_response,
-    tagged_response,
-)
+from collector.http import access_control, gpus_api, incidents_api, node_readings
 from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
 from collector.views import find_fresh_rows, node_rollups
-from railscope import exposition, reading, server_connections, service, textfile_series, timestamps
-from railscope.catalog import METRICS, collector as catalog, declare, entities
+from railscope import exposition, server_connections, service, timestamps
+from railscope.catalog import collector as catalog, declare
 from railscope.catalog.rollup import part_labels
 
 
@@ -190,6 +183,8 @@ class ViewApi:
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
+    switch_cells: Callable[[], Iterable[view_cells.ViewCell]] = tuple
+    """Returns the readings of the switches that this collector polls."""
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
 
     def with_state(
@@ -202,7 +197,7 @@ class ViewApi:
         ranking = entity_states.NodeRanking()
         return replace(self, core=core, views=views, incidents=incidents, _ranking=ranking)
 
-    def handlers(self) -> RouteHandlers:
+    def handlers(self) -> access_control.RouteHandlers:
         """Return the handlers by route name."""
         return {
             "healthy": self._healthy,
@@ -242,6 +237,7 @@ class ViewApi:
             views.jobs.cells(),
             self.incidents().cells(),
             self.metrics.cells(views),
+            self.switch_cells(),
         )
 
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
@@ -260,10 +256,12 @@ class ViewApi:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    def _view(self, name: str) -> RouteHandler:
+    def _view(self, name: str) -> access_control.RouteHandler:
         async def respond(request: web.Request, _: Credential) -> web.Response:
             view: view_cells.View = getattr(self.views(), name)
-            return await tagged_response(request, partial(_document, view), view.timestamp_ns)
+            return await access_control.tagged_response(
+                request, partial(_document, view), view.timestamp_ns
+            )
 
         return respond
 
@@ -271,12 +269,14 @@ class ViewApi:
         view, tenant = self.views().tenant, credential.tenant
         if credential.role is Role.TENANT:
             view = replace(view, cells=tuple(tenant_cells(view.cells, tenant)))
-        return await tagged_response(request, partial(_document, view), view.timestamp_ns, tenant)
+        return await access_control.tagged_response(
+            request, partial(_document, view), view.timestamp_ns, tenant
+        )
 
     async def _nodes(self, request: web.Request, _: Credential) -> web.Response:
         version = self.views().timestamp_ns, self.incidents().timestamp_ns
         make = partial(self._make_nodes, dict(self.core.fleet.nodes))
-        return await tagged_response(request, make, *version)
+        return await access_control.tagged_response(request, make, *version)
 
     def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> dict[str, Any]:
         views, facts = self.views(), dict[str, dict[str, Any]]()
@@ -301,7 +301,7 @@ class ViewApi:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
             text = f"unknown node {request.match_info['node']!r}: expected one that has reported"
-            return json_error(HTTPStatus.NOT_FOUND, text)
+            return access_control.json_error(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
         selected = set(request.query.getall("stream", node.rows))
         content = {
@@ -311,12 +311,12 @@ class ViewApi:
             "rollups": _rollup_rows(self._fresh_rows(node, now_ns)),
             "gpus": self._gpus(node.name),
             "streams": {
-                stream: self._readings(node.name, row, now_ns)
+                stream: node_readings.stream_document(self.core, node.name, row, now_ns)
                 for stream, row in sorted(node.rows.items())
                 if stream in selected
             },
         }
-        return json_response(content)
+        return access_control.json_response(content)
 
     def _gpus(self, node: str) -> list[dict[str, Any]]:
         """Return the GPUs of a node by rail, with the jobs that hold them."""
@@ -334,58 +334,13 @@ class ViewApi:
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh_rows(row.block, from_ns, now_ns)]
 
-    def _readings(self, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
-        """Return the latest frame of a source, reading by reading, converted to units."""
-        schema = self.core.schemas.read(row.schema)
-        values = row.block.values_of(row.index).tolist()
-        codes = row.block.reasons_of(row.index).tolist()
-        readings = []
-        devices = [self.core.names_of(node, entity) for entity in schema.entities]
-        for column, group, member in schema_columns.columns_of(schema):
-            metric, entity = METRICS.get(group.metric), schema.entities[member]
-            if metric and metric.about is entities.TEXTFILE_SERIES:
-                continue
-            numerator, denominator = group.scale
-            if metric and metric.kind is declare.MetricKind.HISTOGRAM:
-                numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
-            entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
-            if devices[member]:
-                entry["device"] = devices[member]
-            if codes[column] != reading.PRESENT:
-                entry["absent"] = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
-            elif not denominator:
-                entry["absent"] = reading.Absent.ERROR.label
-            else:
-                counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
-                value = reading.from_stored(values[column], counter=counter) * numerator
-                entry["value"] = value if denominator == 1 else value / denominator
-            readings.append(entry)
-        age_seconds = (
-            (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
-        )
-        columns = (
-            (group.metric, "".join(schema.entities[member].key[:1]))
-            for _, group, member in schema_columns.columns_of(schema)
-        )
-
-        def read_column(column: int) -> reading.Reading:
-            if codes[column] == reading.PRESENT:
-                return values[column]  # type: ignore[no-any-return]  # numpy's types
-            return reading.REASONS.get(codes[column], reading.Absent.ERROR)
-
-        series = textfile_series.json_entries(columns, read_column)
-        return {
-            "timestamp_ns": row.timestamp_ns,
-            "age_seconds": age_seconds,
-            "readings": readings,
-            **({"series": series} if series else {}),
-        }
-
     async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
-            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return await tagged_response(request, partial(inventory_json, result, self.core.names_of))
+            return access_control.json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
+        return await access_control.tagged_response(
+            request, partial(inventory_json, result, self.core.names_of)
+        )
 
     async def _account(self, request: web.Request, credential: Credential) -> web.Response:
         views = self.views()
@@ -393,7 +348,7 @@ class ViewApi:
             text, reason = "the account has not been computed yet", self.metrics.unknown_reason
             if views.timestamp_ns and reason:
                 text = f"the holders of GPUs are unknown: {reason}"
-            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            return access_control.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         found, tenant = views.account, credential.tenant
         is_tenant = credential.role is Role.TENANT
 
@@ -401,7 +356,7 @@ class ViewApi:
             account = account_json(found)
             return tenant_account(account, tenant) if is_tenant else account
 
-        return await tagged_response(request, make, views.timestamp_ns, tenant)
+        return await access_control.tagged_response(request, make, views.timestamp_ns, tenant)
 
     async def _events(self, request: web.Request, _: Credential) -> web.Response:
         node = request.query.get("node")
@@ -415,7 +370,7 @@ class ViewApi:
                 ]
             }
 
-        return await tagged_response(request, make)
+        return await access_control.tagged_response(request, make)
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")

@@ -213,10 +213,7 @@ class CollectorState:
             yield
         streams = self.received.run_streams(envelope.node, envelope.run)
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
-        for take_batches in self.on_new_batches:
-            take_batches(record, envelope, [batch for batch, _ in fresh_batches])
-        first = record.as_first_received
-        yield from self.evidence.steps(first, envelope, fresh_batches)
+        yield from self._record_evidence(record, envelope, fresh_batches)
         counts = self.counts
         for batch, schema in known_batches:
             streams = self.received.run_streams(envelope.node, envelope.run)
@@ -238,8 +235,21 @@ class CollectorState:
                 batch.first_sequence + rows - 1,
                 record.received_wall_ns,
             )
-        self.evidence.receive(first, envelope)
+        if envelope.node not in self.fleet.switches:
+            self.evidence.receive(record.as_first_received, envelope)
         yield
+
+    def _record_evidence(
+        self,
+        record: segment_files.FrameRecord,
+        envelope: Envelope,
+        batches: Sequence[tuple[Batch, KnownSchema]],
+    ) -> Iterator[None]:
+        """Pass new batches to their listeners and to the evidence; switches have no GPUs to meter or diagnose."""
+        if envelope.node not in self.fleet.switches:
+            for take_batches in self.on_new_batches:
+                take_batches(record, envelope, [batch for batch, _ in batches])
+            yield from self.evidence.steps(record.as_first_received, envelope, batches)
 
     def _apply_last_frame(
         self,

@@ -248,7 +248,7 @@ class FeedFollower:
         at_ns = part.timestamp_ns + self.shift_ns
         update = fleet.NodeUpdate(*sender, layout, batch, at_ns)
         if self.core.fleet.apply(update):
-            row = self.core.fleet.nodes[part.node].rows[layout.stream]
+            row = self.core.fleet.get_or_add_node(part.node).rows[layout.stream]
             row.block.set_rates(row.index, rates, part.last_ns)
             if schema.gpus:
                 self.core.gpus_by_node[part.node] = schema.gpus_by_rail

@@ -351,7 +351,8 @@ class RecordFeed:
                 case state_checkpoint.EventsPart():
                     yield encode_part(part)
             await slices.yield_if_due()
-        for node in [*core.fleet.nodes.values(), *core.fleet.standby.values()]:
+        fleet_ = core.fleet
+        for node in [*fleet_.nodes.values(), *fleet_.switches.values(), *fleet_.standby.values()]:
             rows = list(node.rows.values())
             async for encoded in self._new_schemas(node.name, [row.schema for row in rows], sent):
                 yield encoded

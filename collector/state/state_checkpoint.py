@@ -111,7 +111,7 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
     """Yield a checkpoint of a core that may change between two parts."""
     book = core.evidence
     yield CheckpointHeader(first_segment)
-    for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
+    for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes, *core.fleet.switches]):
         runs = core.received.nodes.get(name, {})
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
     for uuid in list(book.gpus):
@@ -138,7 +138,7 @@ def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
-    node = core.fleet.nodes.get(name)
+    node = core.fleet.find(name)
     if node is None:
         return None
     return NodeMemory(

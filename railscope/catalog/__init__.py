@@ -8,43 +8,22 @@ tenants, jobs and the cluster, computed on first use: agents never call it.
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
-from railscope.catalog import (
-    account,
-    agent,
-    bursts,
-    cabling,
-    collectives,
-    collector,
-    entities,
-    gpu,
-    gpu_health,
-    gpu_sharing,
-    host,
-    incidents,
-    kernel,
-    network,
-    nic,
-    nic_settings,
-    nvlink,
-    pcie,
-    rdma,
-    sensors,
-    storage,
-    tenancy,
-    textfile,
-)
+from railscope.catalog import account, entities
 from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.rollup import DerivedMetric, derive, derive_by_job, derived_name
 
 SUBJECTS: dict[str, ModuleType] = {
-    module.__name__.rpartition(".")[2]: module
-    for module in (
-        gpu, gpu_health, gpu_sharing, nvlink, rdma, nic, nic_settings, cabling, pcie, bursts, host, network,
-        storage, sensors, kernel, tenancy, collectives, textfile, agent, collector, account, incidents,
+    name: import_module(f"railscope.catalog.{name}")
+    for name in (
+        "gpu", "gpu_health", "gpu_sharing", "nvlink", "rdma", "nic", "nic_settings", "cabling", "pcie", "bursts", "host",
+        "network", "storage", "sensors", "kernel", "tenancy", "collectives", "textfile", "switches", "agent", "collector",
+        "account", "incidents",
     )
 }  # fmt: skip
+"""Modules of this package that declare metrics, in the order of the metrics."""
 
 
 def _declared(module: ModuleType) -> list[Metric]:

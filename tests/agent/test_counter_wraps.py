@@ -14,7 +14,7 @@ from support.reading import ORIGIN, readings
 from support.sampling import families
 
 from agent.config import AgentSettings
-from agent.sampling.counter_unwrap import CounterStateFile
+from agent.sampling.counter_state import CounterStateFile
 from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
 from agent.sources.nic_counters import NicSource

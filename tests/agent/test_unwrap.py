@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent.sampling.counter_unwrap import CounterUnwrapper
+from railscope.counter_unwrap import CounterUnwrapper
 from railscope.reading import PRESENT, Absent
 
 RANGE = 2**32

@@ -11,7 +11,7 @@ from makers import FrameSender
 from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 
 from collector.config import IngestLimits
-from collector.http.ingest import NodeSender
+from collector.http.envelope_senders import NodeSender
 from railscope.catalog import gpu
 from railscope.frame import Entity, Schema
 from railscope.wire import (

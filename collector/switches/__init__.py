@@ -1,0 +1,4 @@
+"""Switches: the collector polls them, and stores what they report as frames, as it stores those of agents.
+
+A reader implements one protocol and returns readings (`switch_reading`); frames, tasks and views are the same for all.
+"""

@@ -1,0 +1,204 @@
+"""Polling of switches: one task for each switch, with its period, jitter and back-off.
+
+A poll that fails, for whatever reason, concerns its switch only. Of several collectors the head polls, and only while
+its lease is valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from collector.config import SwitchesSettings
+from collector.fleet.view_cells import ViewCell
+from collector.state.collector_state import CollectorState
+from collector.switches import snmp_reader, switch_frames, switch_reading, switch_view
+from collector.switches.switch_settings import ConfiguredSwitch, read_switches
+from railscope import service, wire
+from railscope.catalog import switches as catalog
+from railscope.frame import NodeTimestamp
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+
+log = structlog.get_logger(__name__)
+
+MAX_CONCURRENT_POLLS = 16
+MAX_NAMED = 8
+"""Switches that a message of a probe names."""
+MAX_BACK_OFF_SECONDS = 300.0
+MAX_FIRST_SECONDS = 60.0
+_JITTER = 0.1
+_MAX_DOUBLINGS = 10
+UNKNOWN_SCHEMA = "unknown_schema"
+
+Submit = Callable[[str, bytes, wire.SentAt], Awaitable[str]]
+"""Stores an envelope of a switch; returns the reason if it is rejected."""
+
+
+async def _reject(_switch: str, _body: bytes, _sent: wire.SentAt) -> str:
+    return "the collector has not started"
+
+
+@dataclass(slots=True)
+class PolledSwitch:
+    """A switch with its reader, and the result of its polls."""
+
+    settings: ConfiguredSwitch
+    reader: switch_reading.SwitchReader
+    frames: switch_frames.SwitchFrames
+    problem: str = ""
+    """Problem of the last poll; empty if it succeeded, or if there was none."""
+    polled_ns: int = 0
+    """Time of the last successful poll."""
+    duration_ns: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    consecutive_failures: int = 0
+
+    def next_delay(self, random_share: float) -> float:
+        """Return the seconds until the next poll: the period, doubled with each failure; `random_share` is 0 to 1."""
+        doublings = min(max(self.consecutive_failures - 1, 0), _MAX_DOUBLINGS)
+        period = self.settings.period_seconds
+        seconds = max(min(period * (1 << doublings), MAX_BACK_OFF_SECONDS), period)
+        return seconds * (1 + _JITTER * (2 * random_share - 1))
+
+
+@dataclass(slots=True)
+class SwitchPolling:
+    """Polls all configured switches."""
+
+    configured: Sequence[ConfiguredSwitch]
+    wall_ns: Callable[[], int]
+    may_poll: Callable[[], bool] = lambda: True
+    """True if this collector polls, and not another one."""
+    submit: Submit = _reject
+    make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = lambda switch: (
+        snmp_reader.SnmpReader(switch, time.monotonic)
+    )
+    random_share: Callable[[], float] = random.random
+    polled: dict[str, PolledSwitch] = field(default_factory=dict)
+    """Configured switches by name, while the collector runs."""
+
+    @classmethod
+    def from_settings(
+        cls, settings: SwitchesSettings, wall_ns: Callable[[], int], may_poll: Callable[[], bool]
+    ) -> SwitchPolling:
+        """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
+        configured = read_switches(settings)
+        if configured:
+            snmp_reader.check_library()
+        return cls(configured, wall_ns, may_poll)
+
+    async def run(self) -> None:
+        """Poll until cancelled, while permitted."""
+        run = secrets.token_hex(8)
+        self.polled = {
+            switch.name: PolledSwitch(
+                switch, self.make_reader(switch), switch_frames.SwitchFrames(switch.name, run)
+            )
+            for switch in self.configured
+        }
+        turns = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
+        async with asyncio.TaskGroup() as group:
+            for switch in self.polled.values():
+                group.create_task(self._follow(switch, turns))
+
+    async def probe(self) -> str:
+        """Read all switches once, and return a summary. Raises SettingsError."""
+        results = await asyncio.gather(*map(self._find_problem, self.configured))
+        if problems := [problem for problem in results if problem]:
+            raise SettingsError("; ".join(problems[:MAX_NAMED]))
+        return f"{len(results)} switches answer" if results else "off: no switches.file"
+
+    async def _find_problem(self, switch: ConfiguredSwitch) -> str:
+        try:
+            async with asyncio.timeout(switch.period_seconds):
+                await self.make_reader(switch).read()
+        except (switch_reading.SwitchReadError, TimeoutError) as error:
+            return f"{switch.name}: {error or 'poll not completed within its period'}"
+        return ""
+
+    async def _follow(self, switch: PolledSwitch, turns: asyncio.Semaphore) -> None:
+        # The first polls of all switches are spread over time.
+        first_seconds = min(switch.settings.period_seconds, MAX_FIRST_SECONDS)
+        await asyncio.sleep(self.random_share() * first_seconds)
+        while True:
+            if self.may_poll():
+                async with turns:
+                    await self.poll(switch)
+            await asyncio.sleep(switch.next_delay(self.random_share()))
+
+    async def poll(self, switch: PolledSwitch) -> None:
+        """Poll a switch once; a failure is counted, and logged if it is another one than before."""
+        reason, problem = "", ""
+        try:
+            async with asyncio.timeout(switch.settings.period_seconds):
+                problem = await self._store(switch)
+            reason = "rejected" if problem else ""
+        except switch_reading.SwitchReadError as error:
+            reason, problem = error.reason, str(error)
+        except TimeoutError:
+            reason = "timeout"
+            problem = f"poll not completed within {switch.settings.period_seconds:g} s"
+        except Exception as fault:  # noqa: BLE001 - the other switches, and the collector, must continue
+            reason, problem = "fault", f"{type(fault).__name__}: {fault}"
+        if problem and problem != switch.problem:
+            name, advice = switch.settings.name, "docs/switches.md"
+            log.warning(
+                "switch_poll_failed", switch=name, reason=reason, problem=problem, advice=advice
+            )
+        elif switch.problem and not problem:
+            log.info("switch_poll_resumed", switch=switch.settings.name)
+        switch.problem = problem
+        switch.consecutive_failures = switch.consecutive_failures + 1 if problem else 0
+        if problem:
+            switch.failures[reason] += 1
+
+    async def _store(self, switch: PolledSwitch) -> str:
+        """Read a switch and store its frames; return the reason if they are rejected."""
+        started = self._now()
+        reading = await switch.reader.read()
+        ended = self._now()
+        duration_ns = ended.boot_ns - started.boot_ns
+        middle_ns = duration_ns // 2
+        # Each value was read at some time of the poll.
+        timestamp = NodeTimestamp(
+            ended.wall_ns - (duration_ns - middle_ns), started.boot_ns + middle_ns, middle_ns
+        )
+        frames = await service.run_in_thread(switch.frames.frames, reading, timestamp)
+        problem = UNKNOWN_SCHEMA
+        for with_schemas in (False, True):
+            if problem == UNKNOWN_SCHEMA:
+                pack = partial(switch_frames.pack_frames, frames, with_schemas=with_schemas)
+                body, sent = await service.run_in_thread(pack, self._now())
+                problem = await self.submit(frames[0].origin.node, body, sent)
+        if not problem:
+            switch.polled_ns, switch.duration_ns = ended.wall_ns, duration_ns
+        return problem
+
+    def _now(self) -> NodeTimestamp:
+        return NodeTimestamp(self.wall_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the state of the polls of each switch that this collector polls."""
+        for name, switch in self.polled.items() if self.may_poll() else ():
+            if switch.polled_ns or switch.problem:
+                yield ViewCell(catalog.UP, (name,), int(not switch.problem))
+            if switch.polled_ns:
+                yield ViewCell(catalog.LAST_POLL, (name,), switch.polled_ns / SECOND_NS)
+                yield ViewCell(catalog.POLL_TIME, (name,), switch.duration_ns / SECOND_NS)
+            for reason, count in switch.failures.items():
+                yield ViewCell(catalog.POLL_FAILURES, (name, reason), count)
+
+    def reading_cells(self, core: CollectorState) -> Iterator[ViewCell]:
+        """Return the readings of each switch whose last poll succeeded; iterating over them may block."""
+        is_shown = self.may_poll()
+        polled = [name for name, each in self.polled.items() if is_shown and not each.problem]
+        return switch_view.reading_cells([switch_view.take_snapshot(core, name) for name in polled])
