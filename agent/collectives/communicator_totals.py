@@ -4,8 +4,8 @@ A kernel that starts early waits for the last rank: the rank that arrives last h
 which another one is longer is the time by which it arrived earlier. Ranks are compared in the same collective, which
 kind and sequence number identify in all ranks, by times of the same clock.
 
-The totals do not depend on the order of the calls. A comparison waits until it is closed, because the ranks write one
-after the other.
+The totals do not depend on the order of the calls. A comparison waits until all ranks of the communicator have reported, or
+until it is closed: ranks write one after the other, and may be on other nodes.
 """
 
 from __future__ import annotations
@@ -109,8 +109,13 @@ class CommunicatorTotals:
         """Number of kinds with size classes, and of ranks."""
         return len(self.kinds) + len(self.ranks)
 
-    def add(self, call: InspectedCall, rank: int, read: int, *, may_grow: bool = True) -> bool:
-        """Add a call of a rank, found in a read; False if it is of a new kind or rank and there may be no more."""
+    def add(
+        self, call: InspectedCall, rank: int, read: int, *, ranks: int = 0, may_grow: bool = True
+    ) -> bool:
+        """Add a call of a rank, found in a read; False if it is of a new kind or rank and there may be no more.
+
+        `ranks` is the number of ranks of the communicator, 0 if unknown.
+        """
         key = call.kind, size_class(call.bytes)
         if not may_grow and (key not in self.kinds or rank not in self.ranks):
             return False
@@ -124,6 +129,8 @@ class CommunicatorTotals:
             compared = self._open.setdefault((call.kind, call.sequence), _OpenComparison(read))
             before_ns = compared.durations.get(rank, call.duration_ns)
             compared.durations[rank] = min(before_ns, call.duration_ns)
+            if len(compared.durations) == ranks:
+                self._close((call.kind, call.sequence))
         return True
 
     def copy_arrivals(self) -> dict[int, ArrivalTotals]:
@@ -138,12 +145,13 @@ class CommunicatorTotals:
     def close_until(self, read: int) -> None:
         """Compare the ranks of the collectives that were first found until a read."""
         closed = list(takewhile(lambda item: item[1].opened <= read, self._open.items()))
-        for key, comparison in closed:
-            del self._open[key]
-            if len(comparison.durations) > 1:
-                self._compare(comparison.durations)
+        for key, _ in closed:
+            self._close(key)
 
-    def _compare(self, durations: dict[int, int]) -> None:
+    def _close(self, key: tuple[str, int]) -> None:
+        durations = self._open.pop(key).durations
+        if len(durations) == 1:
+            return
         longest, shortest = max(durations.values()), min(durations.values())
         is_clear = list(durations.values()).count(shortest) == 1
         for rank, duration_ns in durations.items():

@@ -280,15 +280,15 @@ class NcclInspectorSource(source.SourceWithoutResources):
         communicator = of_job.get(header.id) or FollowedCommunicator()
         if communicator.facts.get(header.rank, followed.facts)["pid"] != followed.facts["pid"]:
             return "conflict"
-        totals, rank = communicator.totals, header.rank
-        if not totals.add(call, rank, self._reads, may_grow=False):
+        totals, rank, ranks = communicator.totals, header.rank, header.n_ranks
+        if not totals.add(call, rank, self._reads, ranks=ranks, may_grow=False):
             sizes = {
                 key: sum(other.totals.size for other in job.values())
                 for key, job in self._jobs.items()
             }
             if sizes[followed.job] >= MAX_JOB_ENTITIES or sum(sizes.values()) >= MAX_ENTITIES:
                 return "excess"
-            totals.add(call, rank, self._reads, may_grow=True)
+            totals.add(call, rank, self._reads, ranks=ranks)
             communicator.facts.setdefault(rank, followed.facts)
             of_job[header.id] = communicator
         return "read"

@@ -180,10 +180,12 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
-def folded(calls: list[tuple[InspectedCall, int]], reads: list[int]) -> CommunicatorTotals:
+def folded(
+    calls: list[tuple[InspectedCall, int]], reads: list[int], ranks: int = 0
+) -> CommunicatorTotals:
     totals = CommunicatorTotals()
     for (call, rank), read in zip(calls, sorted(reads), strict=True):
-        assert totals.add(call, rank, read)
+        assert totals.add(call, rank, read, ranks=ranks)
     totals.close_until(max(reads, default=0))
     return totals
 
@@ -204,6 +206,16 @@ def test_totals_do_not_depend_on_the_order_of_calls_or_on_the_reads(
         sum(rank.last_arrivals for rank in ranks) <= max((r.compared for r in ranks), default=0) * 4
     )
     assert all(rank.last_arrivals <= rank.compared for rank in ranks)
+
+
+@given(CALLS, st.data())
+def test_a_comparison_of_all_ranks_is_closed_before_others_without_a_difference(
+    calls: list[tuple[InspectedCall, int]], data: st.DataObject
+) -> None:
+    once = list({(call.kind, call.sequence, rank): (call, rank) for call, rank in calls}.values())
+    shuffled = data.draw(st.permutations(once))
+    at_end, at_once = folded(once, [0] * len(once)), folded(shuffled, [0] * len(once), ranks=4)
+    assert at_end == at_once
 
 
 @settings(max_examples=25, deadline=None)
@@ -240,6 +252,15 @@ def test_totals_stay_within_a_counter() -> None:
 )  # fmt: skip
 def test_a_size_class_has_the_largest_message_in_its_name(size: int, name: str) -> None:
     assert size_class(size) == name
+
+
+def test_a_collective_that_all_ranks_completed_is_compared_at_once() -> None:
+    totals = CommunicatorTotals()
+    for rank in (0, 1):
+        totals.add(
+            InspectedCall(0, "AllReduce", 1, 1, 9 - rank, 1, is_compared=True), rank, 0, ranks=2
+        )
+    assert [rank.last_arrivals for rank in totals.ranks.values()] == [0, 1]
 
 
 def test_ranks_with_the_same_time_have_no_last_arrival() -> None:
