@@ -26,6 +26,7 @@ from support.cases import (
     without_agent_metrics,
 )
 from support.flight_recorders import hung_job
+from support.inspector_logs import inspected_job
 
 from railscope.capture import SECTIONS, Capture, CaptureMoment
 from simulator import capture_metadata, moments
@@ -65,6 +66,8 @@ def simulated(name: str, simulation: CaseSimulation) -> Capture:
         kept = tuple(map(_joined, gpus, _network_only(iter(whole))))
     if simulation.hung_job:
         kept[0].calls.update(hung_job(kept[0], spec.started_wall_ns))
+    if simulation.inspected_job:
+        kept[0].calls.update(inspected_job(kept[0], spec.started_wall_ns))
     return Capture(capture_metadata(spec, simulation.seconds), kept)
 
 

@@ -65,6 +65,8 @@ class CaseSimulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     unclaimed: bool = False
     hung_job: bool = False
     """A rank of the Slurm job does not enter a collective, and all ranks wrote a dump of their flight recorder."""
+    inspected_job: bool = False
+    """Ranks of the Slurm job wrote files of NCCL Inspector, and one arrives last at each collective."""
     sources: CaseSources = CaseSources.GPU
     seconds: Annotated[int, msgspec.Meta(ge=1)] = 60
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0
@@ -202,8 +204,9 @@ def capture_of(case: str) -> Capture:
 def page(directory: Path) -> str:
     """Return the output of `railscope agent once` for a capture. Raises CaseError if it fails."""
     patient = {
-        "RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60"
-    }  # no capture hangs, however slow this is
+        "RAILSCOPE_AGENT_READ_TIMEOUT_SECONDS": "60",  # no capture hangs, however slow this is
+        "RAILSCOPE_AGENT_COLLECTIVES__NCCL_INSPECTOR_DIRECTORY": "/run/railscope/nccl-inspector",
+    }
     outcome = CliRunner().invoke(
         agent, ["once", "--detail", "full", "--replay", str(directory)], env=patient
     )

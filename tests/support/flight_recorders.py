@@ -80,17 +80,22 @@ def pickled(content: object) -> bytes:
     return pickle.dumps(content, protocol=2)
 
 
-def hung_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
-    """Return calls of a node whose Slurm job hangs: the last but one rank did not enter collective 5,000.
-
-    The ranks are the processes on the GPUs in their order.
-    """
+def job_of(first: CaptureMoment) -> tuple[str, list[int]]:
+    """Return the Slurm job of a node, and its processes in the order of their GPUs."""
     pids = [
         int(key.partition("(")[2].rstrip(")"))
         for key in first.calls
         if key.startswith("owner.environ(")
     ]
-    job = first.calls[f"owner.environ({pids[0]})"]["SLURM_JOB_ID"]
+    return first.calls[f"owner.environ({pids[0]})"]["SLURM_JOB_ID"], pids
+
+
+def hung_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
+    """Return calls of a node whose Slurm job hangs: the last but one rank did not enter collective 5,000.
+
+    The ranks are the processes on the GPUs in their order.
+    """
+    job, pids = job_of(first)
     ranks = range(len(pids))
     written_ns = started_wall_ns - 30 * SECOND_NS
     began_ns = written_ns - SAME_TIME_NS - 5000 * STEP_NS

@@ -14,21 +14,34 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from support.clock import ManualClock
+from support.flight_recorders import USER, job_of
 from support.reading import ORIGIN
 
+from agent.collectives.inspector import parse_part
+from agent.collectives.inspector_metrics import parse_metrics
 from agent.config import CollectiveSettings
 from agent.gpus import inventory, process_lists
-from agent.host.job_files import RankProcess
+from agent.host.job_files import (
+    JobFile,
+    JobFileListing,
+    OpenedLog,
+    OpenedMetrics,
+    RankProcess,
+)
 from agent.host.live_host import LiveHost
+from agent.host.recorded_host import call_key
 from agent.sampling.source_reader import SourceReader
 from agent.sources import nccl_inspector
 from agent.sources.rank_places import RankPlaces, SeenProcess
 from agent.topology.network import NetworkScanner
+from railscope.capture import CaptureMoment, Json
 from railscope.catalog import collectives as c
 from railscope.frame import Event
 
 CASES = Path(__file__).parents[1] / "agent" / "collectives" / "inspector"
+DIRECTORY = "/run/railscope/nccl-inspector"
 COMMUNICATOR = "0x5ea1ed00c0ffee"
 STARTED_US = 1_795_000_000_000_000
 BUS_FACTOR = {"AllReduce": 2.0, "AllGather": 1.0, "ReduceScatter": 1.0}
@@ -104,10 +117,12 @@ def whole_lines(
     )
 
 
-def marked_lines(rank: int, bodies: Sequence[dict[str, Any]], dropped: int = 0) -> bytes:
+def marked_lines(
+    rank: int, bodies: Sequence[dict[str, Any]], dropped: int = 0, ranks: int = 4
+) -> bytes:
     """Return a log of format 4.3: a marker has the header of the lines after it."""
     marker = {
-        "header": header(rank) | {"comm_name": "tensor_parallel"},
+        "header": header(rank, ranks) | {"comm_name": "tensor_parallel"},
         "metadata": metadata("v4.3", own_pid(rank)),
         "dump_stats": {
             "coll_records": len(bodies),
@@ -181,6 +196,40 @@ def write_cases(directory: Path = CASES) -> None:
     for case, rank, content in case_logs():
         (directory / case).mkdir(parents=True, exist_ok=True)
         (directory / case / f"gpu-node-1-pid{own_pid(rank)}.log").write_bytes(content)
+
+
+def inspected_job(first: CaptureMoment, started_wall_ns: int) -> dict[str, Json]:
+    """Return calls of a node whose Slurm job wrote logs and metrics files: the last but one rank arrives last.
+
+    The ranks are the processes on the GPUs in their order.
+    """
+    job, pids = job_of(first)
+    ranks, calls = len(pids), {}
+    logs, files = [], []
+    for rank, pid in enumerate(pids):
+        made = straggling(rank, 20, late=ranks - 2)
+        log = marked_lines(rank, made, ranks=ranks)
+        facts = {
+            "job": job,
+            "user": USER,
+            "modified_ns": started_wall_ns - 10**10,
+            "is_regular": True,
+        }
+        name = f"gpu-node-1-pid{pid}.log"
+        logs.append(JobFile(name=name, subject=str(pid), bytes=len(log), inode=rank, **facts))
+        opened = OpenedLog(USER, rank, parse_part(log, 0))
+        calls[call_key("job_files", "inspector_log", (DIRECTORY, job, name, 0))] = opened
+        uuid = first.calls[f"nvml.nvmlDeviceGetUUID({rank})"]
+        name = f"nccl_inspector_metrics_{uuid}.prom"
+        text_ = metrics("default_pg", bandwidth=30.5 + rank, time=550)
+        files.append(JobFile(name=name, subject=uuid, bytes=len(text_), inode=9 + rank, **facts))
+        opened = OpenedMetrics(USER, parse_metrics(text_))
+        calls[call_key("job_files", "inspector_metrics", (DIRECTORY, job, name))] = opened
+        process = RankProcess(USER, rank, [job], pid)
+        calls[call_key("job_files", "process", (pid,))] = process
+    calls[call_key("job_files", "list_inspector", (DIRECTORY,))] = JobFileListing(logs)
+    calls[call_key("job_files", "list_inspector_metrics", (DIRECTORY,))] = JobFileListing(files)
+    return {key: msgspec.to_builtins(answer) for key, answer in calls.items()}
 
 
 class InspectorDirectory:
