@@ -12,7 +12,7 @@ together are what metering reads, however often the day was written.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -33,14 +33,19 @@ FILES_NODE = ""
 """Node of the row with files and decisions."""
 _REVISION_MARGIN_NS = HOUR_NS
 """Maximum time from the computation of a ledger day until it is in the database."""
-TABLES = {
+CLAIM_TABLES = {
+    table.name: table
+    for table in (
+        evidence_tables.reported_claims,
+        evidence_tables.claim_ends,
+        evidence_tables.claim_end_trust,
+    )
+}
+TABLES = CLAIM_TABLES | {
     table.name: table
     for table in (
         evidence_tables.gpu_nodes,
         evidence_tables.first_contacts,
-        evidence_tables.reported_claims,
-        evidence_tables.claim_ends,
-        evidence_tables.claim_end_trust,
         evidence_tables.review_decisions,
         evidence_tables.file_versions,
     )
@@ -55,9 +60,9 @@ class NodeClaims(msgspec.Struct, frozen=True):
     node: str
     tables: dict[str, list[dict[str, Any]]]
 
-    def insert(self, connection: sa.Connection) -> None:
-        """Insert the rows that do not exist yet."""
-        for name, table in TABLES.items():
+    def insert(self, connection: sa.Connection, tables: Mapping[str, sa.Table] = TABLES) -> None:
+        """Insert the rows of tables that do not exist yet."""
+        for name, table in tables.items():
             evidence_tables.insert_new_rows(connection, table, self.tables.get(name, ()))
 
     @property
@@ -197,6 +202,16 @@ def _read_node(
         ),
         {*gpus_of_node, claim_events.unplaced_key(node)},
     )
+    nodes_of: dict[str, set[str]] = {}
+    for row in homes:
+        nodes_of.setdefault(row.gpu_uuid, set()).add(row.node)
+    shared = {gpu for gpu, nodes in nodes_of.items() if len(nodes) > 1}
+    namesakes = _read_all(
+        connection,
+        lambda few: of.select_namesakes(few).with_only_columns(*of.reported_claims.c),
+        {(row.gpu_uuid, row.claim_id) for row in claims if row.gpu_uuid in shared},
+    )
+    claims = list({row.fact: row for row in (*claims, *namesakes)}.values())
     named = {(row.gpu_uuid, row.node, row.claim_id) for row in claims}
     key = sa.tuple_(of.claim_ends.c.gpu_uuid, of.claim_ends.c.node, of.claim_ends.c.claim_id)
     ends = _read_all(connection, lambda few: sa.select(of.claim_ends).where(key.in_(few)), named)

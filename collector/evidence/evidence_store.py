@@ -88,6 +88,7 @@ class EvidenceStore:
     ) -> None:
         self._database = database
         self.quarantine = quarantine or evidence_records.EvidenceQuarantine()
+        self._contents = loaded_facts.KnownContents()
 
     # Writing -----------------------------------------------------------------------------------
 
@@ -233,27 +234,31 @@ class EvidenceStore:
         Raises ArchivedEvidenceError if some of them are only in the archive, unless `is_partial`.
         """
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
-        intervals: dict[str, list[node_intervals.EvidenceInterval]] = {}
-        shared: dict[str, set[str]] = {}
-        for gpu in gpus:
-            if len(homes_of.get(gpu, ())) > 1:
-                for node in homes_of[gpu]:
-                    shared.setdefault(node, set()).add(gpu)
         window = (start_ns - evidence_tables.CONTEXT_NS, end_ns + evidence_tables.CONTEXT_NS)
         with self._database.transaction() as connection:
-            for node in nodes:
-                rows = evidence_tables.read_intervals(connection, node, start_ns, end_ns)
-                intervals[node] = [
-                    interval for part in rows if (interval := self.quarantine.interval(*part))
-                ]
-                requested = {gpu for gpu in gpus if node in homes_of.get(gpu, ())}
-                beyond = loaded_facts.BeyondWindow(connection, self.quarantine, node, window)
-                intervals[node] += beyond.find(intervals[node], requested, shared.get(node, set()))
-                if not is_partial:
+            parts = {
+                node: {
+                    part: interval
+                    for part, content in evidence_tables.read_intervals(
+                        connection, node, start_ns, end_ns
+                    )
+                    if (interval := self.quarantine.interval(part, content))
+                }
+                for node in nodes
+            }
+            known_contacts = evidence_tables.read_contacts(connection, nodes)
+            source = loaded_facts.PartSource(connection, self.quarantine, self._contents)
+            decided = evidence_tables.read_decisions(connection)
+            beyond = loaded_facts.BeyondWindow(source, window, parts, known_contacts, decided)
+            found = [beyond.find(gpu, homes_of[gpu]) for gpu in gpus if homes_of.get(gpu)]
+            for node, further in (item for by_node in found for item in by_node.items()):
+                parts[node] |= further
+            intervals = {node: list(parts[node].values()) for node in nodes}
+            if not is_partial:
+                for node in nodes:
                     evidence_archive.check_present(connection, node, intervals[node], window)
             span = (start_ns, end_ns)
             requested_homes = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
-            known_contacts = evidence_tables.read_contacts(connection, nodes)
             loaded = loaded_facts.LoadedFacts(
                 intervals, {}, {}, requested_homes, self.quarantine, contacts=known_contacts
             )
@@ -261,9 +266,9 @@ class EvidenceStore:
             # A claim without a device is placed considering all claims in its node.
             for node in filter(loaded.has_unplaced, nodes):
                 further_gpus = sorted(loaded.gpus_in(node) - requested_homes.keys())
-                loaded.read_claims(connection, further_gpus, span)
                 for gpu in further_gpus:
                     requested_homes.setdefault(gpu, set()).add(node)
+                loaded.read_claims(connection, further_gpus, span)
         return loaded
 
     def late_boots(self) -> dict[str, list[node_intervals.EvidenceInterval]]:

@@ -226,6 +226,12 @@ def select_claims(
     )
 
 
+def select_namesakes(ids: Sequence[tuple[str, str]]) -> Any:
+    """Return a query for all claims with some ids, by GPU and id."""
+    key = sa.tuple_(reported_claims.c.gpu_uuid, reported_claims.c.claim_id)
+    return sa.select(reported_claims.c.fact, reported_claims.c.content).where(key.in_(ids))
+
+
 def select_ends(pairs: Sequence[tuple[str, str, str]]) -> Any:
     """Return a query for the ends of claims, by GPU, node and id."""
     key = sa.tuple_(claim_ends.c.gpu_uuid, claim_ends.c.node, claim_ends.c.claim_id)

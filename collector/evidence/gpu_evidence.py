@@ -150,9 +150,16 @@ def find_first_node(facts: node_claims.GpuFacts, history: gpu_node_history.GpuNo
 def _select_claims(
     facts: node_claims.GpuFacts, nodes: Container[str], placed: node_claims.ReviewedHistory
 ) -> node_claims.GpuFacts:
-    """Return the facts with the claims of these nodes only: the GPU was never in the others."""
+    """Return the facts with the claims of these nodes only: the GPU was not in the others.
+
+    Of a node in which it was at another time, the names of claims count.
+    """
     claims = [claim for claim in facts.claims if claim.node in nodes]
-    return msgspec.structs.replace(facts, claims=claims, disputed=placed.disputed)
+    homes = {node for node, gpus in facts.contacts.items() if facts.gpu in gpus} - placed.rejected
+    namesakes = [claim for claim in facts.claims if claim.node in homes and claim.node not in nodes]
+    return msgspec.structs.replace(
+        facts, claims=claims, namesakes=namesakes, disputed=placed.disputed
+    )
 
 
 def find_claims_under_review(

@@ -100,6 +100,62 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     return GpuOccupancy(occupied, {node: found for node, found in under_review.items() if found})
 
 
+class KnownListing(NamedTuple):
+    """Reports of one node that concern a GPU, of which earlier ones may be unknown."""
+
+    listing: NodeListing
+    observed: Sequence[SampleSpan]
+    """Time in which the node listed the GPU with a value."""
+    is_complete: bool
+    """No earlier report is unknown."""
+
+    @classmethod
+    def collect(
+        cls,
+        gpu: str,
+        node: str,
+        intervals: Iterable[node_intervals.EvidenceInterval],
+        contacts: node_intervals.Contacts,
+        *,
+        is_complete: bool,
+    ) -> KnownListing:
+        """Collect them from intervals of the node."""
+        known_intervals = list(intervals)
+        sighted = [interval.gpus[gpu] for interval in known_intervals if gpu in interval.gpus]
+        floor = floor_ns(contacts, gpu, node, (each.received_ns for each in sighted))
+        observed = _clip_start(floor, [span for each in sighted for span in each.spans])
+        valueless = [span for each in known_intervals for span in each.valueless.get(gpu, ())]
+        reports = [span for each in known_intervals for span in each.report_spans()]
+        listed = [*observed, *_clip_start(floor, valueless)]
+        return cls(NodeListing(node, floor, listed, reports), observed, is_complete)
+
+    def occupied(self) -> Periods:
+        """Return the time in which the node may have the GPU by its own reports."""
+        first_ns = min((span.first_ns for span in self.listing.listed), default=FOREVER_NS)
+        owned = _owned_periods(self.listing)
+        if self.is_complete or has_left(join_spans(self.listing.reports), -FOREVER_NS, first_ns):
+            return owned
+        return unite_periods([(-FOREVER_NS, first_ns), *owned])
+
+
+def find_sole_listing(listings: Iterable[KnownListing], until_ns: int) -> int | None:
+    """Return the latest time up to a limit at which one node listed a GPU and no other node may have it."""
+    occupied = [(each, each.occupied()) for each in listings]
+    sole_ns = []
+    for each, _ in occupied:
+        other_periods = unite_periods(
+            period for other, periods in occupied if other is not each for period in periods
+        )
+        times = {t for span in each.observed for t in (span.first_ns, min(span.last_ns, until_ns))}
+        sole_ns += [t for t in times if t <= until_ns and not _contains(other_periods, t)]
+    return max(sole_ns, default=None)
+
+
+def _contains(periods: Periods, timestamp_ns: int) -> bool:
+    position = bisect_right(periods, timestamp_ns, key=itemgetter(0))
+    return position > 0 and timestamp_ns < periods[position - 1][1]
+
+
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
     """True if a node reported long enough without a GPU between two times at which it listed it."""
     low, high = since_ns + evidence.GAP_NS, until_ns - evidence.GAP_NS

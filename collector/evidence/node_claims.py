@@ -7,7 +7,7 @@ the other node are under review too: either of them may be invented.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +39,8 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """Time by node in which it listed the GPU without a value."""
     report_spans: Mapping[str, Sequence[node_intervals.SampleSpan]] = {}
     """Time by node in which it reported anything."""
+    namesakes: Sequence[claim_events.ReportedClaim] = ()
+    """Claims that hold nothing, and whose names no other claim has: of nodes in which the GPU was at another time."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
     """Time by node in which claims are under review because several nodes report the GPU."""
 
@@ -69,10 +71,12 @@ def resolve_claims(
     excess: dict[str, list[timeline.TimePiece[str]]] = {}
     names = ClaimNames(reserved)
     all_parts: list[ClaimPart] = []
-    firsts = sorted(
-        (claim, key) for key, claim in claim_events.select_first_reports(facts.claims).items()
-    )
-    for report, key in firsts:
+    reported = claim_events.select_first_reports([*facts.claims, *facts.namesakes])
+    absent = {claim.node for claim in facts.namesakes}
+    for report, key in sorted((claim, key) for key, claim in reported.items()):
+        if report.node in absent:
+            names.free(report.id, report.node)
+            continue
         if report.node not in excess:
             more = expected.excess(facts.gpu, report.node, facts.contacts)
             excess[report.node] = _add_disputed(more, facts.disputed.get(report.node, ()))
@@ -331,6 +335,8 @@ class ReviewedHistory(NamedTuple):
     """The GPU exceeds the number expected of the node."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]]
     """Several nodes report the GPU."""
+    rejected: AbstractSet[str] = frozenset()
+    """Nodes whose reports of the GPU were rejected."""
 
 
 def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) -> ReviewedHistory:
@@ -345,8 +351,13 @@ def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) 
         facts.valueless, facts.report_spans, verdicts, excess
     )
     history = gpu_node_history.find_node_history(facts.presences, gpu, contacts, node_reports)
+    rejected = {
+        node
+        for node in contacts
+        if expected.decisions.find(review_rules.ReviewKind.GPU, node, gpu) is False
+    }
     if not history.under_review:
-        return ReviewedHistory(history, excess, {})
+        return ReviewedHistory(history, excess, {}, rejected)
     claimed = {
         node: gpu_node_history.subtract_periods(periods, _times(excess[node]))
         for node, periods in _claimed_under_review(facts, history).items()
@@ -372,7 +383,7 @@ def find_reviewed_history(facts: GpuFacts, expected: review_rules.ExpectedGpus) 
             ]
         )
     times = {node: _times(pieces) for node, pieces in disputed.items()}
-    return ReviewedHistory(replace(history, disputed=times), excess, disputed)
+    return ReviewedHistory(replace(history, disputed=times), excess, disputed, rejected)
 
 
 def claimed_time_under_review(

@@ -79,13 +79,13 @@ def recompute_day(
     ]
     selected &= homes.keys()
     intervals = archive.files(0, FOREVER_NS // DAY_NS, kind=evidence_archive.INTERVALS)
+    earlier = archive.files(0, day, kind=evidence_archive.CLAIMS)
     for nodes in _group_nodes({gpu: homes[gpu] for gpu in selected}):
         few = sorted(gpu for gpu in selected if homes[gpu] <= nodes)
         numbers = {row_conversion.GpuDay(gpu, day): written[gpu] for gpu in few if gpu in written}
         revisions = {each.tiling.gpu: each for each in ledger.revisions(numbers)}
-        differing = _Recomputation(archive, day, nodes, found, intervals).find_differing(
-            few, revisions
-        )
+        recomputation = _Recomputation(archive, day, nodes, found, intervals, earlier)
+        differing = recomputation.find_differing(few, revisions)
         result.equal += len(few) - len(differing)
         result.problems += [_describe(gpu, name, revisions.get(gpu), archive) for gpu in differing]
     return result
@@ -145,6 +145,8 @@ class _Recomputation:
     claims: list[claim_archive.NodeClaims]
     intervals: list[evidence_archive.EvidenceFile]
     """Files of all days and nodes."""
+    earlier_claims: list[evidence_archive.EvidenceFile]
+    """Files of earlier days: counters may have increased since a day whose claims have ended."""
 
     def find_differing(
         self, gpus: list[str], revisions: Mapping[str, ledger_store.Revision]
@@ -185,7 +187,7 @@ class _Recomputation:
 
     @contextmanager
     def _open(self, margin: int) -> Iterator[evidence_store.EvidenceStore]:
-        """Open a temporary database with the claims of the day and the intervals around it.
+        """Open a temporary database with the claims of the day and those before it, and the intervals around it.
 
         Other files of intervals of these nodes are recorded as deleted, so that metering cannot use less than there is.
         """
@@ -198,10 +200,18 @@ class _Recomputation:
                     for claims in self.claims:
                         if claims.node in {*self.nodes, claim_archive.FILES_NODE}:
                             claims.insert(connection)
+                    for claims in self._read_earlier_claims(self.day - margin):
+                        claims.insert(connection, claim_archive.CLAIM_TABLES)
                 self._insert_intervals(database, days)
                 yield evidence_store.EvidenceStore(database)
             finally:
                 database.close()
+
+    def _read_earlier_claims(self, first_day: int) -> Iterator[claim_archive.NodeClaims]:
+        for file in self.earlier_claims:
+            if file.day >= first_day and self.nodes & set(file.nodes):
+                rows = (row for row in self.archive.read(file) if row.node in self.nodes)
+                yield from map(claim_archive.decode_row, rows)
 
     def _insert_intervals(self, database: Database, days: range) -> None:
         files = [file for file in self.intervals if self.nodes & set(file.nodes)]

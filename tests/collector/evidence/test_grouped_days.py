@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from hypothesis import example, given, strategies as st
 from msgspec.structs import replace
@@ -16,6 +18,7 @@ from support.story import (
     DAY_SECONDS,
     NodeReporter,
     accept,
+    at,
     claim_ended,
     claim_started,
     cut as partitions_of,
@@ -24,9 +27,11 @@ from support.story import (
     ports_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_decisions import PendingEvidence, ReviewDecision, record_decision
+from collector.evidence.review_rules import ReviewKind, ReviewSubject
 from collector.ledger.day_metering import MeteringComputation
 from collector.ledger.day_tiling import DayTiling
+from railscope.audit.record import RecordActor
 from railscope.frame import Schema
 from railscope.timestamps import DAY_NS
 
@@ -49,34 +54,49 @@ claims = st.lists(
 )
 
 
-def write(directory: Path, file: Path, visited: list, held: list) -> FinalizingCollector:
-    """Write the evidence of a node to a database: a visit is five minutes of one stream."""
+class Claim(NamedTuple):
+    """A claim of a node, in quarters of an hour."""
+
+    quarter: int
+    gpu: str
+    is_ended: bool
+    node: int = 0
+    length: int = 8
+    name: str = ""
+
+
+def write(
+    directory: Path, file: Path, visited: list[tuple[int, str, int]], held: list[Claim]
+) -> FinalizingCollector:
+    """Write the evidence of two nodes to a database: a visit is five minutes of one stream of a node."""
     shutil.copyfile(file, directory / "ledger.db")
     site = FinalizingCollector(directory / "one", f"sqlite:///{directory / 'ledger.db'}")
-    events: dict[int, list] = {}
-    for quarter, gpu, ends in held:
-        started, ended = 900 * quarter, min(900 * quarter + 7200, 900 * QUARTERS)
-        events.setdefault(started, []).append(claim_started(gpu, f"job-{quarter}", started))
-        if ends:
-            events.setdefault(ended, []).append(claim_ended(gpu, f"job-{quarter}", ended))
-    schemas: dict[tuple[str, int], Schema] = {
-        ("host", second): STREAMS["host"] for second in events
+    events: list[dict[int, list]] = [{}, {}]
+    for claim in held:
+        started = 900 * claim.quarter
+        ended = min(started + 900 * claim.length, 900 * QUARTERS)
+        name, of_node = claim.name or f"job-{claim.quarter}", events[claim.node]
+        of_node.setdefault(started, []).append(claim_started(claim.gpu, name, started))
+        if claim.is_ended:
+            of_node.setdefault(ended, []).append(claim_ended(claim.gpu, name, ended))
+    schemas: dict[tuple[int, str, int], Schema] = {
+        (second, "host", node): STREAMS["host"] for node in (0, 1) for second in events[node]
     }
-    for quarter, stream in visited:
+    for quarter, stream, node in visited:
         for second in range(900 * quarter, 900 * quarter + 301, 30):
-            schemas[STREAMS[stream].stream, second] = STREAMS[stream]
-    node = NodeReporter()
-    for stream, second in sorted(schemas, key=lambda each: each[::-1]):
-        happened = events if stream == "host" else None
-        frames = node.frames(schemas[stream, second], [second], events=happened)
-        accept(site.core, [node.record(frames)])
+            schemas[second, STREAMS[stream].stream, node] = STREAMS[stream]
+    nodes = [NodeReporter(), NodeReporter("n2", "boot-2", "run-2")]
+    for second, stream, node in sorted(schemas):
+        happened = events[node] if stream == "host" else None
+        frames = nodes[node].frames(schemas[second, stream, node], [second], events=happened)
+        accept(site.core, [nodes[node].record(frames)])
     return site
 
 
 def days_of(site: FinalizingCollector, cuts: list[int]) -> list[DayTiling]:
     """Meter all days, those between two cuts together."""
     store = site.stores.store
-    since_ns = store.homes()
+    since_ns, files = store.homes(), store.files()
     homes = {gpu: set(nodes) for gpu, nodes in since_ns.items()}
     found = []
     for first, last in pairwise(
@@ -84,7 +104,7 @@ def days_of(site: FinalizingCollector, cuts: list[int]) -> list[DayTiling]:
     ):
         loaded = store.load(sorted(homes), homes, first * DAY_NS, last * DAY_NS)
         for gpu in sorted(homes):
-            metered = loaded.assemble(gpu, AdministratorInputs()).meter()
+            metered = loaded.assemble(gpu, files).meter()
             since_day = min(since_ns[gpu].values()) // DAY_NS
             found += [
                 (gpu, day, replace(metered.day(day, COMPUTED), evidence_root=""))
@@ -93,18 +113,80 @@ def days_of(site: FinalizingCollector, cuts: list[int]) -> list[DayTiling]:
     return [tiling for *_, tiling in sorted(found, key=lambda each: each[:2])]
 
 
+def compare_groups(site: FinalizingCollector) -> None:
+    """Compare days that are metered alone, or two or three together, with all metered together."""
+    together = days_of(site, [])
+    for cuts in ([1, 2, 3], [2], [1, 3]):
+        assert days_of(site, cuts) == together
+
+
 @fewer_examples(60)
 @given(visits, claims)
 @example([(0, "gpu"), (1, "host")], [(0, "GPU-0", False)])
 @example([(0, "gpu"), (200, "host"), (383, "gpu")], [(0, "GPU-0", False)])
 @example([(0, "gpu"), (0, "parts"), (5, "gpu")], [])
+@example([(0, "gpu"), (97, "gpu")], [(0, "GPU-0", True)])
+@example([(0, "gpu"), (100, "rdma"), (200, "host"), (300, "gpu"), (300, "rdma")], [])
 async def test_days_do_not_depend_on_the_days_that_are_metered_together(
     new_ledger_file: Path, visited: list, held: list
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
+        reports = [(quarter, stream, 0) for quarter, stream in visited]
+        site = write(Path(name), new_ledger_file, reports, [Claim(*claim) for claim in held])
+        await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
+        compare_groups(site)
+        site.finalizer.close()
+
+
+two_nodes = st.integers(0, 1)
+visits_of_two = st.lists(
+    st.tuples(quarters, st.sampled_from(["first", "host", "rdma"]), two_nodes), max_size=10
+)
+claims_of_two = st.lists(
+    st.builds(
+        Claim,
+        quarters,
+        st.just("GPU-0"),
+        st.booleans(),
+        two_nodes,
+        st.integers(1, 200),
+        st.sampled_from("ab"),
+    ),
+    max_size=3,
+)
+verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
+
+
+@fewer_examples(60)
+@given(visits_of_two, claims_of_two, verdicts)
+@example([(0, "first", 0), (0, "first", 1), (1, "host", 0)], [], {})
+@example([(0, "first", 0), (0, "first", 1), (1, "host", 0), (2, "host", 1)], [], {"n2": False})
+@example(
+    [(0, "first", 0), (10, "first", 1), (120, "first", 0), (200, "first", 1), (300, "first", 0)],
+    [
+        Claim(120, "GPU-0", is_ended=False, name="a"),
+        Claim(10, "GPU-0", is_ended=True, node=1, length=40, name="a"),
+    ],
+    {},
+)
+@example(
+    [(0, "first", 0), (1, "host", 0), (2, "first", 1), (300, "first", 1)],
+    [
+        Claim(0, "GPU-0", is_ended=True, length=1, name="a"),
+        Claim(290, "GPU-0", is_ended=True, node=1, length=20, name="a"),
+    ],
+    {},
+)
+async def test_days_of_a_gpu_of_two_nodes_do_not_depend_on_the_days_metered_together(
+    new_ledger_file: Path, visited: list, held: list[Claim], decided: dict[str, bool]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
         site = write(Path(name), new_ledger_file, visited, held)
         await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
-        together = days_of(site, [])
-        for cuts in ([1, 2, 3], [2], [1, 3]):
-            assert days_of(site, cuts) == together
+        for node, is_accepted in decided.items():
+            subject = ReviewSubject(ReviewKind.GPU, node, "GPU-0")
+            pending = PendingEvidence(subject, ("GPU-0",), (), (), 0, 0, Fraction(0))
+            decision = ReviewDecision(is_accepted, RecordActor("operator", "x"), at(0))
+            record_decision(site.stores.ledger.database, [pending], decision)
+        compare_groups(site)
         site.finalizer.close()
