@@ -137,7 +137,7 @@ class AuditService:
         self.guard.open()
         try:
             self.observed.open()
-        except tiles.ArchivedEntriesError as error:
+        except (tiles.ArchivedEntriesError, tiles.MissingEntriesError) as error:
             message = f"cannot read the audit log {self.trail.log.directory}: {error}"
             raise SettingsError(message) from error
         except (tiles.TileError, RecordError) as error:

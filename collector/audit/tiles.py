@@ -136,8 +136,8 @@ class Tiles:
                 if self.archive is None:
                     begin = index * WIDTH
                     message = (
-                        f"records {begin} to {begin + WIDTH - 1} are not in {self.directory}; fix: name the archive,"
-                        " if they were archived, else run `railscope audit verify`"
+                        f"records {begin} to {begin + WIDTH - 1} are not in {self.directory}; fix: name their archive"
+                        " (archive.url, or --archive), if they were archived, else run `railscope audit verify`"
                     )
                     raise MissingEntriesError(message) from error
                 records = self.archived_records(index, self.archive)

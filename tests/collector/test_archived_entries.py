@@ -93,6 +93,12 @@ async def test_a_start_reads_the_archive_only_if_its_own_copy_is_lost(tmp_path: 
     with pytest.raises(SettingsError, match="cannot read records 0 to 255, which are archived"):
         async with run_collector(settings):
             pass
+    without = settings_in(tmp_path)
+    with pytest.raises(
+        SettingsError, match=r"cannot read .* fix: name their archive \(archive\.url"
+    ):
+        async with run_collector(without):
+            pass
     (tmp_path / "away").rename(tmp_path / "archive")
     async with run_collector(settings) as running:
         assert running.collector.trail.log.size > RECORDS

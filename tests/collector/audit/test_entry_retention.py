@@ -253,6 +253,28 @@ def test_a_round_interrupted_after_any_step_is_continued(
     assert len(archived_files(killed)) == 2
 
 
+async def test_rounds_follow_each_other_while_more_is_due(tmp_path: Path) -> None:
+    async with archiving(tmp_path, 600) as retention:
+        retention.max_bundles, retention.period_seconds = 1, 0.0
+        is_done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def after(step: str) -> None:
+            if step == "deleted" and retention.archived == 256:
+                loop.call_soon_threadsafe(is_done.set)
+
+        retention.after_step = after
+        running = asyncio.create_task(retention.run())
+        async with asyncio.timeout(60):
+            await is_done.wait()
+        running.cancel()
+        await asyncio.wait({running})
+        assert full_tiles(tmp_path) == []
+        never = retention_of(retention.audit)
+        never.keep_days = 0
+        await never.run()
+
+
 async def test_a_failure_is_counted_and_logged_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -425,6 +447,48 @@ def test_a_hostile_archive_gives_an_error_and_no_record(tmp_path: Path, change: 
             read()
 
 
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("archived")
+    write_archived(directory)
+    return directory
+
+
+@fewer_examples(100)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), data=st.data())
+def test_any_changed_bit_of_log_or_archive_is_found(
+    archived: Path, place: float, bit: int, data: st.DataObject
+) -> None:
+    files = [path for path in archived.rglob("*") if path.is_file() and path.stat().st_size]
+    path = data.draw(st.sampled_from(sorted(files)))
+    content = path.read_bytes()
+    at = int(place * len(content))
+    path.chmod(0o600)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+    try:
+        assert outcome(archived)[0] not in {VerifyOutcome.CONSISTENT, VerifyOutcome.UNCHECKED}
+    finally:
+        path.write_bytes(content)
+
+
+@fewer_examples(25)
+@given(data=st.data())
+def test_any_removed_file_of_log_or_archive_is_found(archived: Path, data: st.DataObject) -> None:
+    # A partial tile that a longer one has replaced, and an empty lock, are not needed.
+    files = [
+        path
+        for path in archived.rglob("*")
+        if path.is_file() and path.stat().st_size and path.name != "88"
+    ]
+    path = data.draw(st.sampled_from(sorted(files)))
+    content = path.read_bytes()
+    path.unlink()
+    try:
+        assert outcome(archived)[0] not in {VerifyOutcome.CONSISTENT, VerifyOutcome.UNCHECKED}
+    finally:
+        path.write_bytes(content)
+
+
 def test_a_removed_tile_that_is_not_recorded_as_archived_is_missing(tmp_path: Path) -> None:
     async def write() -> None:
         async with archiving(tmp_path, 600) as retention:
@@ -535,7 +599,7 @@ def test_commands_read_the_archive(tmp_path: Path) -> None:
 
 def test_proofs_of_hashes_need_no_archive(tmp_path: Path) -> None:
     write_archived(tmp_path)
-    with pytest.raises(MissingEntriesError, match="fix: name the archive"):
+    with pytest.raises(MissingEntriesError, match="fix: name their archive"):
         Tiles(tmp_path / "log", 601).record(0)
     assert Tiles(tmp_path / "log", 601).node(0, 0) == leaf_hash(
         Tiles(tmp_path / "log", 601, store_in(tmp_path)).record(0)
