@@ -164,7 +164,7 @@ def _verify(
         witnesses = {node: each for node, each in witnesses.items() if node in checks.witnesses}
     cosigners, doubts = find_cosigners(witnesses, key, checks.witnesses)
     if uncompared := len(housekeeping.witnesses) - len(witnesses):
-        doubts += (f"keys of {uncompared} witnesses are not in the records that were read",)
+        doubts += (f"witnesses whose keys are not in the records that were read: {uncompared}",)
     return VerifiedLog(
         checkpoint,
         len(unsigned),

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -38,6 +39,7 @@ from collector.audit.tiles import (
     make_proof,
 )
 from collector.audit.verification import PeriodicVerification, VerifiedLog, verify_log
+from collector.clock import CollectorClock
 from collector.config import ArchiveSettings, AuditSettings, CollectorSettings
 from collector.http.audit_api import (
     MAX_ARCHIVE_READS,
@@ -45,13 +47,20 @@ from collector.http.audit_api import (
     IndexBehindError,
     SignedEntries,
 )
-from collector.ledger.audit_outbox import build_record
+from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
+from railscope.audit.record import (
+    AuditRecord,
+    RecordData,
+    RecordSource,
+    RecordSubject,
+    decode_audit_record,
+)
+from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
-from railscope.timestamps import DAY_NS
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 KEEP_DAYS = 30
 LATER_NS = NOON_NS + 31 * DAY_NS
@@ -356,6 +365,54 @@ def test_altered_entries_are_not_archived(tmp_path: Path) -> None:
     assert archived_files(tmp_path) == []
 
 
+def test_entries_that_match_altered_hashes_are_not_archived(tmp_path: Path) -> None:
+    async def archive() -> str:
+        async with archiving(tmp_path, 300) as retention:
+            tile = tmp_path / "log" / "tile" / "entries" / "000"
+            records = Tiles(tmp_path / "log", 300).records(0)
+            records[9] = records[9].replace(b"node-", b"nude-")
+            tile.write_bytes(encode_bundle(records))
+            leaves = tmp_path / "log" / "tile" / "0" / "000"
+            leaves.write_bytes(b"".join(map(leaf_hash, records)))
+            await retention.attempt()
+            return retention.problem
+
+    assert "records 0 to 255 do not match the signed root" in asyncio.run(archive())
+    assert archived_files(tmp_path) == []
+
+
+async def test_nothing_is_archived_while_the_clock_is_suspect(tmp_path: Path) -> None:
+    error_ns = 0
+    boot_ns = 1000 * SECOND_NS
+    collector_clock = CollectorClock(
+        tmp_path,
+        list,
+        lambda _: None,
+        lambda: LATER_NS + boot_ns + error_ns,
+        lambda: boot_ns,
+        "boot",
+    )
+    collector_clock.open(LATER_NS)
+    async with archiving(tmp_path, 300) as retention:
+        retention.clock, retention.wall_ns = collector_clock, lambda: 0
+        error_ns = DAY_NS
+        await retention.attempt()
+        assert (retention.archived, retention.problem) == (None, "")
+        error_ns = 0
+        boot_ns += 2 * SECOND_NS
+        await retention.attempt()
+        assert retention.archived == 256
+
+
+async def test_parts_of_a_tile_are_deleted_with_it(tmp_path: Path) -> None:
+    async with archiving(tmp_path, 300) as retention:
+        part = tmp_path / "log" / "tile" / "entries" / "000.p" / "7"
+        part.parent.mkdir()
+        part.write_bytes(encode_bundle(Tiles(tmp_path / "log", 300).records(0)[:7]))
+        await retention.attempt()
+        assert (retention.archived, part.parent.exists()) == (256, False)
+
+
 def test_logs_with_one_archive_do_not_share_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -387,6 +444,47 @@ def test_without_the_archive_its_records_are_not_checked(tmp_path: Path) -> None
     periodic.archive = store_in(tmp_path)
     asyncio.run(periodic.read())
     assert periodic.is_valid is True
+
+
+def of_agent(number: int, kind: str, claim: str) -> RecordDraft:
+    source = RecordSource("agent", "n1", "run", number)
+    return replace(
+        draft(number, source=source),
+        type=kind,
+        data={"claim": claim, "received_ns": str(NOON_NS + number)},
+        subject=RecordSubject("n1", "GPU-1"),
+    )
+
+
+def test_findings_that_archived_records_would_explain_are_omitted(tmp_path: Path) -> None:
+    async def write() -> None:
+        agent = SecretKey.generate(key_name("n1"))
+        async with archiving(tmp_path) as retention:
+            log = retention.audit
+            await log.append(of_agent(0, "tenancy.assign", "a"))
+            witness = RecordSubject("n1")
+            data: RecordData = {"key": str(witness_key(agent))}
+            await log.append(replace(draft(1, "log.witness"), subject=witness, data=data))
+            await append_drafts(log, range(2, 300))
+            for number, kind in ((5, "release"), (3, "assign")):
+                await log.append(of_agent(number, f"tenancy.{kind}", "a"))
+            await log.sign()
+            note = add_cosignature(log.publisher.note, agent, NOON_NS // SECOND_NS)
+            log.witnesses.put("n1", CosignedCheckpoint(note, str(witness_key(agent))))
+            log.witnesses.save()
+            await retention.attempt()
+            assert retention.archived == 256
+
+    asyncio.run(write())
+    found = verified(tmp_path)
+    assert [cosigner.node for cosigner in found.witnesses] == ["n1"]
+    assert [text.partition(": its records ")[2] for text in found.findings] == [
+        "1 to 2 are missing",
+        "4 to 4 are missing",
+    ]
+    unread = verify_log(tmp_path / "log", KEY.public)
+    assert unread.findings == ("witnesses whose keys are not in the records that were read: 1",)
+    assert (unread.unchecked, unread.witnesses) == (256, ())
 
 
 def test_hashes_of_archived_records_are_checked_without_the_archive(tmp_path: Path) -> None:
@@ -504,6 +602,25 @@ def test_a_removed_tile_that_is_not_recorded_as_archived_is_missing(tmp_path: Pa
     for with_archive in (True, False):
         found, problem = outcome(tmp_path, with_archive=with_archive)
         assert (found, "entries/001" in problem) == (VerifyOutcome.TAIL_MISSING, True)
+
+
+def test_an_agent_cannot_state_that_entries_are_archived(tmp_path: Path) -> None:
+    async def write() -> None:
+        async with archiving(tmp_path, 300) as retention:
+            stated = of_agent(0, "log.archive", "")
+            stated.data.update({"first": 0, "records": 256})
+            await retention.audit.append(stated)
+
+    asyncio.run(write())
+    (tmp_path / "log" / "tile" / "entries" / "000").unlink()
+    assert outcome(tmp_path, with_archive=False)[0] == VerifyOutcome.TAIL_MISSING
+
+    async def restart() -> str:
+        async with archiving(tmp_path, boot="b1") as retention:
+            await retention.attempt()
+            return retention.problem
+
+    assert "expected them, or a record that they are archived" in asyncio.run(restart())
 
 
 def test_an_altered_local_tile_is_found_although_the_archive_has_it(tmp_path: Path) -> None:
@@ -644,9 +761,23 @@ def test_entries_are_archived_in_a_bucket(server: str, tmp_path: Path) -> None:
     asyncio.run(write())
     assert full_tiles(tmp_path) == []
     assert verify_log(tmp_path / "log", KEY.public, archive=store).unchecked == 0
+    identifier, secret = s3_server.CREDENTIALS.split()
+    result = CliRunner().invoke(
+        root,
+        [
+            *("audit", "verify", str(tmp_path / "log"), "--key", str(KEY.public)),
+            *("--archive", "s3://entries/site"),
+        ],
+        env={
+            "AWS_ENDPOINT_URL": server,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": identifier,
+            "AWS_SECRET_ACCESS_KEY": secret,
+        },
+    )
+    assert (result.exit_code, result.output[:23]) == (0, "consistent: 301 records")
     name, _ = Tiles(tmp_path / "log", 301).archive_name(0)
     obstore, stores = pytest.importorskip("obstore"), pytest.importorskip("obstore.store")
-    identifier, secret = s3_server.CREDENTIALS.split()
     bucket = stores.S3Store(
         "entries",
         endpoint=server,
