@@ -91,6 +91,8 @@ class EntryRetention:
     """Reason why the last round failed; empty if it did not."""
     archived: int | None = None
     """Number of records, from the first on, that are archived and deleted; None before the first round."""
+    is_waiting: bool = False
+    """True if due entries are not cosigned by as many agents as are required."""
     _recorded: tuple[int, int] | None = None
     """End of the newest recorded range, and the number of its record, until its tiles are deleted."""
 
@@ -185,7 +187,7 @@ class EntryRetention:
         """Write the files of what is due, up to the limit of a round, and compare them."""
         tiles, root, store = self._tiles(), self.audit.signed.root, self._store
         first = (self.archived or 0) // tile_files.WIDTH
-        limit = min(self._cosigned_size(), tiles.size) // tile_files.WIDTH
+        limit, cosigned = tiles.size // tile_files.WIDTH, self._cosigned_size()
         now_ns = self._now_ns()
         due_ns = now_ns - self.keep_days * timestamps.DAY_NS
         digest, end = sha256(), first
@@ -194,6 +196,9 @@ class EntryRetention:
             _check_tile(tiles, root, index, records)
             if find_newest_ns(map(audit_record.decode_audit_record, records), now_ns) > due_ns:
                 break
+            if (index + 1) * tile_files.WIDTH > cosigned:
+                self._report_waiting(cosigned)
+                break
             content = tile_files.encode_bundle(records)
             name, _ = tiles.archive_name(index)
             store.create(name, content)
@@ -201,11 +206,21 @@ class EntryRetention:
             _compare(store, name, content)
             self.after_step("compared")
             digest.update(content)
-            end = index + 1
+            end, self.is_waiting = index + 1, False
         if end == first:
             return None
         width = tile_files.WIDTH
         return _ArchivedRange(first * width, end * width, digest.hexdigest())
+
+    def _report_waiting(self, cosigned: int) -> None:
+        if not self.is_waiting:
+            log.warning(
+                "audit_archive_postponed",
+                cosigned_records=cosigned,
+                required_witnesses=self.required_witnesses(),
+                advice="check the agents' witnesses, or lower audit.required_witnesses",
+            )
+        self.is_waiting = True
 
     def _cosigned_size(self) -> int:
         """Return the number of records that as many agents as are required have cosigned."""

@@ -196,7 +196,9 @@ async def test_a_round_has_a_limit_and_states_that_more_is_due(tmp_path: Path) -
         assert retention.archived == 1024
 
 
-async def test_entries_that_are_not_old_or_not_signed_or_not_cosigned_stay(tmp_path: Path) -> None:
+async def test_entries_that_are_not_old_or_not_signed_or_not_cosigned_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with archiving(tmp_path, 300) as retention:
         log = retention.audit
         await append_drafts(log, range(300, 600))
@@ -206,7 +208,9 @@ async def test_entries_that_are_not_old_or_not_signed_or_not_cosigned_stay(tmp_p
         note = log.publisher.note
         log.witnesses.put("n1", CosignedCheckpoint(note, "key"))
         assert not await retention.attempt()
-        assert retention.archived == 0, "one of two witnesses"
+        assert not await retention.attempt()
+        assert (retention.archived, retention.is_waiting) == (0, True), "one of two witnesses"
+        assert capsys.readouterr().out.count("audit_archive_postponed") == 1
         log.witnesses.put("n2", CosignedCheckpoint(note, "key"))
         await retention.attempt()
         assert retention.archived == 256, "the second tile is not signed"
