@@ -153,7 +153,7 @@ Public recordings, diagnosed by the same command; tests repeat it where the reco
 
 Hosts do not see the queue of a switch, errors of what a NIC sends, drops that neither end counts, nor bursts that are shorter
 than a sample. They cannot distinguish a leaf switch from its uplinks, and a rank that never entered a collective from those that
-wait for it, unless it is idle. An incident states such a limit in `limits`.
+wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](collectives.md#over-all-nodes-of-a-job) names it. An incident states such a limit in `limits`.
 """
 
 

@@ -267,10 +267,9 @@ def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
             last_sequence=str(last.sequence),
             last_stack=" < ".join(last.stack[:MAX_STACK_FRAMES]),
         )
-    if with_place:
-        place = set(c.LATE_EVENT.facts) & report.entity.facts.keys() - facts.keys()
-        facts |= {name: report.entity.facts[name] for name in place}
-    return facts
+    names = set(c.LATE_EVENT.facts if with_place else c.HOLDER)
+    place = names & report.entity.facts.keys() - facts.keys()
+    return facts | {name: report.entity.facts[name] for name in place}
 
 
 def format_ranks(ranks: list[int]) -> str:

@@ -110,6 +110,12 @@ class RasJob:
         """Key of the job in entities."""
         return str(self.key[0]), str(self.key[1])
 
+    @property
+    def holder(self) -> dict[str, str]:
+        """Facts of the claim on its GPUs."""
+        facts = next(iter(self.processes.values())).listed.facts
+        return {name: facts[name] for name in c.HOLDER if name in facts}
+
     def place(self, host: str, pid: int, own_host: str) -> dict[str, str]:
         """Return the facts of a reported process if it is one of this job on this node."""
         if not own_host or host != own_host:
@@ -311,9 +317,8 @@ class NcclRasSource(source.SourceWithoutResources):
             if (peer.host, peer.pid) in job.dead or len(job.dead) >= MAX_DEAD:
                 continue
             job.dead.add((peer.host, peer.pid))
-            facts = source.nonempty_facts(
-                host=peer.host, detail=peer.detail, pid=str(peer.pid)
-            ) | job.place(peer.host, peer.pid, own_host)
+            facts = source.nonempty_facts(host=peer.host, detail=peer.detail, pid=str(peer.pid))
+            facts |= job.holder | job.place(peer.host, peer.pid, own_host)
             about = frame.Entity(entities.NCCL_JOB, job.entity_key)
             events.append(frame.Event(c.NCCL_PEER_EVENT, about, now.wall_ns, now.boot_ns, facts))
         return events
@@ -358,7 +363,7 @@ def _new_events(job: RasJob, now: frame.NodeTimestamp) -> Iterator[frame.Event]:
         keys.add(key)
         if key in job.reported:
             continue
-        facts = source.nonempty_facts(
+        facts = job.holder | source.nonempty_facts(
             size=str(history.report.size),
             launched=str(verdict.launched) if verdict.launched is not None else "",
             detail=verdict.rank.detail,

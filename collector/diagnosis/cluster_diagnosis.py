@@ -22,6 +22,7 @@ from collector.diagnosis import (
     network_advice,
     network_detectors,
     node_detectors,
+    rank_events,
     settings_advice,
     step_period,
 )
@@ -99,6 +100,7 @@ class ClusterDiagnosis:
         """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
+        self._ranks = rank_events.RankEvents()
         self._events: list[NodeEvent] = []
         self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
@@ -163,6 +165,7 @@ class ClusterDiagnosis:
             for node_event in events:
                 self.claims.add(node_event)
         self._recent.append(events)
+        self._ranks.add(events, now_ns)
         self._take_receipts(now_ns)
         if self.groups is None or self.groups.version != self.devices.version:
             leaf_names = self.groups.leaf_names if self.groups else []
@@ -256,7 +259,7 @@ class ClusterDiagnosis:
             job_detectors.slow_storage(view),
             job_detectors.jobs_without_input(view),
             job_detectors.late_hosts(view),
-            job_detectors.hung_jobs(view),
+            self._ranks.name_ranks(view, job_detectors.hung_jobs(view)),
             job_detectors.slow_jobs(view),
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),

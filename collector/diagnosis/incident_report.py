@@ -29,7 +29,7 @@ _LIMITS = {
     "ecn_late": "Hosts cannot read the thresholds of the switch; their order follows from pause, and from marks at the receivers with an agent.",
     "rail_imbalance": "Hosts cannot distinguish the uplinks of a leaf: the counters of the switch show unequal uplinks.",
     "incast_receiver": "Hosts cannot read the queue of the switch; it follows from marks and rates.",
-    "nccl_hang": "Hosts cannot determine the rank that did not enter the collective when all of them spin.",
+    "nccl_hang": "Counters of hosts cannot determine the rank that did not enter the collective when all of them spin: flight recorders and NCCL's RAS subsystem do.",
 }  # fmt: skip
 """Limits of the observation by hosts, by kind of cause or by class."""
 

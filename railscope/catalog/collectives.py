@@ -16,12 +16,13 @@ RANK_STATE = _RANK.state("railscope_collective_rank_state", "State of the rank i
 RANK_WAIT = _RANK.gauge("railscope_collective_rank_wait_seconds", "Time for which the rank, or the first rank that waits for a late one, had waited as of its dump.", scale=declare.NANO)
 RANK_ENQUEUED = _RANK.gauge("railscope_collective_rank_enqueued", "Sequence number of the last collective that the rank entered.", ", pg_status last_enqueued_collective")
 RANK_COMPLETED = _RANK.gauge("railscope_collective_rank_completed", "Sequence number of the last collective that the rank completed.", ", pg_status last_completed_collective")
+HOLDER = ("source", "workload", "owner", "tenant")
 _FACTS = ("collective", "sequence", "shapes", "types", "stack", "waited_seconds", "waiting_ranks", "description")
-_PLACE = ("pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant")
+_PLACE = ("pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", *HOLDER)
 LATE_EVENT = declare.EventClass("collective_late", entities.COLLECTIVE_RANK, "error", "A rank has not entered a collective in which other ranks of its process group wait.", _DUMPS, (*_FACTS, "last_collective", "last_sequence", "last_stack", "waits_in", *_PLACE))
 MISMATCH_EVENT = declare.EventClass("collective_mismatch", entities.COLLECTIVE_RANK, "error", "A rank entered a collective of another kind, shape or type than the other ranks of its process group.", _DUMPS, (*_FACTS, *_PLACE))
-STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, _FACTS)
-WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, _FACTS)
+STUCK_EVENT = declare.EventClass("collective_stuck", entities.COLLECTIVE_GROUP, "error", "All ranks of a process group entered a collective, and it did not complete.", _DUMPS, (*_FACTS, *HOLDER))
+WAIT_EVENT = declare.EventClass("collective_waiting", entities.COLLECTIVE_GROUP, "warning", "Ranks of this node wait in a collective, and the rank that they wait for is not known here.", _DUMPS, (*_FACTS, *HOLDER))
 
 _LOGS = "logs of NCCL Inspector"
 _FROM_FIRST_LINE = "Counts from the first line that the agent read."

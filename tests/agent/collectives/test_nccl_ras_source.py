@@ -324,6 +324,7 @@ def test_a_late_rank_that_waits_in_another_communicator_names_it() -> None:
     remote = late["0xb2:0x7:0x9", "1"]
     assert "waits_in" not in remote
     assert ("pid" in remote, remote["host"]) == (False, "10.20.0.8")
+    assert (remote["source"], remote["workload"], remote["owner"]) == ("slurm", JOB, "research")
 
 
 def test_a_text_that_does_not_change_has_a_late_rank() -> None:

@@ -1,0 +1,212 @@
+"""Ranks of collectives that agents name in events, joined over the nodes of a job: evidence of a hang.
+
+An agent compares the ranks of its node, by dumps of PyTorch's flight recorder, or those of the whole job, by NCCL's RAS
+subsystem. Here the events of all nodes of a job are joined: the rank that is last in its process group over all nodes, and
+the nodes whose ranks do not wait in a collective in which those of the others wait.
+
+An event counts for the job whose claim it has, as the agent reads it from the claims of the process, or for the one that holds the
+GPU of the rank: what processes report about themselves assigns nothing to the job of another tenant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from collector.diagnosis import findings
+from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.node_readings import NodeEvent
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+
+KEEP_NS = 3600 * SECOND_NS
+"""Time for which an event may explain a hang: an agent reports a state once, and dumps are written after minutes."""
+BEFORE_NS = 60 * SECOND_NS
+"""Time by which an event may precede the wait of the whole job: the other ranks notice a dead process later."""
+MAX_EVENTS_PER_NODE, MAX_NAMED, MAX_TEXT = 128, 4, 64
+WAITING = "collective_waiting"
+_TEXTS = {
+    "nccl_process_dead": "is considered dead by NCCL",
+    "nccl_rank_dead": "is considered dead by NCCL",
+    "nccl_rank_failed": "has a communicator with an error",
+    "collective_late": "has not entered",
+    "nccl_rank_late": "launched fewer collectives than the others",
+    "nccl_rank_missing": "does not respond to the RAS subsystem of NCCL",
+    "collective_mismatch": "entered another collective than the others",
+    "nccl_rank_mismatch": "launched another collective than the others",
+}
+"""Events that name a rank, those first that explain the others."""
+_ORDER = tuple(_TEXTS)
+_KEY_PARTS = {"collective_rank": 4, "nccl_rank": 4, "nccl_job": 2, "collective_group": 3}
+
+
+class RankEvents:
+    """Last events about ranks of collectives, by node."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, dict[tuple[str, ...], NodeEvent]] = defaultdict(dict)
+
+    def add(self, events: Iterable[NodeEvent], now_ns: int) -> None:
+        """Add new events, and forget old ones."""
+        for node_event in events:
+            event = node_event.event
+            if event.name not in _TEXTS and event.name != WAITING:
+                continue
+            if len(event.entity.key) == _KEY_PARTS.get(event.entity.kind):
+                of_node, key = self._events[node_event.node], (event.name, *event.entity.key)
+                of_node.pop(key, None)
+                of_node[key] = node_event
+                if len(of_node) > MAX_EVENTS_PER_NODE:
+                    del of_node[next(iter(of_node))]
+        for node, of_node in list(self._events.items()):
+            for key in [k for k, e in of_node.items() if now_ns - e.timestamp_ns > KEEP_NS]:
+                del of_node[key]
+            if not of_node:
+                del self._events[node]
+
+    def of_node(self, node: str) -> list[NodeEvent]:
+        """Return the events of a node."""
+        return list(self._events.get(node, {}).values())
+
+    def name_ranks(
+        self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
+    ) -> Iterator[findings.Finding]:
+        """Yield findings, those of jobs that hang with the ranks and nodes that did not arrive."""
+        jobs = {job.key: job for job in view.jobs}
+        for finding in found:
+            job = jobs.get(finding.cause.job) if finding.cause.job else None
+            if job is None or not self._events:
+                yield finding
+                continue
+            wait = view.waits[job.key]
+            waited_ns = (view.signals.slot - wait.first_slot + 1) * findings.SLOT_NS
+            of_job = self._of_job(view, job, view.timestamp_ns - waited_ns - BEFORE_NS)
+            evidence = explain_hang(of_job, job.nodes)
+            texts = [finding.detail, *(text for _, text in evidence)]
+            yield replace(
+                finding,
+                evidence=(*finding.evidence, *(each for each, _ in evidence)),
+                detail="; ".join(filter(None, texts)),
+            )
+
+    def _of_job(
+        self, view: findings.DiagnosisView, job: ActiveJob, since_ns: int
+    ) -> list[NodeEvent]:
+        """Return the events about ranks of a job since a time."""
+        return [
+            node_event
+            for node in job.nodes
+            for node_event in self.of_node(node)
+            if node_event.timestamp_ns >= since_ns and _job_of(view, node_event) is job
+        ]
+
+
+def _job_of(view: findings.DiagnosisView, node_event: NodeEvent) -> ActiveJob | None:
+    """Return the job of an event: by its claim, by the GPU of the rank, or as the only job of its node."""
+    facts = node_event.event.facts
+    node = view.devices.nodes.get(node_event.node)
+    if node is None or not facts.get("source"):
+        return None  # no claim covers the process
+    claim = facts["source"], facts.get("workload", "")
+    of_node = [job for job in view.jobs if node_event.node in job.nodes]
+    found = [job for job in of_node if (job.key.source, job.key.workload) == claim]
+    if not found and (uuid := facts.get("gpu")):
+        # Pods of one job have names of their own.
+        of_node = [job for job in of_node if node.gpus.get(uuid) in job.gpus]
+    found = found or of_node
+    return found[0] if len(found) == 1 else None
+
+
+def explain_hang(
+    events: Sequence[NodeEvent], nodes: Sequence[str]
+) -> list[tuple[findings.FindingEvidence, str]]:
+    """Return the ranks that did not arrive, or else the nodes that are behind, each with a sentence."""
+    return [*_blamed_ranks(events)] or [*_last_nodes(events, nodes)]
+
+
+def _blamed_ranks(events: Iterable[NodeEvent]) -> Iterator[tuple[findings.FindingEvidence, str]]:
+    """Yield the ranks that are the cause by their own events, the last one of all nodes first.
+
+    A late rank that waits in another collective is not the cause, unless all late ranks do.
+    """
+    named = [node_event for node_event in events if node_event.event.name in _TEXTS]
+    causes = [each for each in named if not each.event.facts.get("waits_in")] or named
+    for node_event in sorted(causes, key=_rank_order)[:MAX_NAMED]:
+        name, key = node_event.event.name, node_event.event.entity.key
+        is_rank = len(key) == _KEY_PARTS["nccl_rank"]
+        rank = f"rank {printable(key[3])}" if is_rank else f"process {_text(node_event, 'pid')}"
+        place = [
+            f"{label} {text}"
+            for fact, label in (("gpu_index", "GPU"), ("rail", "rail"))
+            if (text := _text(node_event, fact))
+        ]
+        is_local = bool(_text(node_event, "gpu"))
+        node = node_event.node if is_local else _text(node_event, "host") or node_event.node
+        device = f"{node} {rank}" + (f" ({', '.join(place)})" if place else "")
+        collective = f"{_text(node_event, 'collective')} {_text(node_event, 'sequence')}".strip()
+        text = f"{_TEXTS[name]} {collective}" if name == "collective_late" else _TEXTS[name]
+        evidence = findings.FindingEvidence(
+            name, float(_lag(node_event)), 0.0, "collectives behind other ranks", device
+        )
+        yield evidence, f"{device} {text}"
+
+
+def _text(node_event: NodeEvent, fact: str) -> str:
+    """Return a fact that an agent sent, as a text to be shown."""
+    return printable(node_event.event.facts.get(fact, "")[:MAX_TEXT])
+
+
+def _lag(node_event: NodeEvent) -> int:
+    """Return the number of collectives by which a rank is behind; 0 if unknown."""
+    facts = node_event.event.facts
+    if "lag" in facts:
+        return _number(facts["lag"])
+    if "last_sequence" not in facts:
+        return 0
+    return max(_number(facts.get("sequence", "")) - _number(facts["last_sequence"]), 0)
+
+
+def _number(text: str) -> int:
+    """Return a natural number in a text of an agent; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0  # noqa: PLR2004 - 64 bits
+
+
+def _rank_order(node_event: NodeEvent) -> tuple[int, int, str, tuple[str, ...]]:
+    event = node_event.event
+    return _ORDER.index(event.name), -_lag(node_event), node_event.node, event.entity.key
+
+
+def _last_nodes(
+    events: Iterable[NodeEvent], nodes: Sequence[str]
+) -> Iterator[tuple[findings.FindingEvidence, str]]:
+    """Yield the nodes whose ranks are behind those of the other nodes, by the collectives in which ranks wait.
+
+    In a process group in which most nodes wait: those that wait in an earlier collective, or else those without a rank that
+    waits.
+    """
+    groups: dict[tuple[str, ...], dict[str, tuple[int, str]]] = defaultdict(dict)
+    for node_event in events:
+        facts = node_event.event.facts
+        if node_event.event.name == WAITING:
+            waiting = _number(facts.get("sequence", "")), _text(node_event, "collective")
+            groups[node_event.event.entity.key][node_event.node] = waiting
+    if not groups:
+        return
+    by_node = max(groups.values(), key=len)
+    sequence, collective = max(by_node.values())
+    last = [node for node, (number, _) in by_node.items() if number < sequence]
+    last = last or [node for node in nodes if node not in by_node]
+    count = Counter(number for number, _ in by_node.values())[sequence]
+    if not last or len(last) > MAX_NAMED or 2 * count <= len(nodes):
+        return
+    for node in sorted(last):
+        number = by_node.get(node, (0, ""))[0]
+        evidence = findings.FindingEvidence(
+            "nodes_waiting", float(count), len(nodes) / 2, "half of the nodes", node
+        )
+        state = f"waits in collective {number}" if number else "reports no rank that waits"
+        yield (
+            evidence,
+            f"{node} {state}, while ranks of {count} nodes wait in {collective} {sequence}",
+        )

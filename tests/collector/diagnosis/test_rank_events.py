@@ -1,0 +1,178 @@
+"""Events about ranks of all nodes of a job, as evidence of its hang."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, gpu_uuid, node_name
+from bench.drawn_faults import hang
+from collector.diagnosis.incidents import Incident
+from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.rank_events import (
+    KEEP_NS,
+    MAX_EVENTS_PER_NODE,
+    MAX_NAMED,
+    MAX_TEXT,
+    RankEvents,
+    explain_hang,
+)
+from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity, WireEvent
+
+SLOTS, ONSET, REPORTED = 44, 26, 34
+CLUSTER = DrawnCluster(9, 1, 6, benign=False)
+JOB = CLUSTER.jobs[0]
+CLAIM = {"source": "slurm", "workload": JOB.name, "owner": f"tenant-{JOB.name}"}
+GROUP = ("4711", "1000", "0")
+KINDS = {4: "collective_rank", 3: "collective_group", 2: "nccl_job"}
+
+
+def event(name: str, *key: str, **facts: str) -> WireEvent:
+    kind = "nccl_rank" if name.startswith("nccl_rank") else KINDS[len(key)]
+    return WireEvent(name, 0, WireEntity(kind, key), START_NS, 0, CLAIM | facts)
+
+
+def late(node: int, rank: int, last: int, **facts: str) -> tuple[int, WireEvent]:
+    place = {"gpu": gpu_uuid(JOB.nodes[node], 2), "gpu_index": "2", "rail": "2"}
+    called = {"collective": "all_reduce", "sequence": "5000", "last_sequence": str(last)}
+    return node, event("collective_late", *GROUP, str(rank), **(place | called | facts))
+
+
+def waiting(node: int, sequence: int = 5000, **facts: str) -> tuple[int, WireEvent]:
+    called = {"collective": "all_reduce", "sequence": str(sequence)}
+    return node, event("collective_waiting", *GROUP, **(called | facts))
+
+
+def hung(*events: tuple[int, WireEvent], slot: int = REPORTED) -> Incident:
+    """Return the incident of a job that hangs, with events of its nodes."""
+    cluster = DrawnCluster(9, 1, 6, benign=False)
+    feed, fault = DrawnFeed(cluster, SLOTS), hang(cluster)
+    for number in range(SLOTS):
+        row = cluster.draw()
+        if number >= ONSET:
+            fault.effect(cluster, row, number - ONSET)
+        feed.put(number, row)
+        for node, of_node in events if number == slot else ():
+            timestamp_ns = feed.diagnosis.end_of(number) - SECOND_NS
+            name = node_name(JOB.nodes[node])
+            feed.diagnosis.add_event(NodeEvent(timestamp_ns, name, of_node))
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(number)
+    (found,) = [i for i in feed.diagnosis.tracker.incidents if i.class_name == "nccl_hang"]
+    return found
+
+
+def evidence(incident: Incident) -> list[tuple[str, float, str]]:
+    return [(each.signal, each.value, each.device) for each in incident.evidence[1:]]
+
+
+def name(node: int) -> str:
+    return node_name(JOB.nodes[node])
+
+
+def test_a_hang_without_events_has_the_evidence_of_counters_only() -> None:
+    found = hung()
+    assert (evidence(found), found.detail) == ([], "")
+
+
+def test_the_last_rank_of_all_nodes_comes_first() -> None:
+    found = hung(late(0, 2, 4999), late(1, 10, 4990), waiting(2))
+    assert evidence(found) == [
+        ("collective_late", 10.0, f"{name(1)} rank 10 (GPU 2, rail 2)"),
+        ("collective_late", 1.0, f"{name(0)} rank 2 (GPU 2, rail 2)"),
+    ]
+    assert found.detail.startswith(
+        f"{name(1)} rank 10 (GPU 2, rail 2) has not entered all_reduce 5000; {name(0)} rank 2"
+    )
+
+
+def test_a_late_rank_that_waits_elsewhere_is_not_named_beside_one_that_does_not() -> None:
+    other = late(0, 2, 4990, waits_in="all_gather 7 of group 5")
+    assert [device for *_, device in evidence(hung(other, late(1, 10, 4999)))] == [
+        f"{name(1)} rank 10 (GPU 2, rail 2)"
+    ]
+    assert len(evidence(hung(other))) == 1
+
+
+def test_a_dead_process_comes_before_late_ranks() -> None:
+    dead = event("nccl_process_dead", "4711", "1000", host="10.0.0.9", pid="77")
+    lag = event("nccl_rank_late", "4711", "1000", "0xa1", "3", host="10.0.0.8", lag="4")
+    assert evidence(hung((0, lag), (0, dead))) == [
+        ("nccl_process_dead", 0.0, "10.0.0.9 process 77"),
+        ("nccl_rank_late", 4.0, "10.0.0.8 rank 3"),
+    ]
+
+
+def test_the_node_without_a_waiting_rank_is_named_if_most_others_wait() -> None:
+    count = len(JOB.nodes)
+    found = hung(*(waiting(node) for node in range(1, count)))
+    assert evidence(found) == [("nodes_waiting", count - 1.0, name(0))]
+    assert found.detail == (
+        f"{name(0)} reports no rank that waits, while ranks of {count - 1} nodes wait in all_reduce 5000"
+    )
+    assert evidence(hung(waiting(1))) == []
+    assert evidence(hung(*(waiting(node) for node in range(count)))) == []
+
+
+def test_the_node_that_waits_in_an_earlier_collective_is_named() -> None:
+    nodes = [waiting(node, 4998 if node == 1 else 5000) for node in range(len(JOB.nodes))]
+    found = hung(*nodes)
+    assert [device for *_, device in evidence(found)] == [name(1)]
+    assert found.detail.startswith(f"{name(1)} waits in collective 4998, while")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"source": "", "gpu": ""},
+        {"workload": "other", "gpu": "GPU-of-another-node"},
+    ],
+)
+def test_events_of_other_jobs_are_ignored(facts: dict[str, str]) -> None:
+    assert evidence(hung(late(0, 2, 4999, **facts))) == []
+
+
+def test_a_pod_of_the_job_is_recognized_by_its_gpu() -> None:
+    pod = {"source": "kubernetes", "workload": "team/train-worker-1"}
+    assert len(evidence(hung(late(0, 2, 4999, **pod)))) == 1
+
+
+def test_events_before_the_hang_are_ignored() -> None:
+    assert evidence(hung(late(0, 2, 4999), slot=12)) == []
+
+
+FACTS = ("sequence", "last_sequence", "lag", "source", "gpu", "host", "collective", "waits_in")
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda name, kind, key, facts: WireEvent(
+                name, 0, WireEntity(kind, tuple(key)), 0, 0, facts
+            ),
+            st.sampled_from(["collective_late", "collective_waiting", "nccl_rank_dead", "xid"]),
+            st.sampled_from([*KINDS.values(), "nccl_rank"]),
+            st.lists(st.text(max_size=8), max_size=5),
+            st.dictionaries(st.sampled_from(FACTS), st.text(max_size=100)),
+        ),
+        max_size=8,
+    )
+)
+def test_any_event_of_a_node_is_evidence_or_ignored(events: list[WireEvent]) -> None:
+    ranks = RankEvents()
+    ranks.add((NodeEvent(0, "node-1", each) for each in events), 0)
+    found = explain_hang(ranks.of_node("node-1"), ("node-1", "node-2"))
+    assert len(found) <= MAX_NAMED
+    assert all(text.isprintable() and len(text) < 10 * MAX_TEXT for _, text in found)
+    ranks.add((), KEEP_NS + 1)
+    assert ranks.of_node("node-1") == []
+
+
+def test_events_of_a_node_are_bounded_and_forgotten() -> None:
+    ranks = RankEvents()
+    many = [late(0, rank, 4999)[1] for rank in range(MAX_EVENTS_PER_NODE + 10)]
+    ranks.add((NodeEvent(0, "node-1", each) for each in many), 0)
+    assert len(ranks.of_node("node-1")) == MAX_EVENTS_PER_NODE
+    ranks.add((), KEEP_NS + 1)
+    assert ranks.of_node("node-1") == []
