@@ -25,7 +25,9 @@ KEEP_NS = 3600 * SECOND_NS
 BEFORE_NS = 60 * SECOND_NS
 """Time by which an event may precede the wait of the whole job: the other ranks notice a dead process later."""
 MAX_EVENTS_PER_NODE, MAX_NAMED, MAX_TEXT = 128, 4, 64
-WAITING = "collective_waiting"
+STRAGGLER_NS = 900 * SECOND_NS
+"""Time for which the report of a rank that arrives last supports that a job or its GPU is slow."""
+WAITING, STRAGGLER = "collective_waiting", "collective_straggler"
 _TEXTS = {
     "nccl_process_dead": "is considered dead by NCCL",
     "nccl_rank_dead": "is considered dead by NCCL",
@@ -38,7 +40,13 @@ _TEXTS = {
 }
 """Events that name a rank, those first that explain the others."""
 _ORDER = tuple(_TEXTS)
-_KEY_PARTS = {"collective_rank": 4, "nccl_rank": 4, "nccl_job": 2, "collective_group": 3}
+_KEY_PARTS = {
+    "collective_rank": 4,
+    "communicator_rank": 4,
+    "nccl_rank": 4,
+    "nccl_job": 2,
+    "collective_group": 3,
+}
 
 
 class RankEvents:
@@ -51,7 +59,7 @@ class RankEvents:
         """Add new events, and forget old ones."""
         for node_event in events:
             event = node_event.event
-            if event.name not in _TEXTS and event.name != WAITING:
+            if event.name not in {*_TEXTS, WAITING, STRAGGLER}:
                 continue
             if len(event.entity.key) == _KEY_PARTS.get(event.entity.kind):
                 of_node, key = self._events[node_event.node], (event.name, *event.entity.key)
@@ -72,23 +80,35 @@ class RankEvents:
     def name_ranks(
         self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
     ) -> Iterator[findings.Finding]:
-        """Yield findings, those of jobs that hang with the ranks and nodes that did not arrive."""
-        jobs = {job.key: job for job in view.jobs}
+        """Yield findings with the ranks that did not arrive, for a hang, or that arrive last, for slow jobs and GPUs."""
         for finding in found:
-            job = jobs.get(finding.cause.job) if finding.cause.job else None
-            if job is None or not self._events:
-                yield finding
-                continue
-            wait = view.waits[job.key]
-            waited_ns = (view.signals.slot - wait.first_slot + 1) * findings.SLOT_NS
-            of_job = self._of_job(view, job, view.timestamp_ns - waited_ns - BEFORE_NS)
-            evidence = explain_hang(of_job, job.nodes)
-            texts = [finding.detail, *(text for _, text in evidence)]
+            named = self._named(view, finding) if self._events else []
+            texts = [finding.detail, *(text for _, text in named)]
             yield replace(
                 finding,
-                evidence=(*finding.evidence, *(each for each, _ in evidence)),
+                evidence=(*finding.evidence, *(each for each, _ in named)),
                 detail="; ".join(filter(None, texts)),
             )
+
+    def _named(
+        self, view: findings.DiagnosisView, finding: findings.Finding
+    ) -> list[tuple[findings.FindingEvidence, str]]:
+        cause = finding.cause
+        if cause.kind == "gpu":
+            gpu = view.devices.gpus[cause.position]
+            since_ns = view.timestamp_ns - STRAGGLER_NS
+            of_node = self.of_node(gpu.node) if gpu.uuid else []
+            return stragglers(of_node, since_ns, gpu.uuid)
+        job = next((job for job in view.jobs if job.key == cause.job), None)
+        if job is None:
+            return []
+        if finding.incident_class != "nccl_hang":
+            since_ns = view.timestamp_ns - STRAGGLER_NS
+            return stragglers(self._of_job(view, job, since_ns), since_ns)
+        wait = view.waits[job.key]
+        waited_ns = (view.signals.slot - wait.first_slot + 1) * findings.SLOT_NS
+        of_job = self._of_job(view, job, view.timestamp_ns - waited_ns - BEFORE_NS)
+        return explain_hang(of_job, job.nodes)
 
     def _of_job(
         self, view: findings.DiagnosisView, job: ActiveJob, since_ns: int
@@ -133,23 +153,54 @@ def _blamed_ranks(events: Iterable[NodeEvent]) -> Iterator[tuple[findings.Findin
     named = [node_event for node_event in events if node_event.event.name in _TEXTS]
     causes = [each for each in named if not each.event.facts.get("waits_in")] or named
     for node_event in sorted(causes, key=_rank_order)[:MAX_NAMED]:
-        name, key = node_event.event.name, node_event.event.entity.key
-        is_rank = len(key) == _KEY_PARTS["nccl_rank"]
-        rank = f"rank {printable(key[3])}" if is_rank else f"process {_text(node_event, 'pid')}"
-        place = [
-            f"{label} {text}"
-            for fact, label in (("gpu_index", "GPU"), ("rail", "rail"))
-            if (text := _text(node_event, fact))
-        ]
-        is_local = bool(_text(node_event, "gpu"))
-        node = node_event.node if is_local else _text(node_event, "host") or node_event.node
-        device = f"{node} {rank}" + (f" ({', '.join(place)})" if place else "")
+        name, device = node_event.event.name, _rank_name(node_event)
         collective = f"{_text(node_event, 'collective')} {_text(node_event, 'sequence')}".strip()
         text = f"{_TEXTS[name]} {collective}" if name == "collective_late" else _TEXTS[name]
         evidence = findings.FindingEvidence(
             name, float(_lag(node_event)), 0.0, "collectives behind other ranks", device
         )
         yield evidence, f"{device} {text}"
+
+
+def stragglers(
+    events: Iterable[NodeEvent], since_ns: int, gpu: str | None = None
+) -> list[tuple[findings.FindingEvidence, str]]:
+    """Return the ranks that arrive last at nearly all collectives, or that of a GPU, as NCCL Inspector measured them."""
+    found = [
+        node_event
+        for node_event in events
+        if node_event.event.name == STRAGGLER
+        and node_event.timestamp_ns >= since_ns
+        and gpu in {None, node_event.event.facts.get("gpu", "")}
+    ]
+    return [
+        (
+            findings.FindingEvidence(
+                STRAGGLER,
+                float(_number(node_event.event.facts.get("late_percent", ""))),
+                0.0,
+                "percent of the duration of its collectives",
+                _rank_name(node_event),
+            ),
+            f"{_rank_name(node_event)} arrives last at nearly all collectives of its node",
+        )
+        for node_event in found[-MAX_NAMED:]
+    ]
+
+
+def _rank_name(node_event: NodeEvent) -> str:
+    """Return node, rank, GPU and rail of a rank, as far as they are known."""
+    key = node_event.event.entity.key
+    is_rank = len(key) == _KEY_PARTS["nccl_rank"]
+    rank = f"rank {printable(key[3])}" if is_rank else f"process {_text(node_event, 'pid')}"
+    place = [
+        f"{label} {text}"
+        for fact, label in (("gpu_index", "GPU"), ("rail", "rail"))
+        if (text := _text(node_event, fact))
+    ]
+    is_local = bool(_text(node_event, "gpu"))
+    node = node_event.node if is_local else _text(node_event, "host") or node_event.node
+    return f"{node} {rank}" + (f" ({', '.join(place)})" if place else "")
 
 
 def _text(node_event: NodeEvent, fact: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, gpu_uuid, node_name
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid, node_name
 from bench.drawn_faults import hang
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_readings import NodeEvent
@@ -16,6 +18,7 @@ from collector.diagnosis.rank_events import (
     MAX_TEXT,
     RankEvents,
     explain_hang,
+    stragglers,
 )
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
@@ -44,14 +47,28 @@ def waiting(node: int, sequence: int = 5000, **facts: str) -> tuple[int, WireEve
     return node, event("collective_waiting", *GROUP, **(called | facts))
 
 
+def slow(cluster: DrawnCluster, row: Row, _: int) -> None:
+    cluster.slow_job(row, cluster.jobs[0], 0.6, (JOB.nodes[1], 2))
+
+
 def hung(*events: tuple[int, WireEvent], slot: int = REPORTED) -> Incident:
     """Return the incident of a job that hangs, with events of its nodes."""
+    found = incidents(hang(DrawnCluster(9, 1, 6, benign=False)).effect, *events, slot=slot)
+    return found["nccl_hang"]
+
+
+def incidents(
+    effect: Callable[[DrawnCluster, Row, int], None],
+    *events: tuple[int, WireEvent],
+    slot: int = REPORTED,
+) -> dict[str, Incident]:
+    """Return the incidents of a faulty cluster by class, with events of its nodes."""
     cluster = DrawnCluster(9, 1, 6, benign=False)
-    feed, fault = DrawnFeed(cluster, SLOTS), hang(cluster)
+    feed = DrawnFeed(cluster, SLOTS)
     for number in range(SLOTS):
         row = cluster.draw()
         if number >= ONSET:
-            fault.effect(cluster, row, number - ONSET)
+            effect(cluster, row, number - ONSET)
         feed.put(number, row)
         for node, of_node in events if number == slot else ():
             timestamp_ns = feed.diagnosis.end_of(number) - SECOND_NS
@@ -59,8 +76,7 @@ def hung(*events: tuple[int, WireEvent], slot: int = REPORTED) -> Incident:
             feed.diagnosis.add_event(NodeEvent(timestamp_ns, name, of_node))
         feed.diagnosis.arrange()
         feed.diagnosis.evaluate(number)
-    (found,) = [i for i in feed.diagnosis.tracker.incidents if i.class_name == "nccl_hang"]
-    return found
+    return {each.class_name: each for each in feed.diagnosis.tracker.incidents}
 
 
 def evidence(incident: Incident) -> list[tuple[str, float, str]]:
@@ -140,6 +156,31 @@ def test_a_pod_of_the_job_is_recognized_by_its_gpu() -> None:
 
 def test_events_before_the_hang_are_ignored() -> None:
     assert evidence(hung(late(0, 2, 4999), slot=12)) == []
+
+
+def straggler(node: int, rank: int, index: int) -> tuple[int, WireEvent]:
+    place = {"gpu": gpu_uuid(JOB.nodes[node], index), "gpu_index": str(index)}
+    key = ("4711", "1000", "0xa1", str(rank))
+    entity = WireEntity("communicator_rank", key)
+    facts = CLAIM | place | {"late_percent": "40"}
+    return node, WireEvent("collective_straggler", 0, entity, START_NS, 0, facts)
+
+
+def test_a_slow_gpu_has_the_evidence_of_its_rank_only() -> None:
+    found = incidents(slow, straggler(1, 10, 2), straggler(1, 11, 3), straggler(0, 2, 2))
+    incident = found["gpu_straggler"]
+    assert ("collective_straggler", 40.0, f"{name(1)} rank 10 (GPU 2)") in evidence(incident)
+    assert [signal for signal, *_ in evidence(incident)].count("collective_straggler") == 1
+    assert incident.detail.endswith("arrives last at nearly all collectives of its node")
+
+
+def test_an_old_report_of_a_straggler_is_ignored() -> None:
+    found = incidents(slow, straggler(1, 10, 2))["gpu_straggler"]
+    ranks, (node, of_node) = RankEvents(), straggler(1, 10, 2)
+    ranks.add([NodeEvent(0, name(node), of_node)], 0)
+    assert "collective_straggler" in {signal for signal, *_ in evidence(found)}
+    assert stragglers(ranks.of_node(name(node)), 0, gpu_uuid(JOB.nodes[1], 2))
+    assert not stragglers(ranks.of_node(name(node)), 1, gpu_uuid(JOB.nodes[1], 2))
 
 
 FACTS = ("sequence", "last_sequence", "lag", "source", "gpu", "host", "collective", "waits_in")
