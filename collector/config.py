@@ -276,7 +276,7 @@ class SwitchesSettings(Struct, frozen=True, kw_only=True):
     period_seconds: Annotated[float, Meta(ge=5, le=3600)] = 30.0
     """Seconds between two polls of a switch. Neighbours are read once per minute at most."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=30)] = 2.0
-    """Timeout of one request, which is repeated once."""
+    """Timeout of one request by SNMP, which is repeated once. One by gNMI fails after five times this."""
 
 
 class CollectorSettings(Struct, frozen=True, kw_only=True):

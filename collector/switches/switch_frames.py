@@ -46,6 +46,8 @@ class SwitchFrames:
 
     switch: str
     run: str
+    has_narrow_counters: bool = True
+    """False if all counters have 64 bits, also those that have 32 by SNMP."""
     boots: int = 1
     _streams: dict[str, _SwitchStream] = field(default_factory=dict)
     _uptime: tuple[int, int] | None = None
@@ -66,7 +68,7 @@ class SwitchFrames:
                 if has_restarted(before_ns, uptime_ns, elapsed_ns, reading.uptime_range_ns):
                     self.boots += 1
                     for stream in self._streams.values():
-                        stream.unwrapper = _unwrapper(stream.schema.columns, None)
+                        stream.unwrapper = self._unwrapper(stream.schema.columns, None)
             self._uptime = uptime_ns, boot_ns
         origin = FrameOrigin(SWITCH_PREFIX + self.switch, self.run, self.boot_id)
         streams = reading.streams.items()
@@ -80,50 +82,51 @@ class SwitchFrames:
         schema = Schema(name, tuple(columns[i] for i in order))
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = _SwitchStream(schema, _unwrapper(schema.columns, None))
+            stream = self._streams[name] = _SwitchStream(
+                schema, self._unwrapper(schema.columns, None)
+            )
         elif stream.schema != schema:
             stream.schema = schema
-            stream.unwrapper = _unwrapper(schema.columns, stream.unwrapper.state)
+            stream.unwrapper = self._unwrapper(schema.columns, stream.unwrapper.state)
         stream.sequence += 1
-        values, reasons = _encode([part[i] for i in order], stream.unwrapper)
+        values, reasons = self._encode([part[i] for i in order], stream.unwrapper)
         # The same object for all frames of a schema: its hash is computed once.
         return Frame(origin, stream.schema, stream.sequence, timestamp, values, reasons)
 
-
-def _encode(
-    readings: Sequence[tuple[Column, Reading]], unwrapper: counter_unwrap.CounterUnwrapper
-) -> tuple[array[int], bytes]:
-    """Return stored values and reasons; a number beyond 64 bits, or a negative one of a counter, is an error."""
-    values, reasons = [0] * len(readings), bytearray(len(readings))
-    for position, ((metric, _), reading) in enumerate(readings):
-        if isinstance(reading, Absent):
-            reasons[position] = reading.value
-        elif _fits(metric, reading):
-            values[position] = reading
-        else:
-            reasons[position] = Absent.ERROR.value
-    unwrapper.extend_values(values, reasons)
-    return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
-
-
-def _fits(metric: Metric, value: int) -> bool:
-    if metric.kind is MetricKind.COUNTER:
-        return 0 <= value < 1 << metric.wraps_at_bits
-    return -(1 << 63) <= value < 1 << 63
-
-
-def _unwrapper(
-    columns: Sequence[Column], before: counter_unwrap.CounterStates | None
-) -> counter_unwrap.CounterUnwrapper:
-    narrow: dict[str, int] = {}
-    wide: list[int] = []
-    for position, (metric, entity) in enumerate(columns):
-        if metric.kind is MetricKind.COUNTER:
-            if metric.wraps_at_bits == _NARROW_BITS:
-                narrow["\n".join((metric.name, *entity.key))] = position
+    def _encode(
+        self,
+        readings: Sequence[tuple[Column, Reading]],
+        unwrapper: counter_unwrap.CounterUnwrapper,
+    ) -> tuple[array[int], bytes]:
+        """Return stored values and reasons; a number beyond its bits, or a negative one of a counter, is an error."""
+        values, reasons = [0] * len(readings), bytearray(len(readings))
+        for position, ((metric, _), reading) in enumerate(readings):
+            if isinstance(reading, Absent):
+                reasons[position] = reading.value
+            elif self._fits(metric, reading):
+                values[position] = reading
             else:
-                wide.append(position)
-    return counter_unwrap.CounterUnwrapper(narrow, wide, before)
+                reasons[position] = Absent.ERROR.value
+        unwrapper.extend_values(values, reasons)
+        return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
+
+    def _fits(self, metric: Metric, value: int) -> bool:
+        if metric.kind is MetricKind.COUNTER:
+            return 0 <= value < 1 << (metric.wraps_at_bits if self.has_narrow_counters else 64)
+        return -(1 << 63) <= value < 1 << 63
+
+    def _unwrapper(
+        self, columns: Sequence[Column], before: counter_unwrap.CounterStates | None
+    ) -> counter_unwrap.CounterUnwrapper:
+        narrow: dict[str, int] = {}
+        wide: list[int] = []
+        for position, (metric, entity) in enumerate(columns):
+            if metric.kind is MetricKind.COUNTER:
+                if self.has_narrow_counters and metric.wraps_at_bits == _NARROW_BITS:
+                    narrow["\n".join((metric.name, *entity.key))] = position
+                else:
+                    wide.append(position)
+        return counter_unwrap.CounterUnwrapper(narrow, wide, before)
 
 
 def pack_frames(

@@ -21,7 +21,7 @@ from collector.config import SwitchesSettings
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
 from collector.switches import snmp_reader, switch_frames, switch_reading, switch_view
-from collector.switches.switch_settings import ConfiguredSwitch, read_switches
+from collector.switches.switch_settings import ConfiguredSwitch, is_loopback, read_switches
 from railscope import service, wire
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
@@ -45,6 +45,18 @@ Submit = Callable[[str, bytes, wire.SentAt], Awaitable[str]]
 
 async def _reject(_switch: str, _body: bytes, _sent: wire.SentAt) -> str:
     return "the collector has not started"
+
+
+def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
+    """Return the reader of a switch by its protocol."""
+    if switch.gnmi is None:
+        return snmp_reader.SnmpReader(switch, time.monotonic)
+    try:
+        from collector.switches import gnmi_reader  # noqa: PLC0415 - an extra: only collectors that use gNMI have gRPC
+    except ImportError as error:
+        message = "missing grpcio, which protocol = 'gnmi' requires; fix: pip install 'railscope[switches]'"
+        raise SettingsError(message) from error
+    return gnmi_reader.GnmiReader(switch, time.monotonic)
 
 
 @dataclass(slots=True)
@@ -79,9 +91,7 @@ class SwitchPolling:
     may_poll: Callable[[], bool] = lambda: True
     """True if this collector polls, and not another one."""
     submit: Submit = _reject
-    make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = lambda switch: (
-        snmp_reader.SnmpReader(switch, time.monotonic)
-    )
+    make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = make_reader
     random_share: Callable[[], float] = random.random
     polled: dict[str, PolledSwitch] = field(default_factory=dict)
     """Configured switches by name, while the collector runs."""
@@ -92,8 +102,12 @@ class SwitchPolling:
     ) -> SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
         configured = read_switches(settings)
-        if configured:
+        if any(switch.gnmi is None for switch in configured):
             snmp_reader.check_library()
+        for switch in configured:
+            make_reader(switch)  # its library must be installed
+            if switch.gnmi and switch.gnmi.plaintext and not is_loopback(switch.host):
+                log.warning("switch_connection_unencrypted", switch=switch.name)
         return cls(configured, wall_ns, may_poll)
 
     async def run(self) -> None:
@@ -101,7 +115,9 @@ class SwitchPolling:
         run = secrets.token_hex(8)
         self.polled = {
             switch.name: PolledSwitch(
-                switch, self.make_reader(switch), switch_frames.SwitchFrames(switch.name, run)
+                switch,
+                self.make_reader(switch),
+                switch_frames.SwitchFrames(switch.name, run, switch.gnmi is None),
             )
             for switch in self.configured
         }

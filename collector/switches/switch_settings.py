@@ -6,13 +6,23 @@
     tables = "sonic"
 
 A credential file has `community` for SNMP version 2c, or `user` with passwords for version 3.
+
+    [leaf-08]
+    address = "leaf-08.example"                 # port 50051 by default
+    protocol = "gnmi"                           # SONiC
+    ca_file = "/etc/railscope/switch-ca.pem"
+    credential_file = "/etc/railscope/gnmi.toml"
+
+The one of gNMI has `user` and `password`; it is not required with a client certificate.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import ssl
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -21,9 +31,10 @@ from railscope import server_connections, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 
 MAX_SWITCHES = 256
-SNMP_PORT = 161
+SNMP_PORT, GNMI_PORT = 161, 50051
 MAX_NAME_SHOWN = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+CredentialT = TypeVar("CredentialT", bound=msgspec.Struct)
 _MIN_PASSWORD = 8
 """RFC 3414, 11.2: shorter passwords are not accepted by SNMP."""
 
@@ -59,16 +70,65 @@ class SnmpCredential(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
+class GnmiUser(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of a credential file of gNMI."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        """Return a text without secrets."""
+        return f"GnmiUser(user={self.user!r})"
+
+
+class GnmiAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Certificates and user of a connection by gNMI."""
+
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    server_name: str = ""
+    plaintext: bool = False
+    user: GnmiUser | None = None
+
+
 class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One table of the switches file."""
 
     address: str
-    credential_file: str
-    protocol: Literal["snmp"] = "snmp"
+    credential_file: str = ""
+    """Community or user of SNMP, which requires it; user of gNMI."""
+    protocol: Literal["snmp", "gnmi"] = "snmp"
     tables: Literal["standard", "cisco", "sonic", "onyx"] = "standard"
     """Tables of the manufacturer that are read besides the standard ones."""
     period_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] | None = None
     """Seconds between two polls; those of the section if absent."""
+    ca_file: str = ""
+    """CA certificates (PEM) that the certificate of a switch by gNMI is verified with. Empty: those of the system."""
+    certificate_file: str = ""
+    """Certificate of the collector for gNMI (PEM)."""
+    key_file: str = ""
+    """Private key of that certificate. Empty: in its file."""
+    server_name: str = ""
+    """Name in the certificate of the switch, if it is not the one in the address."""
+    plaintext: bool = False
+    """Connect by gNMI without TLS. Accepted with a user for an address of the loopback interface only."""
+
+    def find_problem(self) -> str:
+        """Return what is wrong; empty if nothing is."""
+        of_gnmi = ("ca_file", "certificate_file", "key_file", "server_name", "plaintext")
+        used = [name for name in of_gnmi if getattr(self, name)]
+        if self.protocol == "snmp":
+            if used:
+                return f"{used[0]}: expected with protocol = 'gnmi' only"
+            return "" if self.credential_file else "expected credential_file"
+        if self.tables != "standard":
+            return "tables: expected with protocol = 'snmp' only"
+        if self.key_file and not self.certificate_file:
+            return "key_file without certificate_file: expected both"
+        if self.plaintext and len(used) > 1:
+            return f"{used[0]} with plaintext: expected one of them"
+        return ""
 
 
 class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +137,10 @@ class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host: str
     port: int
-    credential: SnmpCredential
-    tables: str
+    credential: SnmpCredential = SnmpCredential()
+    gnmi: GnmiAccess | None = None
+    """Access by gNMI; None if the switch is read by SNMP."""
+    tables: str = "standard"
     period_seconds: float
     timeout_seconds: float
 
@@ -115,24 +177,70 @@ def _configured(
 ) -> ConfiguredSwitch:
     try:
         switch = untrusted_text.convert_json(table, SwitchSettings)
-        host, port = _split_address(switch.address)
+        is_gnmi = switch.protocol == "gnmi"
+        host, port = _split_address(switch.address, GNMI_PORT if is_gnmi else SNMP_PORT)
     except (untrusted_text.ShapeError, SettingsError) as error:
         message = f"{location} {error}"
         raise SettingsError(message) from error
+    if problem := switch.find_problem():
+        message = f"{location} {problem}"
+        raise SettingsError(message)
+    access, credential = None, SnmpCredential()
+    if is_gnmi:
+        access = _gnmi_access(switch, host, location)
+    else:
+        credential = _read_credential(switch.credential_file, location, SnmpCredential)
+        if problem := credential.find_problem():
+            message = f"{location} credential_file {switch.credential_file}: {problem}"
+            raise SettingsError(message)
     return ConfiguredSwitch(
         name=name,
         host=host,
         port=port,
-        credential=_read_credential(switch.credential_file, location),
+        credential=credential,
+        gnmi=access,
         tables=switch.tables,
         period_seconds=switch.period_seconds or settings.period_seconds,
         timeout_seconds=settings.timeout_seconds,
     )
 
 
-def _split_address(address: str) -> tuple[str, int]:
+def _gnmi_access(switch: SwitchSettings, host: str, location: str) -> GnmiAccess:
+    authorities = read_named_file(f"{location} ca_file", switch.ca_file) if switch.ca_file else None
+    try:
+        context = ssl.create_default_context(cadata=authorities)
+        if switch.certificate_file:
+            # An encrypted key is an error, and no question on the terminal
+            context.load_cert_chain(switch.certificate_file, switch.key_file or None, password=str)
+    except (OSError, ValueError) as error:
+        message = f"{location} ca_file, certificate_file or key_file: expected PEM files that belong together: {error}"
+        raise SettingsError(message) from error
+    user = None
+    if switch.credential_file:
+        user = _read_credential(switch.credential_file, location, GnmiUser)
+    if user and switch.plaintext and not is_loopback(host):
+        message = f"{location} plaintext with a user: expected TLS, as the password would be readable on the network"
+        raise SettingsError(message)
+    return GnmiAccess(
+        ca_file=switch.ca_file,
+        certificate_file=switch.certificate_file,
+        key_file=switch.key_file,
+        server_name=switch.server_name,
+        plaintext=switch.plaintext,
+        user=user,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """True if a host is this machine."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _split_address(address: str, default_port: int) -> tuple[str, int]:
     if ":" not in address or address.endswith("]"):
-        address = f"{address}:{SNMP_PORT}"
+        address = f"{address}:{default_port}"
     with suppress(SettingsError):
         host, port = server_connections.split_address(address)
         if host and port:
@@ -141,20 +249,15 @@ def _split_address(address: str) -> tuple[str, int]:
     raise SettingsError(message)
 
 
-def _read_credential(file: str, location: str) -> SnmpCredential:
+def _read_credential(file: str, location: str, shape: type[CredentialT]) -> CredentialT:
     """Return the content of a credential file. Messages quote nothing of it."""
     text = read_named_file(f"{location} credential_file", file)
-    problem = ""
     try:
-        credential = msgspec.convert(untrusted_text.parse_toml(text), SnmpCredential)
+        return msgspec.convert(untrusted_text.parse_toml(text), shape)
     except (untrusted_text.TomlError, msgspec.ValidationError):
-        names = ", ".join(SnmpCredential.__struct_fields__)
-        problem = (
-            f"expected TOML with the keys {names}, and valid values of authentication and privacy"
-        )
-    else:
-        problem = credential.find_problem()
-    if problem:
-        message = f"{location} credential_file {file}: {problem}"
-        raise SettingsError(message)
-    return credential
+        names = ", ".join(shape.__struct_fields__)
+    values = "valid values of authentication and privacy" if shape is SnmpCredential else "texts"
+    message = (
+        f"{location} credential_file {file}: expected TOML with the keys {names}, and {values}"
+    )
+    raise SettingsError(message)

@@ -1,0 +1,364 @@
+"""Polls of a SONiC switch over real gRPC with the official messages, and answers that no switch should give."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from running_collector import run_collector, settings_in
+from support import sonic_switch as sonic
+from support.certificates import self_signed
+
+from collector.config import IngestLimits, SwitchesSettings
+from collector.switches import gnmi_reader, switch_settings
+from collector.switches.switch_polling import SwitchPolling
+from collector.switches.switch_reading import SwitchReadError, SwitchReading
+from railscope.reading import Absent, Reading
+from railscope.settings import SettingsError
+
+ROOT = Path(__file__).parents[3]
+VENDORED = ROOT / "collector" / "switches" / "vendor"
+
+
+def configured(file: Path, timeout_seconds: float = 2.0) -> switch_settings.ConfiguredSwitch:
+    settings = SwitchesSettings(file=str(file), timeout_seconds=timeout_seconds)
+    (switch,) = switch_settings.read_switches(settings)
+    return switch
+
+
+def values(reading: SwitchReading) -> dict[tuple[str, ...], Reading]:
+    """Values by metric and entity, without the name of the switch."""
+    return {
+        (metric.name.removeprefix("railscope_switch_"), *entity.key[1:]): value
+        for part in reading.streams.values()
+        for (metric, entity), value in part
+    }
+
+
+async def read(switch: switch_settings.ConfiguredSwitch) -> SwitchReading:
+    return await gnmi_reader.GnmiReader(switch, time.monotonic).read()
+
+
+async def read_plaintext(
+    switch: sonic.SonicSwitch, directory: Path, **more: float
+) -> SwitchReading:
+    return await read(configured(switch.write_switches(directory, plaintext=True), **more))
+
+
+def facts(reading: SwitchReading, stream: str) -> list[dict[str, str]]:
+    found = {entity.key: dict(entity.facts) for (_, entity), _ in reading.streams[stream]}
+    return list(found.values())
+
+
+async def test_ports_priorities_queues_watermarks_and_neighbours_are_those_of_the_tables(
+    tmp_path: Path,
+):
+    async with sonic.sonic_switch() as switch:
+        reading = await read_plaintext(switch, tmp_path)
+    found = values(reading)
+    expected: dict[tuple[str, ...], Reading] = {
+        ("ports",): 2,
+        ("port_up", "Ethernet0"): 1,
+        ("port_up", "Ethernet4"): 0,
+        ("port_enabled", "Ethernet4"): 1,
+        ("port_speed_bytes_per_second", "Ethernet4"): 400_000,
+        ("port_receive_bytes_total", "Ethernet4"): 10**18 + 2,
+        ("port_transmit_bytes_total", "Ethernet0"): (1 << 64) - 2,
+        ("port_receive_packets_total", "Ethernet0"): 789,
+        ("port_transmit_packets_total", "Ethernet4"): 1222,
+        ("port_receive_errors_total", "Ethernet4"): (1 << 32) + 2,
+        ("port_receive_discarded_packets_total", "Ethernet4"): 302,
+        ("port_all_priorities_transmit_pfc_pause_frames_total", "Ethernet0"): 16_028,
+        ("port_receive_pfc_pause_frames_total", "Ethernet4", "3"): 2003,
+        ("port_transmit_pfc_pause_frames_total", "Ethernet4", "3"): 4003,
+        ("port_receive_pfc_pauses_ended_total", "Ethernet0", "7"): 507,
+        ("port_receive_pfc_pause_estimated_seconds_total", "Ethernet0", "3"): 3_000_003,
+        ("queue_transmit_packets_total", "Ethernet4", "3"): 20_030,
+        ("queue_ecn_marked_packets_total", "Ethernet4", "3"): 20_034,
+        ("queue_wred_dropped_packets_total", "Ethernet4", "3"): 20_036,
+        ("queue_occupancy_bytes", "Ethernet4", "3"): 20_038,
+        ("queue_watermark_bytes", "Ethernet4", "3"): 20_039,
+        ("queue_pfc_watchdog_storm", "Ethernet0", "4"): 1,
+        ("queue_pfc_watchdog_storm", "Ethernet0", "3"): 0,
+        ("queue_pfc_watchdog_storm", "Ethernet0", "0"): Absent.UNSUPPORTED,
+        ("queue_pfc_watchdog_detected_storms_total", "Ethernet0", "4"): 4,
+        ("queue_pfc_watchdog_dropped_packets_total", "Ethernet0", "4"): 34,
+        ("priority_group_shared_watermark_bytes", "Ethernet4", "3"): 5003,
+        ("priority_group_headroom_watermark_bytes", "Ethernet4", "3"): 603,
+        ("pool_watermark_bytes", "ingress_lossless_pool"): 3000,
+        ("pool_headroom_watermark_bytes", "ingress_lossless_pool"): 432_640,
+        ("neighbour_known", "Ethernet0"): 1,
+        ("neighbour_known", "Ethernet4"): 0,
+        ("uptime_seconds",): Absent.UNSUPPORTED,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert not any(value is Absent.ERROR for value in found.values())
+    assert not any(len(key) > 2 and key[2] == "8" for key in found), "queues of multicast"
+    assert facts(reading, "switch") == [
+        {
+            "system_name": "leaf-07",
+            "description": "SONiC Software Version: SONiC.202505",
+            "chassis": "02:aa:00:00:00:07",
+            "missing_tables": "",
+        }
+    ]
+    assert facts(reading, "switch_neighbours")[0] == {
+        "system_name": "gpu-0001",
+        "chassis": "02:bb:00:00:00:01",
+        "neighbour_port": "02:bb:00:00:00:02",
+        "port_description": "eth0",
+    }
+    assert facts(reading, "switch_ports")[1]["alias"] == "etp2"
+
+
+async def test_what_a_switch_does_not_have_is_unsupported_and_named(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        for path in (sonic.GROUPS, sonic.POOLS, sonic.NEIGHBOURS):
+            del switch.tables[path]
+        for row in (*switch.tables[sonic.QUEUES].values(), *switch.tables[sonic.PORTS].values()):
+            for name in [n for n in row if "WRED" in n or n.startswith(("PFC_WD", "EST_"))]:
+                del row[name]
+        reading = await read_plaintext(switch, tmp_path)
+    found = values(reading)
+    for key in (
+        ("queue_ecn_marked_packets_total", "Ethernet0", "3"),
+        ("queue_pfc_watchdog_storm", "Ethernet0", "3"),
+        ("port_receive_pfc_pause_estimated_seconds_total", "Ethernet0", "3"),
+        ("priority_group_headroom_watermark_bytes", "Ethernet0", "3"),
+        ("neighbour_known", "Ethernet0"),
+    ):
+        assert found[key] is Absent.UNSUPPORTED
+    assert found["queue_transmit_packets_total", "Ethernet0", "3"] == 10_030
+    assert facts(reading, "switch")[0]["missing_tables"] == (
+        "estimated pause time, WRED_ECN_QUEUE, PFC watchdog, watermarks of priority groups, "
+        "watermarks of buffer pools, LLDP_ENTRY_TABLE"
+    )
+
+
+async def test_each_group_is_read_in_its_period_and_the_switch_has_the_same_facts(tmp_path: Path):
+    now = [1000.0]
+    async with sonic.sonic_switch() as switch:
+        del switch.tables[sonic.NEIGHBOURS]
+        file = switch.write_switches(tmp_path, plaintext=True)
+        reader = gnmi_reader.GnmiReader(configured(file), lambda: now[0])
+        seen = []
+        for seconds in (0, 5, 5, 50):
+            now[0] += seconds
+            switch.requests.clear()
+            reading = await reader.read()
+            seen.append((set(switch.requests), facts(reading, "switch")))
+    always = {sonic.PORTS, sonic.STATES}
+    pools = {sonic.POOLS, ("COUNTERS_DB", "PERIODIC_WATERMARKS", sonic.POOL_OID)}
+    everything = {*always, sonic.QUEUES, sonic.GROUPS, *pools, sonic.NEIGHBOURS, sonic.CHASSIS}
+    assert [requests for requests, _ in seen] == [
+        everything,
+        always,
+        {*always, sonic.QUEUES},
+        everything,
+    ]
+    assert len({str(known) for _, known in seen}) == 1
+
+
+async def test_a_group_that_fails_concerns_itself_only(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        switch.silent.add(sonic.QUEUES)
+        switch.failures[sonic.GROUPS] = grpc.StatusCode.INTERNAL
+        switch.raw[sonic.NEIGHBOURS] = sonic.encode_answer("APPL_DB", b"[1]")
+        found = values(await read_plaintext(switch, tmp_path, timeout_seconds=0.05))
+    assert found["queue_transmit_packets_total", "Ethernet0", "0"] is Absent.TIMEOUT
+    assert found["priority_group_headroom_watermark_bytes", "Ethernet0", "3"] is Absent.ERROR
+    assert found["neighbour_known", "Ethernet0"] is Absent.ERROR
+    assert found["port_receive_bytes_total", "Ethernet0"] == 10**18 + 1
+
+
+HUGE = b'{"Ethernet0": {' + b",".join(b'"f%d":"1"' % n for n in range(400_001)) + b"}}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason", "problem"),
+    [
+        (b"\xff\xff\xff", "error", "malformed answer"),
+        (b"", "error", "expected one update"),
+        (sonic.encode_answer("STATE_DB", b"{}"), "error", "answer of target 'STATE_DB'"),
+        (
+            sonic.encode_answer("COUNTERS_DB", b"1", "bytes_val"),
+            "error",
+            "expected a value in JSON",
+        ),
+        (sonic.encode_answer("COUNTERS_DB", b"{"), "error", "invalid JSON"),
+        (sonic.encode_answer("COUNTERS_DB", b'{"a":1}'), "error", "expected an object"),
+        (sonic.encode_answer("COUNTERS_DB", b'{"a":{"\xff":1}}'), "error", "invalid JSON"),
+        (
+            sonic.encode_answer("COUNTERS_DB", b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+            "error",
+            "invalid JSON",
+        ),
+        (sonic.encode_answer("COUNTERS_DB", HUGE), "limit", "too many values"),
+        (sonic.encode_answer("COUNTERS_DB", b" " * (9 << 20)), "limit", "RESOURCE_EXHAUSTED"),
+        (sonic.encode_answer("COUNTERS_DB", b"{}"), "error", "no ports"),
+    ],
+    ids=[
+        "no-message",
+        "empty",
+        "other-target",
+        "bytes",
+        "cut",
+        "no-row",
+        "no-text",
+        "deep",
+        "many-values",
+        "large",
+        "no-ports",
+    ],
+)
+async def test_hostile_answers_end_in_a_reason(
+    tmp_path: Path, raw: bytes, reason: str, problem: str
+):
+    async with sonic.sonic_switch() as switch:
+        switch.raw[sonic.PORTS] = raw
+        with pytest.raises(SwitchReadError, match=problem) as failed:
+            await read_plaintext(switch, tmp_path)
+    assert failed.value.reason == reason
+    assert len(str(failed.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "credential not accepted"),
+        (grpc.StatusCode.NOT_FOUND, "expected a switch with SONiC"),
+        (grpc.StatusCode.UNIMPLEMENTED, "expected a switch with SONiC"),
+        (grpc.StatusCode.INTERNAL, "gRPC status INTERNAL a status of the test"),
+    ],
+)
+async def test_statuses_of_the_switch_are_named(
+    tmp_path: Path, code: grpc.StatusCode, problem: str
+):
+    async with sonic.sonic_switch() as switch:
+        switch.failures[sonic.PORTS] = code
+        with pytest.raises(SwitchReadError, match=problem):
+            await read_plaintext(switch, tmp_path)
+
+
+async def test_silent_switch_is_a_timeout(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        switch.silent.add(sonic.PORTS)
+        with pytest.raises(SwitchReadError, match=r"no complete answer within 0.5 s") as failed:
+            await read_plaintext(switch, tmp_path, timeout_seconds=0.1)
+    assert failed.value.reason == "timeout"
+
+
+async def test_endless_stream_of_answers_ends(tmp_path: Path):
+    async def stream(_body: bytes, _context: Any) -> AsyncIterator[bytes]:
+        while True:
+            yield sonic.encode_answer("COUNTERS_DB", b"{}")
+
+    handler = grpc.unary_stream_rpc_method_handler(stream)
+    async with sonic.sonic_switch(handler=handler) as switch:
+        with pytest.raises(SwitchReadError):
+            await read_plaintext(switch, tmp_path, timeout_seconds=0.1)
+
+
+async def test_nothing_that_listens_is_an_error(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        file = switch.write_switches(tmp_path, plaintext=True)
+    with pytest.raises(SwitchReadError, match="UNAVAILABLE"):
+        await read(configured(file, 0.1))
+
+
+async def test_more_ports_than_the_limit_are_counted_and_not_read(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        switch.tables[sonic.PORTS] = {f"Ethernet{n}": {} for n in range(600)}
+        reading = await read_plaintext(switch, tmp_path)
+    assert values(reading)["ports",] == 600
+    assert len(facts(reading, "switch_ports")) == 512
+
+
+async def test_tls_with_a_pinned_authority_a_client_certificate_and_a_password(tmp_path: Path):
+    certificate, key = self_signed(tmp_path / "switch")
+    own, own_key = self_signed(tmp_path / "own")
+    pair = (key.read_bytes(), certificate.read_bytes())
+    credentials = grpc.ssl_server_credentials(
+        [pair], root_certificates=own.read_bytes(), require_client_auth=True
+    )
+    (tmp_path / "user.toml").write_text('user = "watcher"\npassword = "secret-text"\n')
+    async with sonic.sonic_switch(credentials) as switch:
+        own_files = {"certificate_file": str(own), "key_file": str(own_key)}
+        trusted = {"ca_file": str(certificate), "credential_file": str(tmp_path / "user.toml")}
+        found = await read(configured(switch.write_switches(tmp_path, **own_files, **trusted)))
+        assert values(found)["ports",] == 2
+        assert {"username": "watcher", "password": "secret-text"}.items() <= switch.metadata[
+            0
+        ].items()
+        untrusted = {"ca_file": str(own)}
+        with pytest.raises(SwitchReadError, match=r"untrusted certificate.*set ca_file"):
+            await read(configured(switch.write_switches(tmp_path, **own_files, **untrusted)))
+        with pytest.raises(SwitchReadError):
+            await read(configured(switch.write_switches(tmp_path, **trusted)))
+        with pytest.raises(SwitchReadError):
+            await read(configured(switch.write_switches(tmp_path, plaintext=True)))
+
+
+async def test_certificate_of_another_name_is_accepted_if_the_settings_name_it(tmp_path: Path):
+    certificate, key = self_signed(tmp_path / "switch", "127.0.0.2")
+    pair = (key.read_bytes(), certificate.read_bytes())
+    async with sonic.sonic_switch(grpc.ssl_server_credentials([pair])) as switch:
+        ca = {"ca_file": str(certificate)}
+        with pytest.raises(SwitchReadError, match="another name; fix: set server_name"):
+            await read(configured(switch.write_switches(tmp_path, **ca)))
+        named = switch.write_switches(tmp_path, **ca, server_name="127.0.0.2")
+        assert values(await read(configured(named)))["ports",] == 2
+
+
+async def test_polled_switch_is_in_metrics_with_exact_values(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        file = str(switch.write_switches(tmp_path, plaintext=True, period_seconds=5.0))
+        settings = settings_in(
+            tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file)
+        )
+        async with run_collector(settings) as one:
+            await asyncio.sleep(0)
+            polled = one.collector.switches.polled["leaf-07"]
+            await one.collector.switches.poll(polled)
+            assert polled.problem == ""
+            assert set(one.collector.core.fleet.switches) == {"switch/leaf-07"}
+            _, text = await one.get("/metrics")
+    port = 'switch="leaf-07",port="Ethernet4"'
+    for line in (
+        'railscope_switch_up{switch="leaf-07"} 1',
+        f"railscope_switch_port_receive_errors_total{{{port}}} {(1 << 32) + 2}",
+        f'railscope_switch_port_receive_pfc_pause_estimated_seconds_total{{{port},priority="3"}} 3.000003',
+        f'railscope_switch_queue_ecn_marked_packets_total{{{port},queue="3"}} 20034',
+    ):
+        assert f"{line}\n" in text
+
+
+async def test_check_reads_each_switch_and_names_those_that_fail(tmp_path: Path):
+    async with sonic.sonic_switch() as switch:
+        file = str(switch.write_switches(tmp_path, plaintext=True))
+        settings = SwitchesSettings(file=file, timeout_seconds=0.1)
+        polling = SwitchPolling.from_settings(settings, time.time_ns, lambda: True)
+        assert await polling.probe() == "1 switches answer"
+        switch.failures[sonic.PORTS] = grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(SettingsError, match="leaf-07: credential not accepted"):
+            await polling.probe()
+
+
+def test_vendored_definition_is_the_listed_one_and_is_named_in_the_notice() -> None:
+    listed = dict(
+        line.split("  ")[::-1] for line in (VENDORED / "SHA256SUMS").read_text().splitlines()
+    )
+    found = {file.name: sha256(file.read_bytes()).hexdigest() for file in VENDORED.iterdir()}
+    del found["SHA256SUMS"]
+    assert found == listed
+    notice = (ROOT / "NOTICE").read_text()
+    assert all(name in notice for name in listed)
+    assert "Apache License" in (VENDORED / "gnmi.LICENSE").read_text()
+    (version,) = [v for v in ("0.7.0",) if f'"{v}"' in (VENDORED / "gnmi.proto").read_text()]
+    assert f"gNMI {version}," in notice
