@@ -170,9 +170,11 @@ def make_reading(switch: str, tables: SwitchTables) -> base.SwitchReading:
 
 def _switch(switch: str, tables: SwitchTables, port_count: int) -> base.StreamReadings:
     missing = {
-        "IEEE8021-PFC-MIB": tables.pfc, "PFC by priority": tables.priorities, "queues": tables.queues,
+        "IEEE8021-PFC-MIB": tables.pfc,
+        "PFC by priority": tables.priorities,
+        "queues": tables.queues,
         "LLDP-MIB": tables.neighbours or TableRows({"": {(): 0}}),
-    }  # fmt: skip
+    }
     scalars = tables.scalars
     is_mac = scalars.get("chassis_kind") == _CHASSIS_MAC
     facts = {
