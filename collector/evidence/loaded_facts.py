@@ -252,7 +252,7 @@ class _FurtherParts:
         self._read = (self._read if keep else {}) | read
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _NodeSearch:
     """Search of a node's parts on one side of a window for those that list a GPU."""
 
@@ -362,17 +362,24 @@ class BeyondWindow:
         return gpu_node_history.find_sole_listing(listings, self.window[0])
 
     def _search_after(self, gpu: str, nodes: Sequence[str]) -> list[_NodeSearch]:
-        """Search until each node lists the GPU again, or shows that it has left while another node lists it."""
+        """Search until each node lists the GPU again, or shows that it has left and does not list it before another node."""
         searches = [_NodeSearch(gpu, self._after[node], dict(self.parts[node])) for node in nodes]
-        is_changed, listed, undecided = True, False, searches
+        is_changed, next_ns, undecided = True, FOREVER_NS, searches
         while True:
             if is_changed:
-                later = {s.further.node: s.reported_beyond(self.window[1]) for s in searches}
-                listed = any(gpu in i.gpus for intervals in later.values() for i in intervals)
+                later = [search.reported_beyond(self.window[1]) for search in searches]
+                listed = [[i.start_ns for i in each if gpu in i.gpus] for each in later]
+                next_ns = max((min(each) for each in listed if each), default=FOREVER_NS)
                 undecided = [
-                    s for s in searches if gpu_node_history.is_undecided(gpu, later[s.further.node])
+                    search
+                    for search, each in zip(searches, later, strict=True)
+                    if gpu_node_history.is_undecided(gpu, each)
                 ]
-            remaining = [s for s in (undecided if listed else searches) if not s.is_complete]
+            remaining = [
+                search
+                for search in searches
+                if not search.is_complete and (search in undecided or search.edge_ns < next_ns)
+            ]
             if not remaining:
                 return searches
             is_changed = min(remaining, key=lambda search: search.edge_ns).advance()
