@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -270,6 +271,16 @@ class EvidenceStore:
                     requested_homes.setdefault(gpu, set()).add(node)
                 loaded.read_claims(connection, further_gpus, span)
         return loaded
+
+    def load_each(
+        self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int
+    ) -> dict[str, Callable[[], loaded_facts.LoadedFacts]]:
+        """Return a call per GPU that returns its facts: of all together or, if some are only in the archive, alone."""
+        try:
+            loaded = self.load(gpus, homes_of, start_ns, end_ns)
+        except evidence_archive.ArchivedEvidenceError:
+            return {gpu: partial(self.load, [gpu], homes_of, start_ns, end_ns) for gpu in gpus}
+        return dict.fromkeys(gpus, lambda: loaded)
 
     def late_boots(self) -> dict[str, list[node_intervals.EvidenceInterval]]:
         """Return the intervals with boots that were reported late, by GPU."""

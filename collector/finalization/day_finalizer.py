@@ -396,9 +396,9 @@ class DayFinalizer:
         )
 
     def _record_rejected(self, rejected: Mapping[row_conversion.GpuDay, str]) -> None:
-        """Log days that could not be written, each problem once."""
+        """Log days that could not be written, each once: the text of a problem may contain a time."""
         for key, problem in rejected.items():
-            if self.rejected_days.get(key) != problem:
+            if not self.rejected_days.get(key):
                 date = format_timestamp(key.day * DAY_NS)[:10]
                 log.error("day_write_failed", gpu=key.gpu, day=date, problem=problem)
             self.rejected_days[key] = problem

@@ -131,13 +131,13 @@ def write_days(
     start_ns = min(job.days[0] for job in jobs) * DAY_NS
     end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
     gpus = [job.gpu for job in jobs]
-    loaded = store.load(gpus, {gpu: set(homes[gpu]) for gpu in gpus}, start_ns, end_ns)
+    loaded = store.load_each(gpus, {gpu: set(homes[gpu]) for gpu in gpus}, start_ns, end_ns)
     computed = day_metering.MeteringComputation(ENGINE_VERSION, now_ns)
     tilings: list[day_tiling.DayTiling] = []
     rejected: dict[row_conversion.GpuDay, str] = {}
     for job in jobs:
         try:
-            metered = loaded.assemble(job.gpu, files).meter()
+            metered = loaded[job.gpu]().assemble(job.gpu, files).meter()
             tilings += [metered.day(day, computed) for day in job.days]
         except Exception as fault:  # noqa: BLE001 - all other GPUs continue
             days = [row_conversion.GpuDay(job.gpu, day) for day in job.days]

@@ -64,6 +64,18 @@ EARLIER_TRIGGERS = {
 """Statements that give the evidence the triggers of an earlier release."""
 
 
+async def test_a_gpu_day_whose_evidence_is_in_the_archive_keeps_no_other_from_the_ledger(
+    archiving: ArchivingCollector,
+):
+    assert await archiving.retention.attempt()
+    stores, homes = archiving.site.stores, {"GPU-0": {"n1": at(0)}, "GPU-9": {"n9": at(0)}}
+    jobs = [ledger_days.DueDays(gpu, (DAY,)) for gpu in homes]
+    written, rejected = ledger_days.write_days(stores, homes, jobs, {}, at(archiving.now))
+    assert [day.gpu for day in written] == ["GPU-9"]
+    assert rejected.keys() == {("GPU-0", DAY)}
+    assert "is only in the archive" in rejected["GPU-0", DAY]
+
+
 async def test_archived_deleted_and_restored_evidence_is_the_same_and_so_is_the_ledger_day(
     archiving: ArchivingCollector,
 ):

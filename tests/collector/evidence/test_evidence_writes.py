@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from structlog.testing import capture_logs
 from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
-from support.story import DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
+from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
 from collector.evidence import evidence_records, evidence_tables, node_intervals
-from collector.ledger import audit_outbox
+from collector.ledger import audit_outbox, schema
 from collector.ledger.database import Database, call_database
 from collector.state.state_checkpointer import StateCheckpointer
 from collector.tables import metadata
@@ -39,6 +39,28 @@ async def test_an_interval_that_is_added_to_again_and_again_is_written(site: Fin
         waited = 0 if not site.core.evidence.intervals.by_key else waited + 60
         assert waited <= INTERVAL + QUIET + 60
     assert 3 <= site.finalizer.counts.intervals <= 4
+
+
+@pytest.mark.parametrize("table", [schema.revisions, schema.entries, schema.claims])
+async def test_a_gpu_day_that_the_database_rejects_keeps_no_other_from_the_ledger(
+    site: FinalizingCollector, table: sa.Table
+):
+    """It is reported once, and written in the first round in which it is accepted."""
+    nodes = ["n1", "n2", "n3"]
+    for node in nodes:
+        accept(site.core, reports(node, f"job-{node}"))
+    await site.round(400)
+    site.reject(table, "gpu_uuid", "GPU-n2")
+    with capture_logs() as logs:
+        for second in (DAY_SECONDS + 7200, DAY_SECONDS + 7260):
+            await site.round(second, everything=True)
+    assert [line["gpu"] for line in logs if line["event"] == "day_write_failed"] == ["GPU-n2"]
+    assert site.finalizer.rejected_days.keys() == {("GPU-n2", DAY)}
+    assert site.stores.ledger.newest(DAY, DAY + 1).keys() == {("GPU-n1", DAY), ("GPU-n3", DAY)}
+    site.permit(table, "gpu_uuid")
+    await site.round(DAY_SECONDS + 7320)
+    assert not site.finalizer.rejected_days
+    assert len(site.stores.ledger.newest(DAY, DAY + 1)) == 3
 
 
 class RejectingCollector(FinalizingCollector):
