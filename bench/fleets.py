@@ -11,10 +11,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from bench import harness, load
 from collector.access.credentials import digest_token
+from railscope import envelopes
 
 CONNECTIONS = 32
 MAX_WAIT_SECONDS = 180.0
@@ -190,3 +191,64 @@ def refreshes_of(server: harness.ServerProcess, count: int) -> list[float]:
 def _newest_refresh(server: harness.ServerProcess) -> float:
     match = _VIEWS.search(harness.http_get(server.port, "/metrics"))
     return float(match[1]) if match else 0.0
+
+
+_REFERENCE_SECONDS, _MAX_BYTES = 0.3, 1 << 24
+
+
+class FrameCosts(NamedTuple):
+    """Processor time per envelope."""
+
+    receiving_seconds: float
+    """Of a collector that receives it and passes it on."""
+    head_seconds: float
+    """Of the head, which applies it."""
+    reference_seconds: float
+    """Of the benchmark itself, to unpack it: it differs between steps with other load of the machine only."""
+
+    def __truediv__(self, first: FrameCosts) -> FrameCosts:
+        """Return the ratios to those of another step."""
+        return FrameCosts(*(seconds / before for seconds, before in zip(self, first, strict=True)))
+
+
+def unpack_seconds(streams: Path) -> float:
+    """Return the processor time to unpack an envelope."""
+    bodies = load.LoadNodes(load.load(streams), load.VARIANTS).bodies(1)
+    started, count = time.thread_time(), 0
+    while time.thread_time() < started + _REFERENCE_SECONDS:
+        envelopes.unpack(bodies[count % len(bodies)], _MAX_BYTES)
+        count += 1
+    return (time.thread_time() - started) / count
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Cost of one size of the cluster."""
+
+    nodes: int
+    receiving_seconds: float
+    head_seconds: float
+    reference_seconds: float
+    periodic_shares: tuple[float, float]
+    """Share of a core without frames: of a collector that receives, and of the head."""
+    registration_seconds: float
+    """Processor time of receiving collector and head to register a node."""
+    receiving_bytes: int
+    """Resident memory of a collector that receives."""
+    head_bytes: int
+
+    @property
+    def costs(self) -> FrameCosts:
+        """Processor time per envelope."""
+        return FrameCosts(self.receiving_seconds, self.head_seconds, self.reference_seconds)
+
+    def text(self, frames: int) -> str:
+        """Return all figures; an envelope has a number of frames."""
+        per_frame = [1e6 * each / frames for each in (self.receiving_seconds, self.head_seconds)]
+        periodic = ", ".join(f"{100 * each:.1f} %" for each in self.periodic_shares)
+        memory = ", ".join(map(harness.mebibytes, (self.receiving_bytes, self.head_bytes)))
+        return (
+            f"per envelope {1e3 * self.receiving_seconds:.2f} ms where received, {1e3 * self.head_seconds:.2f} ms at the head"
+            f" (per frame {per_frame[0]:.1f} and {per_frame[1]:.1f} us), {1e3 * self.reference_seconds:.2f} ms to unpack it; periodic work {periodic} of a core (receiving, head);"
+            f" {1e3 * self.registration_seconds:.1f} ms to register a node, in all collectors; resident {memory}"
+        )

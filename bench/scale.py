@@ -8,9 +8,10 @@ work (views, diagnosis) is measured between turns and subtracted from that of fr
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ import click
 
 from bench import fleets, harness, load
 from collector.access.credentials import digest_token
+from railscope.catalog import collector as catalog
 from simulator.failover.database_pair import running_pair
 
 COLLECTORS = ("a", "b", "c")
@@ -29,6 +31,9 @@ FAILOVER = harness.Aim("<=", 60, " s")
 _KIB = 1024
 _NEVER, _VIEW_SECONDS = 86_400.0, 2.0
 _POLL_SECONDS, _LIMIT_SECONDS = 0.2, 600.0
+_MAX_RESTS, _RESTED = 6, 0.8
+"""Measurements without frames until one is not a fifth below the previous one."""
+_LAG = re.compile(rf'^{catalog.CLUSTER_LAG.name}{{collector="(\w+)"}} (\S+)', re.MULTILINE)
 _TOKEN = "token-of-the-collectors"  # noqa: S105 - of the processes of this bench
 
 
@@ -40,7 +45,7 @@ class ScaleSize:
     envelopes: int
     """Minimum envelopes of a measurement."""
     quiet_seconds: float
-    """Time in which the periodic work alone is measured."""
+    """Time in which the periodic work alone is measured: a round of evidence and account, 30 seconds."""
     moved_nodes: int = 3000
     """Nodes of the cluster that loses collectors."""
     change_seconds: float = 8.0
@@ -49,7 +54,7 @@ class ScaleSize:
     """Period of the envelopes of an agent."""
 
 
-THOROUGH = ScaleSize((100, 1000, 10_000), envelopes=4000, quiet_seconds=20.0)
+THOROUGH = ScaleSize((100, 1000, 10_000), envelopes=4000, quiet_seconds=30.0)
 QUICK = ScaleSize(
     (6, 12),
     envelopes=12,
@@ -58,35 +63,6 @@ QUICK = ScaleSize(
     change_seconds=1.0,
     period_seconds=1.0,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Cost of one size of the cluster."""
-
-    nodes: int
-    receiving_seconds: float
-    """Processor time per envelope of a collector that receives it and passes it on."""
-    head_seconds: float
-    """Processor time per envelope that the head applies."""
-    periodic_shares: tuple[float, float]
-    """Share of a core without frames: of a collector that receives, and of the head."""
-    registration_seconds: float
-    """Processor time of receiving collector and head to register a node."""
-    receiving_bytes: int
-    """Resident memory of a collector that receives."""
-    head_bytes: int
-
-    def text(self, frames: int) -> str:
-        """Return all figures; an envelope has a number of frames."""
-        per_frame = [1e6 * each / frames for each in (self.receiving_seconds, self.head_seconds)]
-        periodic = ", ".join(f"{100 * each:.1f} %" for each in self.periodic_shares)
-        memory = ", ".join(map(harness.mebibytes, (self.receiving_bytes, self.head_bytes)))
-        return (
-            f"per envelope {1e3 * self.receiving_seconds:.2f} ms where received, {1e3 * self.head_seconds:.2f} ms at the head"
-            f" (per frame {per_frame[0]:.1f} and {per_frame[1]:.1f} us); periodic work {periodic} of a core (receiving, head);"
-            f" {1e3 * self.registration_seconds:.1f} ms to register a node, in all collectors; resident {memory}"
-        )
 
 
 class HeadPart(NamedTuple):
@@ -196,20 +172,33 @@ class ScaledCluster:
         server = self.servers[to or origin]
         return fleets.LoadProcess(server, count, self.directory / "streams", first)
 
-    def wait_until_applied(self, sent_ns: int, names: Sequence[str], share: int) -> None:
-        """Wait until the head has applied the last envelope of each collector, which was sent after a time."""
-        first = {name: COLLECTORS.index(name) * _share(self.max_nodes) for name in names}
-        paths = [f"/api/v1/nodes/{load.name(number + share - 1)}" for number in first.values()]
+    def wait_until_applied(self, names: Sequence[str]) -> None:
+        """Wait until the head has applied everything that collectors have acknowledged until now.
+
+        Read from its metrics, which cost it little: it is measured meanwhile.
+        """
+        acknowledged_ns = time.time_ns()
 
         def is_applied() -> bool | None:
-            for path in paths:
-                document = json.loads(harness.http_get(self.servers["a"].port, path))
-                streams = document.get("streams", {}).values()
-                if max((each["timestamp_ns"] for each in streams), default=0) < sent_ns:
-                    return None
-            return True
+            asked_ns = time.time_ns()
+            text = harness.http_get(self.servers["a"].port, "/metrics")
+            lags = dict(_LAG.findall(text))
+            applied_ns = [asked_ns - 1e9 * float(lags.get(name, "inf")) for name in names]
+            return min(applied_ns) > acknowledged_ns or None
 
         self.wait(is_applied)
+
+    def rest(self, size: ScaleSize) -> dict[str, harness.ProcessStopwatch]:
+        """Measure collectors without frames, once what follows from new nodes has ended: the account of their GPUs."""
+        before = float("inf")
+        for _ in range(_MAX_RESTS):
+            with self._costs() as quiet:
+                time.sleep(size.quiet_seconds)
+            share = sum(each.share_of_core for each in quiet.values())
+            if share > _RESTED * before:
+                break
+            before = share
+        return quiet
 
     def settle(self, head: str) -> None:
         """Wait until the views of the head contain everything that was received until now."""
@@ -226,51 +215,77 @@ class ScaledCluster:
 
     # Measurements -------------------------------------------------------------------------------
 
-    def measure(self, nodes: int, previous_nodes: int, size: ScaleSize) -> StepCost:
+    def measure(self, nodes: int, previous_nodes: int, size: ScaleSize) -> fleets.StepCost:
         """Add nodes up to a number, and measure frames of the collectors that are not the head."""
-        share, receivers = _share(nodes), [name for name in COLLECTORS if name != "a"]
+        share = _share(nodes)
         with ExitStack() as stack:
             loaders = {
                 name: stack.enter_context(self.load_process(name, share)) for name in COLLECTORS
             }
             with self._costs() as registering:
-                sent_ns = time.time_ns()
                 for loader in loaders.values():
                     self._send(loader)
-                self.wait_until_applied(sent_ns, COLLECTORS, share)
+                self.wait_until_applied(COLLECTORS)
             self.turn += 1
+            # Two turns more: the second envelope of a node is not yet of the usual cost.
+            for _ in range(2):
+                for loader in loaders.values():
+                    self._send(loader)
+                self.turn += 1
+            self.wait_until_applied(COLLECTORS)
             memory = {name: server.memory().resident for name, server in self.servers.items()}
-            with self._costs() as quiet:
-                time.sleep(size.quiet_seconds)
-            turns = max(1, size.envelopes // (share * len(receivers)))
-            for name in receivers:
-                loaders[name].execute("prepare", self.turn, turns)
-            with self._costs() as sending:
-                for _ in range(turns):
-                    sent_ns = time.time_ns()
-                    for name in receivers:
-                        loaders[name].execute("post", fleets.CONNECTIONS, 1)
-                self.wait_until_applied(sent_ns, receivers, share)
-            self.turn += turns
-        envelopes = turns * share * len(receivers)
-
-        def of_frames(names: Sequence[str]) -> float:
-            return sum(
-                sending[name].cpu_seconds - quiet[name].share_of_core * sending[name].wall_seconds
-                for name in names
-            )
-
+            quiet = self.rest(size)
+            del loaders["a"]
+            costs = self.send_frames(loaders, share, quiet, size)
         added = nodes - previous_nodes
         registered = sum(each.cpu_seconds for each in registering.values())
-        return StepCost(
+        return fleets.StepCost(
             nodes,
-            of_frames(receivers) / envelopes,
-            of_frames(["a"]) / envelopes,
+            *costs,
             (quiet["b"].share_of_core, quiet["a"].share_of_core),
             registered / added,
             memory["b"],
             memory["a"],
         )
+
+    def measure_few(self, nodes: int, size: ScaleSize) -> fleets.FrameCosts:
+        """Measure frames of so many nodes only, while all others do not send."""
+        share = _share(nodes)
+        with ExitStack() as stack:
+            loaders = {
+                name: stack.enter_context(self.load_process(name, share)) for name in COLLECTORS[1:]
+            }
+            return self.send_frames(loaders, share, self.rest(size), size)
+
+    def send_frames(
+        self,
+        loaders: Mapping[str, fleets.LoadProcess],
+        share: int,
+        quiet: Mapping[str, harness.ProcessStopwatch],
+        size: ScaleSize,
+    ) -> fleets.FrameCosts:
+        """Send envelopes of a number of nodes of each load generator, and measure them."""
+        # In each of three turns one envelope begins another 30 seconds of the evidence.
+        turns = 3 * max(1, round(size.envelopes / (3 * share * len(loaders))))
+        for loader in loaders.values():
+            loader.execute("prepare", self.turn, turns)
+        reference = fleets.unpack_seconds(self.directory / "streams")
+        with self._costs() as sending:
+            for _ in range(turns):
+                for loader in loaders.values():
+                    loader.execute("post", fleets.CONNECTIONS, 1)
+            self.wait_until_applied([*loaders])
+        reference = (reference + fleets.unpack_seconds(self.directory / "streams")) / 2
+        self.turn += turns
+
+        def per_envelope(names: Iterable[str]) -> float:
+            seconds = sum(
+                sending[name].cpu_seconds - quiet[name].share_of_core * sending[name].wall_seconds
+                for name in names
+            )
+            return seconds / (turns * share * len(loaders))
+
+        return fleets.FrameCosts(per_envelope(loaders), per_envelope(["a"]), reference)
 
     def _send(self, loader: fleets.LoadProcess) -> None:
         loader.execute("prepare", self.turn, 1)
@@ -334,7 +349,7 @@ def main(
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
     frames = sum(stream.rows for stream in streams)
-    steps: list[StepCost] = []
+    steps: list[fleets.StepCost] = []
     moved = min(size.moved_nodes, nodes[-1])
     share = _share(moved)
     with running_pair() as pair, ExitStack() as stack:
@@ -343,6 +358,7 @@ def main(
         for previous_nodes, node_count in zip((0, *nodes), nodes, strict=False):
             steps.append(cluster.measure(node_count, previous_nodes, size))
             click.echo(f"{node_count:,} nodes: {steps[-1].text(frames)}", err=True)
+        few = cluster.measure_few(nodes[0], size) / steps[0].costs
     # Another database: the head shows all nodes that collectors of these names had.
     with running_pair() as pair, ExitStack() as stack:
         cluster = ScaledCluster(pair.url, directory / "failover", moved, stack, _VIEW_SECONDS)
@@ -357,16 +373,16 @@ def main(
         takeover, takeover_cpu = cluster.take_over("c", 2 * share)
     first, before, last = steps[0], steps[-2], steps[-1]
     name = f"{last.nodes:,} nodes / {first.nodes:,}"
-    report.ratio(
-        f"processor time per frame received, {name}",
-        last.receiving_seconds / first.receiving_seconds,
-        GROWTH,
-    )
-    report.ratio(
-        f"processor time per frame of the head, {name}",
-        last.head_seconds / first.head_seconds,
-        GROWTH,
-    )
+    grown = last.costs / first.costs
+    for ratios, title in (
+        (few, f"{first.nodes:,} of {last.nodes:,} nodes / {first.nodes:,}"),
+        (grown, name),
+    ):
+        report.ratio(
+            f"processor time per frame received, {title}", ratios.receiving_seconds, GROWTH
+        )
+        report.ratio(f"processor time per frame of the head, {title}", ratios.head_seconds, GROWTH)
+        report.ratio(f"the same to unpack it here, {title}", ratios.reference_seconds)
     report.ratio(f"nodes of a lost collector fresh in the views, {share:,} nodes", fresh, FAILOVER)
     report.ratio("of it, until the last of its nodes has sent", sent, unit=" s")
     views = viewing.share_of_core * last.nodes / moved
