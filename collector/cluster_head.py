@@ -305,8 +305,12 @@ class ClusterHead:
         )
         try:
             content = None if nodes is None else membership.encode_nodes(nodes)
-            members = membership.exchange(database, own_member, content, self.refresher.wall_ns)
-            return self.lease.take(database) is not None, members
+            exchange = partial(membership.exchange, database, own_member)
+            is_head = self.state is not None
+            members = exchange(content, self.refresher.wall_ns, reads_nodes=is_head)
+            is_held = self.lease.take(database) is not None
+            is_new = is_held and not is_head
+            return is_held, exchange(None, self.refresher.wall_ns) if is_new else members
         except (databases.UnusableLedgerError, membership.NameInUseError):
             self._written_at = -WRITE_NODES_SECONDS
             raise

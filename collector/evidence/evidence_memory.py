@@ -225,6 +225,11 @@ class UnstoredFacts:
         if position is not None:
             self._writing.setdefault(node, {})[fact] = position
 
+    @property
+    def has_contacts(self) -> bool:
+        """True if the database lacks first contacts, or may lack them."""
+        return not self.log or any(CONTACTS in facts for facts in self._waiting.values())
+
     def begin_contacts(self) -> None:
         """Record that all first contacts are about to be written."""
         for node in self._waiting:

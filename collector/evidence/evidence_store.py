@@ -205,15 +205,22 @@ class EvidenceStore:
             row = evidence_tables.newest_file(connection, kind)
         return row.content if row else None
 
-    def homes(self) -> dict[str, dict[str, int]]:
-        """Return for every GPU the nodes it was seen in, and since when."""
+    def homes(self, gpus: Collection[str] | None = None) -> dict[str, dict[str, int]]:
+        """Return for some GPUs, or all, the nodes they were seen in, and since when."""
         with self._database.transaction() as connection:
-            return evidence_tables.read_homes(connection)
+            return read_homes(connection, gpus)
 
     def contacts(self) -> node_intervals.Contacts:
         """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
             return evidence_tables.read_contacts(connection)
+
+    def count_contacts(self) -> int:
+        """Return the number of rows of first receipts, of which none is ever changed or deleted."""
+        with self._database.transaction() as connection:
+            return connection.execute(
+                select(func.count()).select_from(evidence_tables.first_contacts)
+            ).scalar_one()
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
         """Return everything about a GPU in a window, with the facts around it that affect it."""
@@ -361,3 +368,19 @@ class EvidenceStore:
         )
         with self._database.transaction() as connection:
             return {row.node: row.end_ns for row in connection.execute(query)}
+
+
+def read_homes(
+    connection: Connection, gpus: Collection[str] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return for some GPUs, or all, the nodes they were seen in, and since when."""
+    of, homes = evidence_tables.gpu_nodes.c, dict[str, dict[str, int]]()
+    query = select(of.gpu_uuid, of.node, func.min(of.since_ns)).group_by(of.gpu_uuid, of.node)
+    queries = [query]
+    if gpus is not None:
+        groups = evidence_tables.group_items(sorted(gpus))
+        queries = [query.where(of.gpu_uuid.in_(gpu_group)) for gpu_group in groups]
+    for home_query in queries:
+        for gpu, node, first_ns in connection.execute(home_query):
+            homes.setdefault(gpu, {})[node] = first_ns
+    return homes

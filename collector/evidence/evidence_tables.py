@@ -269,15 +269,6 @@ def find_differences(kind: str, before: str, after: str) -> list[tuple[str, str,
     return [("", "", start_ns, end_ns)]
 
 
-def read_homes(connection: sa.Connection) -> dict[str, dict[str, int]]:
-    """Return for every GPU the nodes it was seen in, and since when."""
-    key, since_ns = (gpu_nodes.c.gpu_uuid, gpu_nodes.c.node), sa.func.min(gpu_nodes.c.since_ns)
-    homes: dict[str, dict[str, int]] = {}
-    for gpu, node, first_ns in connection.execute(sa.select(*key, since_ns).group_by(*key)):
-        homes.setdefault(gpu, {})[node] = first_ns
-    return homes
-
-
 def find_new_homes(
     connection: sa.Connection, since: dict[tuple[str, str], int]
 ) -> list[dict[str, Any]]:

@@ -209,8 +209,9 @@ class DayFinalizer:
             return
         files = await database.call_database(stores.store.files)
         self.decided(files.decisions)
-        homes = await self._finalize(stores, self.wall_ns())
-        homes = {gpu: homes[gpu] for gpu in self._days.gpus.keys() & homes.keys()}
+        await self._finalize(stores, self.wall_ns())
+        counted = (self._open_days.stale | self.book.late) & self._days.gpus.keys()
+        homes = await database.call_database(stores.store.homes, counted)
         await self._open_days.count_new(stores, files, homes)
 
     async def _store_all(self, *, everything: bool) -> ledger_days.MeteringStores | None:
@@ -295,13 +296,8 @@ class DayFinalizer:
 
     # Finalizing --------------------------------------------------------------------------------
 
-    async def _finalize(
-        self, stores: ledger_days.MeteringStores, now_ns: int
-    ) -> ledger_days.GpuNodes:
-        """Write the days that are due, with the lease, and include new days of the ledger in the account.
-
-        Return the nodes of all GPUs.
-        """
+    async def _finalize(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
+        """Write the days that are due, with the lease, and include new days of the ledger in the account."""
         term = await database.call_database(self.lease.take, stores.ledger.database)
         await self._follow(stores)
         if term is None or term.epoch != self._epoch:
@@ -314,7 +310,7 @@ class DayFinalizer:
             self._since_ns = min(self._since_ns, term.processed_ns or first_ns)
         changes = set(await database.call_database(stores.store.changes, self._since_ns))
         # Read after the changes, to contain the nodes of the GPUs in them.
-        homes = await database.call_database(stores.store.homes)
+        homes = await database.call_database(stores.store.homes) if term else {}
         if term is not None:
             await self._read_last_days(stores, term, homes, now_ns)
         self._epoch = term.epoch if term else 0
@@ -333,7 +329,6 @@ class DayFinalizer:
         self._since_ns = now_ns - evidence_writer.MARGIN_NS
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         self._days.forget_revisions(oldest_day)
-        return homes
 
     async def _read_last_days(
         self,

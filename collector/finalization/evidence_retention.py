@@ -16,7 +16,13 @@ from sqlalchemy import Connection, func, select
 
 from collector import archive_stores, clock as collector_clock, config, work_limits
 from collector.billing.billing_store import BillingStore
-from collector.evidence import archive_files, claim_archive, evidence_archive, evidence_tables
+from collector.evidence import (
+    archive_files,
+    claim_archive,
+    evidence_archive,
+    evidence_store,
+    evidence_tables,
+)
 from collector.fleet.view_cells import ViewCell
 from collector.ledger import leases, ledger_queries
 from collector.ledger.database import Database, UnusableLedgerError, call_database
@@ -266,7 +272,7 @@ class EvidenceRetention:
     ) -> dict[str, list[range]]:
         """Return the days that the ledger does not have of some GPU, by node; log their number when it changes."""
         with archive.database.transaction(is_snapshot=True) as connection:
-            homes = evidence_tables.read_homes(connection)
+            homes = evidence_store.read_homes(connection)
             missing = list(ledger_queries.find_missing_days(connection, homes, days))
         if missing and len(missing) != self.missing_days:
             first = f"{missing[0].gpu} on {evidence_archive.format_day(missing[0].day)}"

@@ -58,6 +58,8 @@ class EvidenceWriter:
     _stored_files: set[str] = field(default_factory=set)
     """Files of `waiting` that the database has, and that could not be deleted yet."""
     _problems: list[evidence_records.EvidenceProblem] = field(default_factory=list)
+    _contacts: int = -1
+    """Number of first contacts in the database when they were last read: those of all collectors."""
     _merged_ns: int = 0
     """Time up to which reports of other collectors were merged."""
 
@@ -95,6 +97,9 @@ class EvidenceWriter:
         """Exchange receipts with the database, before any evidence that depends on them."""
         if self.book.intervals.unstored.log:  # other collectors may write to the database
             await self._merge_reports(store)
+        count = await database.call_database(store.count_contacts)
+        if count == self._contacts and not self.book.intervals.unstored.has_contacts:
+            return
         contacts = await database.call_database(store.contacts)
         self.book.merge_contacts(contacts)
         new = node_intervals.find_new_contacts(self.book.receipts, contacts)
@@ -105,6 +110,7 @@ class EvidenceWriter:
             for node, gpu in pairs:
                 if (node, gpu) in self.rejected:
                     unstored.keep(node, evidence_memory.CONTACTS)
+        self._contacts = count
 
     async def _write_contacts(
         self,

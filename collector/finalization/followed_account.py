@@ -39,6 +39,8 @@ class FollowedAccount:
     _counter: ledger_days.OpenDayCounter = field(init=False)
     _head: head_chain.ChainHead | None = None
     """Newest entry of the ledger when it was read."""
+    _contacts: int = -1
+    """Number of first contacts in the database when they were last read."""
     _accounted: set[str] = field(default_factory=set)
     _handled: set[evidence_tables.EvidenceChange] = field(default_factory=set)
     """Changes of the period that were counted."""
@@ -70,7 +72,10 @@ class FollowedAccount:
     async def refresh(self) -> None:
         """Read what the database has of the GPUs in memory, and release what it has received."""
         stores, now_ns = await call_database(self.open), self.wall_ns()
-        self.book.merge_contacts(await call_database(stores.store.contacts))
+        count = await call_database(stores.store.count_contacts)
+        if count != self._contacts:
+            self.book.merge_contacts(await call_database(stores.store.contacts))
+            self._contacts = count
         await self._read_ledger(stores, now_ns)
         changes = set(await call_database(stores.store.changes, now_ns - _CHANGES_NS))
         new, self._handled = changes - self._handled, changes

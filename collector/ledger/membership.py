@@ -179,11 +179,16 @@ def decode_nodes(content: bytes) -> dict[str, int]:
 
 
 def exchange(
-    database: Database, member: ClusterMember, nodes: bytes | None, wall_ns: Callable[[], int]
+    database: Database,
+    member: ClusterMember,
+    nodes: bytes | None,
+    wall_ns: Callable[[], int],
+    *,
+    reads_nodes: bool = True,
 ) -> ClusterMembers:
     """Write the row of a collector, and return all rows. `nodes` are written unless they are None.
 
-    `wall_ns` is the clock of the collector. Blocking; raises UnusableLedgerError, NameInUseError.
+    Those of other collectors are read for the head only: they grow with the cluster. `wall_ns` is the clock of the collector. Blocking; raises UnusableLedgerError, NameInUseError.
     """
     clock: Any = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
     values = {"url": member.url, "holder": member.holder, "seen_at": clock}
@@ -209,8 +214,12 @@ def exchange(
             new = {"name": member.name, "nodes": b""} | values
             connection.execute(schema.insert_new(connection, rows).values(**new))
         written_seconds = sa.extract("epoch", rows.c.seen_at)
+        columns = [c for c in rows.c if c is not rows.c.nodes]
+        known_nodes = rows.c.nodes if reads_nodes else sa.literal(b"").label("nodes")
         query = (
-            sa.select(rows, age.label("age"), written_seconds.label("written_seconds"))
+            sa.select(
+                *columns, known_nodes, age.label("age"), written_seconds.label("written_seconds")
+            )
             .where(age < REMOVED_SECONDS)
             .order_by(rows.c.name)
         )
