@@ -29,7 +29,7 @@ COLLECTORS = ("a", "b", "c")
 GROWTH = harness.Aim("<=", 1.25)
 FAILOVER = harness.Aim("<=", 60, " s")
 _KIB = 1024
-_NEVER, _VIEW_SECONDS = 86_400.0, 2.0
+_NEVER, _VIEW_SECONDS, _QUIET_SECONDS = 86_400.0, 2.0, 120.0
 _POLL_SECONDS, _LIMIT_SECONDS = 0.2, 600.0
 _MAX_RESTS, _RESTED = 6, 0.8
 """Measurements without frames until one is not a fifth below the previous one."""
@@ -83,7 +83,7 @@ class ScaledCluster:
     max_nodes: int
     stack: ExitStack
     view_seconds: float
-    """Time between two refreshes of the views."""
+    """Time between two refreshes of the views; evidence is written after so many seconds, but with no shorter pause than usual."""
     servers: dict[str, harness.ServerProcess] = field(default_factory=dict)
     turn: int = 0
     more_nodes: Sequence[str] = ()
@@ -112,6 +112,7 @@ class ScaledCluster:
                 "AUDIT__REQUIRED_WITNESSES": "0",
                 "STALE_SECONDS": "86400",
                 "VIEW_REFRESH_SECONDS": str(self.view_seconds),
+                "METERING__QUIET_SECONDS": str(max(_QUIET_SECONDS, self.view_seconds)),
                 "CLUSTER__ADVERTISED_URL": f"http://{harness.HOST}:{port}",
                 "CLUSTER__NAME": name,
                 "CLUSTER__TOKEN_FILE": str(token),
