@@ -273,6 +273,8 @@ class SwitchesSettings(Struct, frozen=True, kw_only=True):
     """Addresses and credentials of the switches (TOML); see docs/switches.md. The extra switches is required. Empty:
     none.
     """
+    cabling_file: str = ""
+    """Links between switch ports and NICs (CSV: switch,port,node,interface), for those without LLDP. Empty: none."""
     period_seconds: Annotated[float, Meta(ge=5, le=3600)] = 30.0
     """Seconds between two polls of a switch. Neighbours are read once per minute at most."""
     timeout_seconds: Annotated[float, Meta(gt=0, le=30)] = 2.0

@@ -327,7 +327,7 @@ class Collector:
             ledger_problem=self.ledger_probe.problem,
             read_only=self.read_only,
             console=self.settings.console,
-            switch_cells=lambda: self.switches.reading_cells(self.core),
+            switches=self.switches,
         )
         self.remote_write.cells, self.switches.submit = api.cells, receiver.receive_own
         billing = billing_api.BillingApi(

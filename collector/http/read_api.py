@@ -29,12 +29,13 @@ from collector.finalization.day_finalizer import DayFinalizer
 from collector.fleet import view_cells
 from collector.fleet.fleet import FleetNode, StreamRow
 from collector.framelog import framelog
-from collector.http import access_control, gpus_api, incidents_api, node_readings
+from collector.http import access_control, gpus_api, incidents_api, node_readings, switches_api
 from collector.http.identity_conflicts import IdentityConflictDetector
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
+from collector.switches import switch_polling
 from collector.views import find_fresh_rows, node_rollups
 from railscope import exposition, server_connections, service, timestamps
 from railscope.catalog import collector as catalog, declare
@@ -183,8 +184,9 @@ class ViewApi:
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
-    switch_cells: Callable[[], Iterable[view_cells.ViewCell]] = tuple
-    """Returns the readings of the switches that this collector polls."""
+    switches: switch_polling.SwitchPolling = field(
+        default_factory=lambda: switch_polling.SwitchPolling((), time.time_ns)
+    )
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
 
     def with_state(
@@ -214,6 +216,7 @@ class ViewApi:
             "events": self._events,
             **self.jobs_api.handlers(),
             **incidents_api.IncidentsApi(self.incidents).handlers(),
+            **switches_api.SwitchesApi(self.core, self.switches.cabling, self.wall_ns).handlers(),
         }
 
     @property
@@ -237,7 +240,7 @@ class ViewApi:
             views.jobs.cells(),
             self.incidents().cells(),
             self.metrics.cells(views),
-            self.switch_cells(),
+            self.switches.reading_cells(self.core),
         )
 
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:

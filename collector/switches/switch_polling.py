@@ -18,10 +18,16 @@ from functools import partial
 import structlog
 
 from collector.config import SwitchesSettings
+from collector.fleet.fleet import SWITCH_PREFIX
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
-from collector.switches import snmp_reader, switch_frames, switch_reading, switch_view
-from collector.switches.switch_settings import ConfiguredSwitch, is_loopback, read_switches
+from collector.switches import links, snmp_reader, switch_frames, switch_reading, switch_view
+from collector.switches.switch_settings import (
+    ConfiguredSwitch,
+    is_loopback,
+    read_cabling,
+    read_switches,
+)
 from railscope import service, wire
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
@@ -90,6 +96,7 @@ class SwitchPolling:
     wall_ns: Callable[[], int]
     may_poll: Callable[[], bool] = lambda: True
     """True if this collector polls, and not another one."""
+    cabling: Sequence[links.CabledLink] = ()
     submit: Submit = _reject
     make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = make_reader
     random_share: Callable[[], float] = random.random
@@ -108,7 +115,7 @@ class SwitchPolling:
             make_reader(switch)  # its library must be installed
             if switch.gnmi and switch.gnmi.plaintext and not is_loopback(switch.host):
                 log.warning("switch_connection_unencrypted", switch=switch.name)
-        return cls(configured, wall_ns, may_poll)
+        return cls(configured, wall_ns, may_poll, read_cabling(settings))
 
     async def run(self) -> None:
         """Poll until cancelled, while permitted."""
@@ -217,4 +224,5 @@ class SwitchPolling:
         """Return the readings of each switch whose last poll succeeded; iterating over them may block."""
         is_shown = self.may_poll()
         polled = [name for name, each in self.polled.items() if is_shown and not each.problem]
-        return switch_view.reading_cells([switch_view.take_snapshot(core, name) for name in polled])
+        nodes = [core.fleet.switches.get(SWITCH_PREFIX + name) for name in polled]
+        return switch_view.reading_cells([switch_view.take_snapshot(core, node) for node in nodes])

@@ -21,12 +21,15 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from collector.config import SwitchesSettings
+from collector.files import watched_file
+from collector.switches.links import CabledLink
 from railscope import server_connections, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 
@@ -170,6 +173,32 @@ def read_switches(settings: SwitchesSettings) -> tuple[ConfiguredSwitch, ...]:
             message = f"{location} address: also that of [{other.name}]: expected one table for each switch"
             raise SettingsError(message)
     return tuple(switches.values())
+
+
+def read_cabling(settings: SwitchesSettings) -> tuple[CabledLink, ...]:
+    """Return the rows of the cabling file. Blocking; raises SettingsError."""
+    if not settings.cabling_file:
+        return ()
+    text = read_named_file("switches.cabling_file", settings.cabling_file)
+    try:
+        return tuple(_cabled_links(text))
+    except watched_file.FileError as error:
+        message = f"invalid switches.cabling_file {settings.cabling_file}: {error}"
+        raise SettingsError(message) from error
+
+
+def _cabled_links(text: str) -> Iterator[CabledLink]:
+    lines: dict[tuple[str, str], int] = {}
+    for number, row in watched_file.read_rows(text, CabledLink._fields):
+        link = CabledLink(*map(str.strip, row))
+        if not all(link):
+            message = f"line {number}: expected a value in each column"
+            raise watched_file.FileError(message)
+        for end in ((link.switch, link.port), (link.node, link.interface)):
+            if lines.setdefault(end, number) != number:
+                message = f"line {number}: {'/'.join(end)} is also in line {lines[end]}: expected one cable for each end"
+                raise watched_file.FileError(message)
+        yield link
 
 
 def _configured(

@@ -1,34 +1,42 @@
-"""Current readings of switches, from the fleet: cells of the metrics endpoint.
+"""Current readings of switches, from the fleet: cells of the metrics endpoint, and the ends of links.
 
-Readings are taken from the fleet on the event loop, as they change there; everything that follows may run in a thread.
+Values are taken from the fleet on the event loop, as they change there; everything that follows may run in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from collector.fleet.fleet import SWITCH_PREFIX
+from collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from collector.fleet.schema_columns import columns_of
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
+from collector.switches import links, switch_reading
 from railscope.catalog import INFO, METRICS
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Absent, Reading, from_stored
 from railscope.wire import WireEntity, WireSchema
 
+NEIGHBOUR_STREAM = "neighbour"
+"""Stream of agents with the neighbours of NICs."""
+
 
 class StreamSnapshot(NamedTuple):
-    """Last frame of one stream of a switch."""
+    """Last frame of one stream of a node or switch."""
 
-    schema: WireSchema
+    read_schema: Callable[[], WireSchema]
+    """Blocking; raises OSError."""
     values: list[int]
     codes: list[int]
     timestamp_ns: int
 
     def readings(self) -> Iterator[tuple[Metric, WireEntity, Reading]]:
-        """Yield all readings of metrics in the catalog; counters are exact."""
-        for column, group, member in columns_of(self.schema):
+        """Yield all readings of metrics in the catalog; counters are exact. Blocking."""
+        schema = self.read_schema()
+        for column, group, member in columns_of(schema):
             metric = METRICS.get(group.metric)
             if metric is None:
                 continue
@@ -36,35 +44,37 @@ class StreamSnapshot(NamedTuple):
             if self.codes[column] == PRESENT:
                 is_counter = metric.kind is MetricKind.COUNTER
                 reading = from_stored(self.values[column], counter=is_counter)
-            yield metric, self.schema.entities[member], reading
+            yield metric, schema.entities[member], reading
 
 
 SwitchSnapshot = Mapping[str, StreamSnapshot]
-"""Last frames of a switch, by stream."""
+"""Last frames of a node or switch, by stream."""
 
 
-def take_snapshot(core: CollectorState, switch: str) -> SwitchSnapshot:
-    """Return the last frames of a switch; none if it has never reported."""
-    node = core.fleet.switches.get(SWITCH_PREFIX + switch)
+def take_snapshot(
+    core: CollectorState, node: FleetNode | None, streams: Collection[str] = ()
+) -> SwitchSnapshot:
+    """Return the last frames of a node or switch, of some streams or of all; none if it has never reported."""
     return {
         stream: StreamSnapshot(
-            core.schemas.read(row.schema),
+            partial(core.schemas.read, row.schema),
             row.block.values_of(row.index).tolist(),
             row.block.reasons_of(row.index).tolist(),
             row.timestamp_ns,
         )
         for stream, row in (node.rows.items() if node else ())
+        if not streams or stream in streams
     }
 
 
 def reading_cells(snapshots: Iterable[SwitchSnapshot]) -> Iterator[ViewCell]:
-    """Yield the readings of switches that have a value, and their facts."""
+    """Yield the readings of switches that have a value, and their facts. Blocking."""
     for snapshot in snapshots:
         for stream in snapshot.values():
             for metric, entity, reading in stream.readings():
                 if not isinstance(reading, Absent):
                     yield ViewCell(metric, entity.key, in_units(metric, reading))
-            for entity in stream.schema.entities:
+            for entity in stream.read_schema().entities:
                 info = INFO.get(entity.kind)
                 if info and entity.facts:
                     facts = tuple(entity.facts.get(name, "") for name in info.about.facts)
@@ -75,3 +85,74 @@ def in_units(metric: Metric, value: int) -> int | float:
     """Return a stored value in base units; an integer stays exact."""
     numerator, denominator = metric.scale.as_integer_ratio()
     return value * numerator if denominator == 1 else value * numerator / denominator
+
+
+# Ends of links -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LinkEnds:
+    """Ends of all links, from the schemas of nodes and switches; those of a schema are determined once."""
+
+    core: CollectorState
+    _hosts: dict[bytes, tuple[links.HostEnd, ...]] = field(default_factory=dict)
+
+    def schemas(self) -> tuple[list[tuple[str, bytes]], list[tuple[str, dict[str, bytes]]]]:
+        """Return the schemas of all nodes and switches, which change on the event loop."""
+        fleet = self.core.fleet
+        nodes = [
+            (name, node.rows[NEIGHBOUR_STREAM].schema)
+            for name, node in fleet.nodes.items()
+            if NEIGHBOUR_STREAM in node.rows
+        ]
+        switches = [
+            (name.removeprefix(SWITCH_PREFIX), {s: row.schema for s, row in node.rows.items()})
+            for name, node in fleet.switches.items()
+        ]
+        return nodes, switches
+
+    def hosts(self, schemas: Iterable[tuple[str, bytes]]) -> list[links.HostEnd]:
+        """Return the ends of the NICs of all nodes. Blocking."""
+        found = {}
+        for _, digest in schemas:
+            ends = self._hosts.get(digest)
+            found[digest] = ends or tuple(_host_ends(self.core.schemas.read(digest)))
+        self._hosts = found
+        return [end._replace(node=node) for node, digest in schemas for end in found[digest]]
+
+    def switches(self, schemas: Iterable[tuple[str, dict[str, bytes]]]) -> list[links.SwitchEnd]:
+        """Return the ends of the ports of all switches. Blocking."""
+        ends: list[links.SwitchEnd] = []
+        for name, streams in schemas:
+            read = {stream: self.core.schemas.read(digest) for stream, digest in streams.items()}
+            ends += _switch_ends(name, read)
+        return ends
+
+
+def _facts(schema: WireSchema | None, kind: str) -> dict[tuple[str, ...], dict[str, str]]:
+    entities = schema.entities if schema else ()
+    return {entity.key: entity.facts for entity in entities if entity.kind == kind}
+
+
+def _host_ends(schema: WireSchema) -> Iterator[links.HostEnd]:
+    neighbours = _facts(schema, "nic_neighbour")
+    for key, nic in _facts(schema, "nic").items():
+        facts = neighbours.get(key, {})
+        announced = (facts.get(name, "") for name in ("switch", "switch_port", "chassis"))
+        yield links.HostEnd("", key[0], nic.get("rail", ""), *announced)
+
+
+def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[links.SwitchEnd]:
+    switch_facts = _facts(streams.get(switch_reading.SWITCH), "switch").get((name,), {})
+    neighbours = _facts(streams.get(switch_reading.NEIGHBOURS), "switch_neighbour")
+    for key, facts in _facts(streams.get(switch_reading.PORTS), "switch_port").items():
+        neighbour = neighbours.get(key, {})
+        yield links.SwitchEnd(
+            name,
+            key[1],
+            (facts.get("alias", ""), facts.get("description", ""), facts.get("mac_address", "")),
+            switch_facts.get("system_name", ""),
+            switch_facts.get("chassis", ""),
+            neighbour.get("system_name", ""),
+            neighbour.get("neighbour_port", ""),
+        )

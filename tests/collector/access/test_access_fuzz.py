@@ -31,7 +31,7 @@ SECRET, OWN = 312_345_678, 387_654_321
 """Numbers of another tenant and of the cluster, and of the requesting tenant."""
 PATHS = (
     "/", "/-/healthy", "/-/ready", "/metrics", "/v1/frames", "/api/v1/cluster", "/api/v1/rails",
-    "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/gpus", "/api/v1/events", "/api/v1/tenants", "/api/v1/account",
+    "/api/v1/nodes", "/api/v1/nodes/n1", "/api/v1/gpus", "/api/v1/switches", "/api/v1/links", "/api/v1/events", "/api/v1/tenants", "/api/v1/account",
     "/api/v1/statements", "/api/v1/statements/speech/2026-01", "/api/v1/statements/vision/2026-01",
     "/api/v1/exports/2026-01", "/api/v1/exports/2026-01?tenant=speech", "/api/v1/audit",
     "/api/v1/audit/entries/0", "/api/v1/audit/checkpoint", "/api/v1/audit/consistency",

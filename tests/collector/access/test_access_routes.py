@@ -42,6 +42,9 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
     ("GET", "/api/v1/gpus"): ("operator auditor tenant", 200),
     ("GET", "/api/v1/gpus?tenant=speech"): ("operator auditor", 200),
+    ("GET", "/api/v1/switches"): ("operator auditor", 200),
+    ("GET", "/api/v1/switches/leaf-07"): ("operator auditor", 404),
+    ("GET", "/api/v1/links"): ("operator auditor", 200),
     ("GET", "/api/v1/inventory"): ("operator auditor", 200),
     ("GET", "/api/v1/events"): ("operator auditor", 200),
     ("GET", "/api/v1/incidents"): ("operator auditor tenant", 503),  # the diagnosis is off
@@ -352,6 +355,7 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
             source="slurm",
             workload="1",
             incident="x",
+            switch="leaf-07",
         )
         if route.name == "audit_entry":
             path = "/api/v1/audit/entries/x"

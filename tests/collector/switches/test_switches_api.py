@@ -1,0 +1,103 @@
+"""API of switches: the list, a switch with its ports, and links with the counters of both ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from makers import FrameSender
+from running_collector import RunningCollector, run_collector, settings_in
+
+from collector.config import IngestLimits, SwitchesSettings
+from railscope.catalog import cabling, entities, nic
+from railscope.frame import Entity, Schema
+from tests.support import snmpd
+
+
+def poll_on_request(one: RunningCollector) -> None:
+    """Let the first poll of the collector itself begin after a minute, long after the test."""
+    one.collector.switches.random_share = lambda: 1.0
+
+
+async def report_nic(one: RunningCollector, switch: str, port: str, node: str = "n1") -> None:
+    """Send frames of a node whose NIC eth0 receives LLDP of a switch port and has counters."""
+    of_nic = Entity(entities.NIC, ("eth0",), {"rail": "3"})
+    facts = {"switch": switch, "switch_port": port}
+    neighbour = Entity(entities.NIC_NEIGHBOUR, ("eth0",), facts)
+    known = Schema("neighbour", ((cabling.NEIGHBOUR_KNOWN, of_nic),), (neighbour,))
+    priority = Entity(entities.NIC_PRIORITY, ("eth0", "3"))
+    columns = ((nic.PFC_RECEIVED, priority), (nic.SENT, of_nic))
+    counters = Schema("nic", tuple(columns[i] for i in Schema.ordered(columns)))
+    sender = FrameSender(node)
+    values = {nic.PFC_RECEIVED: 1013, nic.SENT: 10**18 + 1}
+    row = [values[metric] for metric, _ in counters.columns]
+    frames = [*sender.frames(known, [[1]], at=0), *sender.frames(counters, [row], at=0)]
+    status, _ = await one.post(sender.body(frames, schemas=True), node=node)
+    assert status == 200
+
+
+async def polled(one: RunningCollector) -> None:
+    polling = one.collector.switches
+    await polling.poll(polling.polled["leaf-07"])
+    assert polling.polled["leaf-07"].problem == ""
+
+
+def settings(tmp_path: Path, agent: snmpd.SwitchAgent, cabling_rows: str = "") -> Any:
+    rows = tmp_path / "cabling.csv"
+    rows.write_text("switch,port,node,interface\n" + cabling_rows)
+    switches = SwitchesSettings(
+        file=str(agent.write_switches(tables="sonic", period_seconds=60.0)), cabling_file=str(rows)
+    )
+    return settings_in(tmp_path, limits=IngestLimits(), switches=switches)
+
+
+async def test_switches_with_ports_links_and_counters_of_both_ends(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    async with run_collector(settings(tmp_path, agent), poll_on_request) as one:
+        await polled(one)
+        await report_nic(one, "leaf-07", "Ethernet0")
+        (row,) = (await one.json("/api/v1/switches"))["switches"]
+        assert (row["switch"], row["ports"], row["system_name"]) == ("leaf-07", 2, "leaf-07")
+        assert row["missing_tables"] == "IEEE8021-PFC-MIB"
+        switch = await one.json("/api/v1/switches/leaf-07")
+        port, other = switch["ports"]
+        assert (port["port"], port["alias"]) == ("Ethernet0", "TO-SERVER-1")
+        assert port["neighbour"]["system_name"] == "gpu-0001"
+        assert "link" not in other
+        link = port["link"]
+        assert (link["node"], link["interface"], link["rail"]) == ("n1", "eth0", "3")
+        counters = {(c["quantity"], c.get("priority")): c for c in link["counters"]}
+        sent = counters["to_host_pfc_pause_frames", "3"]
+        assert (sent["switch"], sent["host"]) == (1013, 1013)
+        bytes_sent = counters["to_switch_bytes", None]
+        assert (bytes_sent["switch"], bytes_sent["host"]) == (10**18 + 1, 10**18 + 1)
+        assert counters["to_host_packets", None]["host"] == "unsupported"
+        absent = "railscope_switch_port_all_priorities_receive_pfc_pause_frames_total"
+        assert {"metric": absent, "absent": "unsupported"} in port["readings"]
+        listed = await one.json("/api/v1/links")
+        assert listed["links"] == [
+            {"switch": "leaf-07", "port": "Ethernet0", "node": "n1", "interface": "eth0", "rail": "3", "evidence": ["host_lldp"]}
+        ]  # fmt: skip
+        status, _ = await one.get("/api/v1/switches/leaf-99")
+        assert status == 404
+
+
+async def test_cabling_file_that_contradicts_lldp_is_a_fault(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    rows = "leaf-07,Ethernet4,n1,eth0\nleaf-07,Ethernet0,n2,eth0\n"
+    async with run_collector(settings(tmp_path, agent, rows), poll_on_request) as one:
+        await polled(one)
+        await report_nic(one, "leaf-07", "Ethernet0")
+        faults = (await one.json("/api/v1/links"))["cabling_faults"]
+        n1, n2, none = (
+            {"node": node, "interface": interface}
+            for node, interface in (("n1", "eth0"), ("n2", "eth0"), ("", ""))
+        )
+        assert faults == [
+            {"kind": "file_differs", "switch": "leaf-07", "port": "Ethernet0", "found": n1, "stated": n2},
+            {"kind": "file_differs", "switch": "leaf-07", "port": "Ethernet4", "found": none, "stated": n1},
+        ]  # fmt: skip
+        switch = await one.json("/api/v1/switches/leaf-07")
+        assert switch["cabling_faults"] == faults
