@@ -1,0 +1,137 @@
+"""Tables of SNMP as readings: any rows, of any type, are readings or an error of the switch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from collector.switches import snmp_tables as tables
+from collector.switches.switch_reading import (
+    MAX_PORTS,
+    MAX_TEXT,
+    NEIGHBOURS,
+    PORTS,
+    PRIORITY,
+    SWITCH,
+    SwitchReadError,
+)
+from railscope import envelopes, wire
+from railscope.catalog import switches as catalog
+from railscope.frame import Schema
+from railscope.reading import Absent
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.floats(), st.integers(-5, 1 << 65), st.binary(max_size=12), st.text(max_size=5)
+)  # fmt: skip
+ROWS = st.dictionaries(
+    st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), VALUES, max_size=6
+)
+
+
+def of(columns: dict[str, dict[tuple[int, ...], object]]) -> tables.TableRows:
+    return tables.TableRows(columns)
+
+
+def ports(count: int, **more: object) -> tables.TableRows:
+    columns: dict[str, dict[tuple[int, ...], object]] = {
+        "ifType": {(n,): 6 for n in range(1, count + 1)},
+        "ifName": {(n,): f"Ethernet{n}".encode() for n in range(1, count + 1)},
+    }
+    return of(columns | {name: {(1,): value} for name, value in more.items()})
+
+
+@given(
+    st.dictionaries(st.sampled_from(list(tables.IF_COLUMNS)), ROWS),
+    st.dictionaries(st.sampled_from(list(tables.NEIGHBOUR_COLUMNS)), ROWS),
+    st.dictionaries(st.sampled_from(["sent", "received"]), ROWS),
+    ROWS,
+    st.dictionaries(st.sampled_from(list(tables.SCALARS)), VALUES),
+)
+def test_any_rows_are_schemas_within_the_bounds_or_an_error(
+    interfaces, neighbours, priorities, queues, scalars
+):
+    interfaces["ifType"] = {(1,): 6, (2,): 6} | interfaces.get("ifType", {})
+    found = tables.SwitchTables(
+        scalars, of(interfaces), of(priorities), of(priorities), of({"queues": queues}), of(neighbours)
+    )  # fmt: skip
+    try:
+        reading = tables.make_reading("leaf-07", found)
+    except SwitchReadError:
+        return
+    for name, part in reading.streams.items():
+        columns = [column for column, _ in part]
+        keys = [(metric.name, entity.key) for metric, entity in columns]
+        assert len(set(keys)) == len(keys), "no series twice"
+        encoded = wire.to_wire_schema(Schema(name, tuple(columns)))
+        envelopes._check_schema(encoded)  # noqa: SLF001 - the check of receivers
+        assert all(isinstance(value, int | Absent) for _, value in part)
+
+
+def test_switch_without_ports_is_an_error_with_a_remedy():
+    with pytest.raises(SwitchReadError, match="permit IF-MIB"):
+        tables.make_reading("leaf-07", tables.SwitchTables({}, of({})))
+
+
+def test_ports_beyond_the_limit_are_counted_and_not_read():
+    reading = tables.make_reading("leaf-07", tables.SwitchTables({}, ports(MAX_PORTS + 3)))
+    values = {metric: value for (metric, _), value in reading.streams[SWITCH]}
+    assert values[catalog.PORTS] == MAX_PORTS + 3
+    names = {entity.key[1] for (_, entity), _ in reading.streams[PORTS]}
+    assert len(names) == MAX_PORTS
+    assert len(reading.streams[PRIORITY]) == MAX_PORTS * 16 <= wire.MAX_COLUMNS
+
+
+def test_long_and_unprintable_texts_are_cut_and_escaped():
+    rows = ports(1, ifAlias=b"\x00\xff\x1b[31m" + b"a" * 5000)
+    reading = tables.make_reading("leaf-07", tables.SwitchTables({}, rows))
+    alias = reading.streams[PORTS][0][0][1].facts["alias"]
+    assert len(alias) <= MAX_TEXT
+    assert alias.isprintable()
+    assert alias.startswith("\\x00\\xff\\x1b[31m")
+
+
+@pytest.mark.parametrize(
+    ("status", "value"), [(1, 1), (2, 0), (7, 0), (4, Absent.ERROR), (b"up", Absent.ERROR), (None, Absent.UNSUPPORTED)]
+)  # fmt: skip
+def test_state_of_a_port(status, value):
+    rows = ports(1, **({} if status is None else {"ifOperStatus": status}))
+    reading = tables.make_reading("leaf-07", tables.SwitchTables({}, rows))
+    values = {metric: each for (metric, _), each in reading.streams[PORTS]}
+    assert values[catalog.PORT_UP] == value or values[catalog.PORT_UP] is value
+
+
+def test_table_that_failed_has_its_reason_and_is_not_missing():
+    failed = tables.TableRows(failure=Absent.TIMEOUT)
+    found = tables.SwitchTables({}, ports(1), failed, failed, failed, failed)
+    reading = tables.make_reading("leaf-07", found)
+    assert {value for _, value in reading.streams[PRIORITY]} == {Absent.TIMEOUT}
+    assert {value for _, value in reading.streams[NEIGHBOURS]} == {Absent.TIMEOUT}
+    assert reading.streams[SWITCH][0][0][1].facts["missing_tables"] == ""
+
+
+def test_newest_neighbour_of_a_port_counts():
+    rows = of(
+        {
+            "chassis": {(1, 1, 1): b"old", (9, 1, 2): b"new"},
+            "system_name": {(1, 1, 1): b"n1", (9, 1, 2): b"n2"},
+        }
+    )
+    found = tables.SwitchTables({}, ports(1), neighbours=rows)
+    ((_, entity), known), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
+    assert known == 1
+    assert entity.facts["system_name"] == "n2"
+
+
+def test_local_port_of_lldp_is_that_of_its_name_and_not_of_its_number():
+    rows = of(
+        {
+            "chassis": {(0, 1, 1): b"c"},
+            "local_port": {(1,): b"Ethernet2", (2,): b"Ethernet1"},
+        }
+    )
+    found = tables.SwitchTables({}, ports(2), neighbours=rows)
+    readings = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
+    assert {entity.key[1]: value for (_, entity), value in readings} == {
+        "Ethernet1": 0,
+        "Ethernet2": 1,
+    }
