@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.config import AgentSettings
-from agent.endpoint import claims_endpoint, http_server
+from agent.endpoint import claims_endpoint
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
@@ -38,7 +38,7 @@ from agent.sources import (
 from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
 from agent.sources.nvidia.processes import GpuProcessSource
 from agent.streams.kernel_log import XidMatcher
-from railscope import __version__, reading, server_connections, service, untrusted_text
+from railscope import __version__, http_server, reading, server_connections, service, untrusted_text
 from railscope.frame import Event, Frame, FrameOrigin
 from railscope.settings import SettingsError
 

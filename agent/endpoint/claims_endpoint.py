@@ -26,7 +26,6 @@ import structlog
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
 from agent.endpoint import EndpointError
-from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
@@ -39,6 +38,7 @@ from railscope import (
     timestamps,
     untrusted_text,
 )
+from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
 from railscope.settings import SettingsError, read_named_file
 
 log = structlog.get_logger(__name__)
@@ -148,7 +148,7 @@ class ClaimsEndpoint:
             with suppress(OSError):
                 self._path.unlink()
 
-    async def _respond_to_token(self, request: AgentRequest) -> AgentResponse:
+    async def _respond_to_token(self, request: HttpServerRequest) -> HttpServerResponse:
         authorization = request.headers.get("authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return _json_response(
@@ -157,7 +157,7 @@ class ClaimsEndpoint:
             )
         return await self._respond(request)
 
-    async def _respond(self, request: AgentRequest) -> AgentResponse:
+    async def _respond(self, request: HttpServerRequest) -> HttpServerResponse:
         try:
             return await self._answer(request)
         except untrusted_text.DECODING_ERRORS as error:
@@ -169,7 +169,7 @@ class ClaimsEndpoint:
         except tuple(_STATUSES) as error:
             return _json_response({"error": str(error.args[-1])}, _STATUSES[type(error)])
 
-    async def _answer(self, request: AgentRequest) -> AgentResponse:
+    async def _answer(self, request: HttpServerRequest) -> HttpServerResponse:
         end = _END.fullmatch(request.path)
         if request.path == CLAIMS_PATH and request.method in {"GET", "HEAD"}:
             return _json_response({"claims": self._in_force()})
@@ -338,5 +338,7 @@ def _claim_json(claim: command_claims.CommandClaim) -> dict[str, Any]:
     }
 
 
-def _json_response(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:
-    return AgentResponse(msgspec.json.encode(content) + b"\n", "application/json", status)
+def _json_response(
+    content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK
+) -> HttpServerResponse:
+    return HttpServerResponse(msgspec.json.encode(content) + b"\n", "application/json", status)

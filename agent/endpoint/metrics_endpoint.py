@@ -9,13 +9,13 @@ from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from agent import config, endpoint
-from agent.endpoint.http_server import AgentRequest, AgentResponse
 from agent.sampling.status import STARTING, SourceState
 from railscope import __version__
 from railscope.catalog import SUBJECTS
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import EVERYTHING, Exposition, MetricSelection, TextFormat
 from railscope.frame import Frame
+from railscope.http_server import HttpServerRequest, HttpServerResponse
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 
@@ -130,26 +130,26 @@ class MetricsEndpoint:
         self.token = token
         self._dcgm: Callable[[Iterable[Frame], TextFormat], str] | None = None
 
-    def respond(self, request: AgentRequest) -> AgentResponse:
+    def respond(self, request: HttpServerRequest) -> HttpServerResponse:
         """Respond to a request."""
         self.expositions.drop_unused()
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         may_read = hmac.compare_digest(shown.encode(), self.token.encode())
         if self.token and request.path not in _OPEN_PATHS and not may_read:
             text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"
-            rejection = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
+            rejection = HttpServerResponse.text(text, HTTPStatus.UNAUTHORIZED)
             return replace(rejection, headers={"WWW-Authenticate": "Bearer"})
         answers = {
             "/": self._landing,
             "/metrics": self._metrics,
             "/metrics/dcgm": self._dcgm_metrics,
-            "/-/healthy": lambda _: AgentResponse.text("healthy"),
+            "/-/healthy": lambda _: HttpServerResponse.text("healthy"),
             "/-/ready": self._ready,
         }
         answer = answers.get(request.path)
         if answer is None:
             text = "404: unknown path: expected /metrics, /metrics/dcgm, /-/healthy or /-/ready"
-            return AgentResponse.text(text, HTTPStatus.NOT_FOUND)
+            return HttpServerResponse.text(text, HTTPStatus.NOT_FOUND)
         return answer(request)
 
     def fresh_frames(self) -> list[Frame]:
@@ -158,12 +158,12 @@ class MetricsEndpoint:
         frames = (status.fresh_frame(now_ns) for status in self._statuses())
         return [frame for frame in frames if frame]
 
-    def _metrics(self, request: AgentRequest) -> AgentResponse:
+    def _metrics(self, request: HttpServerRequest) -> HttpServerResponse:
         try:
             sources = (status.source.name for status in self._statuses())
             selection = query_selection(request.query, self.expositions.configured, sources)
         except _QueryError as error:
-            return AgentResponse.text(f"400: {error}", HTTPStatus.BAD_REQUEST)
+            return HttpServerResponse.text(f"400: {error}", HTTPStatus.BAD_REQUEST)
         return _exposition_response(request, lambda form: self.text(form, selection))
 
     def text(self, text_format: TextFormat, selection: MetricSelection | None = None) -> str:
@@ -171,13 +171,13 @@ class MetricsEndpoint:
         chosen = selection or self.expositions.configured
         return self.expositions.exposition(chosen).render(self.fresh_frames(), text_format)
 
-    def _dcgm_metrics(self, request: AgentRequest) -> AgentResponse:
+    def _dcgm_metrics(self, request: HttpServerRequest) -> HttpServerResponse:
         if request.query:
             text = (
                 f"400: invalid query: {request.query[:_MAX_QUOTED]!r}: expected no parameters on /metrics/dcgm;"
                 " fix: select metrics on /metrics, or by metric_relabel_configs of Prometheus"
             )
-            return AgentResponse.text(text, HTTPStatus.BAD_REQUEST)
+            return HttpServerResponse.text(text, HTTPStatus.BAD_REQUEST)
         return _exposition_response(request, self.dcgm_text)
 
     def dcgm_text(self, text_format: TextFormat) -> str:
@@ -193,14 +193,14 @@ class MetricsEndpoint:
         self.expositions.clear()
         self._dcgm = None
 
-    def _ready(self, _: AgentRequest) -> AgentResponse:
+    def _ready(self, _: HttpServerRequest) -> HttpServerResponse:
         waiting = [s.source.name for s in self._statuses() if s.state == STARTING]
         if waiting:
             text = f"waiting for {', '.join(waiting)}"
-            return AgentResponse.text(text, HTTPStatus.SERVICE_UNAVAILABLE)
-        return AgentResponse.text("ready")
+            return HttpServerResponse.text(text, HTTPStatus.SERVICE_UNAVAILABLE)
+        return HttpServerResponse.text("ready")
 
-    def _landing(self, _: AgentRequest) -> AgentResponse:
+    def _landing(self, _: HttpServerRequest) -> HttpServerResponse:
         from html import escape  # noqa: PLC0415 - its table of entities takes half a MiB
 
         rows = "".join(
@@ -212,7 +212,7 @@ class MetricsEndpoint:
         )
         cost = escape(self._cost())
         body = _LANDING.format(node=escape(self._node), version=__version__, cost=cost, rows=rows)
-        return AgentResponse(body.encode(), "text/html; charset=utf-8")
+        return HttpServerResponse(body.encode(), "text/html; charset=utf-8")
 
 
 def _format_period(status: SourceState) -> str:
@@ -228,9 +228,11 @@ def _format_cpu_time(status: SourceState) -> str:
     return f"{status.last_cost.total.cpu_ns / 1e6:.2f} ms" if status.last_cost else ""
 
 
-def _exposition_response(request: AgentRequest, text: Callable[[TextFormat], str]) -> AgentResponse:
+def _exposition_response(
+    request: HttpServerRequest, text: Callable[[TextFormat], str]
+) -> HttpServerResponse:
     text_format = TextFormat.negotiate(request.headers.get("accept", ""))
-    return AgentResponse(text(text_format).encode(), text_format.value)
+    return HttpServerResponse(text(text_format).encode(), text_format.value)
 
 
 _LANDING = """<!doctype html>

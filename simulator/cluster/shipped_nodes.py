@@ -21,7 +21,6 @@ import msgspec
 
 from agent.commands.replay import ReplayedNode
 from agent.config import AgentSettings, CollectorLink
-from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.host import Clock
 from agent.host.live_host import LiveClock
@@ -32,6 +31,7 @@ from collector.access.credentials import digest_token
 from railscope import durable_files, server_connections, service
 from railscope.capture import CaptureMetadata, CaptureMoment
 from railscope.frame import Frame, NodeTimestamp
+from railscope.http_server import HttpServer
 from railscope.timestamps import SECOND_NS
 from simulator.cluster.arrivals import HeartbeatPath
 from simulator.cluster.captures import SampledCluster, make_output_directory

@@ -19,7 +19,6 @@ from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
 from agent.config import PREFIX, AgentSettings, BudgetSettings
-from agent.endpoint.http_server import AgentRequest
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.sampling.governor import BudgetKeeper
 from agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
@@ -33,6 +32,7 @@ from agent.sources.nvidia.gpu_devices import GpuSource
 from agent.sources.rdma import RdmaSource
 from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
+from railscope.http_server import HttpServerRequest
 from railscope.settings import SettingsError, load
 
 POWER_ON_PAGE = sample("railscope_gpu_power_watts", gpu="GPU-0")
@@ -261,6 +261,6 @@ async def test_the_landing_page_lists_lengthened_periods() -> None:
         await budgeted.until(lambda: budgeted.status("gpu").period_factor > 1, within=10)
         statuses = budgeted.run.sampler.statuses
         page = MetricsEndpoint("n", statuses.values, lambda: 0, "", budgeted.keeper.describe_use)
-        body = page.respond(AgentRequest("/", {})).body.decode()
+        body = page.respond(HttpServerRequest("/", {})).body.decode()
     assert "<b>8 s</b>, not 1 s" in body
     assert "budget 1 %: stretching" in body

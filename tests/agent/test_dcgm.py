@@ -18,7 +18,6 @@ from support.sampling import run_sampler
 
 from agent.endpoint.dcgm import DcgmExposition
 from agent.endpoint.dcgm_table import DCGM_METRICS
-from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host import NvmlError
 from agent.sampling.source import Source
@@ -28,6 +27,7 @@ from agent.sources.nvidia.nvlink import NvLinkSource
 from agent.streams.kernel_log import KernelLogStream
 from railscope.exposition import TextFormat
 from railscope.frame import Frame
+from railscope.http_server import HttpServer
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 LABELS = {

@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.endpoint.http_server import (
+from agent.shipping.collector_client import HttpClient, HttpError
+from railscope.http_server import (
     COMPRESSED_AT_ONCE_BYTES,
     MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     MAX_OF_AN_ADDRESS,
-    AgentRequest,
-    AgentResponse,
     HttpServer,
+    HttpServerRequest,
+    HttpServerResponse,
 )
-from agent.shipping.collector_client import HttpClient, HttpError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def respond(request: AgentRequest) -> AgentResponse:
-    return AgentResponse.text(f"you asked for {request.path}")
+def respond(request: HttpServerRequest) -> HttpServerResponse:
+    return HttpServerResponse.text(f"you asked for {request.path}")
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ async def test_gzip_only_for_clients_that_accept_it():
 
 @pytest.mark.parametrize("size", [1, COMPRESSED_AT_ONCE_BYTES, COMPRESSED_AT_ONCE_BYTES + 1])
 async def test_a_compressed_body_is_complete_at_every_size(size: int):
-    server = HttpServer(lambda _: AgentResponse(b"x" * size))
+    server = HttpServer(lambda _: HttpServerResponse(b"x" * size))
     _, port = await server.start("127.0.0.1:0", None)
     try:
         answer = await exchange(port, GET + b"Accept-Encoding: gzip\r\nConnection: close\r\n\r\n")

@@ -25,7 +25,6 @@ from agent.config import (
     SourcePeriods,
     TextfileSettings,
 )
-from agent.endpoint.http_server import AgentRequest
 from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
@@ -34,6 +33,7 @@ from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
 from railscope.catalog.declare import MetricDetail, MetricKind
 from railscope.catalog.entities import NODE
 from railscope.exposition import MetricSelection
+from railscope.http_server import HttpServerRequest
 from railscope.reading import Absent
 from railscope.settings import SettingsError, load
 from simulator import NodeSpec, simulate
@@ -62,7 +62,7 @@ def agent() -> Agent:
 
 
 def scrape(agent: Agent, query: str = "") -> tuple[int, str]:
-    response = agent.endpoint.respond(AgentRequest("/metrics", {}, query=query))
+    response = agent.endpoint.respond(HttpServerRequest("/metrics", {}, query=query))
     return response.status, response.body.decode()
 
 
@@ -249,21 +249,21 @@ def test_any_request_drops_selections_that_are_not_requested() -> None:
     now_ns = [0]
     endpoint = MetricsEndpoint("n1", list, lambda: now_ns[0], "")
     for query in ("", "detail=basic", "detail=standard"):
-        endpoint.respond(AgentRequest("/metrics", {}, query=query))
+        endpoint.respond(HttpServerRequest("/metrics", {}, query=query))
     assert len(endpoint.expositions.cached) == 3
     now_ns[0] += UNUSED_NS + 1
-    endpoint.respond(AgentRequest("/-/healthy", {}))
+    endpoint.respond(HttpServerRequest("/-/healthy", {}))
     assert set(endpoint.expositions.cached) == {endpoint.expositions.configured}
 
 
 def test_metrics_of_dcgm_have_no_parameters(agent: Agent) -> None:
     for query in ("detail=full", "collect[]=gpu", "x=1", "x" * 500):
-        response = agent.endpoint.respond(AgentRequest("/metrics/dcgm", {}, query=query))
+        response = agent.endpoint.respond(HttpServerRequest("/metrics/dcgm", {}, query=query))
         text = response.body.decode()
         assert response.status == HTTPStatus.BAD_REQUEST
         assert text.startswith(f"400: invalid query: {query[:64]!r}: expected no parameters ")
         assert len(text) < 300
-    assert agent.endpoint.respond(AgentRequest("/metrics/dcgm", {})).status == HTTPStatus.OK
+    assert agent.endpoint.respond(HttpServerRequest("/metrics/dcgm", {})).status == HTTPStatus.OK
 
 
 def test_groups_have_a_detail_of_their_own() -> None:

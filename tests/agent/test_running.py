@@ -13,8 +13,8 @@ from support.certificates import self_signed, server_context
 
 from agent.commands.check import QUERY, check_running_agent
 from agent.config import AgentSettings, AgentTlsSettings
-from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.sampling.source import ProbeVerdict
+from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
 
 TOKEN = "page-token"  # noqa: S105 - no secret
 PAGE = """\
@@ -35,11 +35,11 @@ railscope_governor_state{resource="memory",state="within"} 1"""
 async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve a metrics endpoint with a token; yield the address of an agent that listens everywhere."""
 
-    def respond(request: AgentRequest) -> AgentResponse:
+    def respond(request: HttpServerRequest) -> HttpServerResponse:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return AgentResponse.text("no", HTTPStatus.UNAUTHORIZED)
+            return HttpServerResponse.text("no", HTTPStatus.UNAUTHORIZED)
         assert request.query == QUERY
-        return AgentResponse.text(page)
+        return HttpServerResponse.text(page)
 
     server = HttpServer(respond)
     _, port = await server.start("127.0.0.1:0", tls)

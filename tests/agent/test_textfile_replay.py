@@ -17,7 +17,6 @@ from support.tree import make_tree
 
 from agent.cli import agent
 from agent.config import TextfileSettings
-from agent.endpoint.http_server import HttpServer
 from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host.recorded_host import RecordedHost, SteppedHost
 from agent.host.recording_host import RecordingHost
@@ -25,6 +24,7 @@ from agent.sampling.source_reader import SourceReader
 from agent.sources.textfile import TextfileSource
 from railscope.capture import Capture, CaptureMetadata, read_capture
 from railscope.frame import Frame
+from railscope.http_server import HttpServer
 
 DIRECTORY = "/var/lib/railscope/textfile"
 CASES = Path(__file__).with_name("textfiles")

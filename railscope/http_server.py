@@ -1,6 +1,6 @@
-"""Small HTTP server for the agent's endpoints: h11 for the protocol, asyncio for the connections.
+"""Small HTTP server for endpoints with few clients: h11 for the protocol, asyncio for the connections.
 
-It has few clients, and a web framework would need half of the agent's memory. h11 parses and validates;
+A web framework would need half of the agent's memory. h11 parses and validates;
 this module opens, reads, writes and closes, with bounds on time, size and number.
 """
 
@@ -11,9 +11,11 @@ import gzip
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from typing import NamedTuple
 
 import h11
 import structlog
@@ -25,6 +27,8 @@ log = structlog.get_logger(__name__)
 MAX_CONNECTIONS, MAX_OF_AN_ADDRESS = 64, 32
 MAX_HEADER_BYTES = 16 << 10
 WRITE_SECONDS = 30.0
+LINGER_SECONDS = 2.0
+"""Time for which the rest of a rejected body is read and dropped: a reset would overtake the response."""
 GZIP_LEVEL = 1
 COMPRESSED_AT_ONCE_BYTES = 512 << 10
 """Largest body that is compressed on the event loop, in 2 ms: a thread costs as much as 60 KiB."""
@@ -33,7 +37,7 @@ READ_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRequest:
+class HttpServerRequest:
     """A request. Header names are in lower case; the body is empty if the server accepts none."""
 
     path: str
@@ -41,10 +45,12 @@ class AgentRequest:
     method: str = "GET"
     body: bytes = b""
     query: str = ""
+    peer: str = ""
+    """Address of the client; empty for a Unix socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class AgentResponse:
+class HttpServerResponse:
     """A response, compressed when sent if the client accepts gzip."""
 
     body: bytes
@@ -53,12 +59,20 @@ class AgentResponse:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:
+    def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> HttpServerResponse:
         """Return a line of plain text."""
         return cls(text.encode() + b"\n", status=status)
 
 
-RequestHandler = Callable[[AgentRequest], AgentResponse | Awaitable[AgentResponse]]
+RequestHandler = Callable[[HttpServerRequest], HttpServerResponse | Awaitable[HttpServerResponse]]
+HeadCheck = Callable[[HttpServerRequest], HttpServerResponse | None]
+"""Returns the response to a request whose body is not to be read; None if it is."""
+
+
+class _RequestHandling(NamedTuple):
+    respond: RequestHandler
+    max_body_bytes: int | None
+    check_head: HeadCheck
 
 
 class HttpServer:
@@ -67,9 +81,15 @@ class HttpServer:
     Without a bound on bodies, only GET and HEAD are served, and bodies are not read.
     """
 
-    def __init__(self, respond: RequestHandler, max_body_bytes: int | None = None) -> None:
-        self._respond = respond
-        self._max_body_bytes = max_body_bytes
+    def __init__(
+        self,
+        respond: RequestHandler,
+        max_body_bytes: int | None = None,
+        check_head: HeadCheck = lambda _request: None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._handling = _RequestHandling(respond, max_body_bytes, check_head)
+        self._max_connections = max_connections
         self._acceptor: server_connections.ConnectionAcceptor | None = None
         self.port = 0
 
@@ -90,7 +110,7 @@ class HttpServer:
         self, sockets: list[socket.socket], max_per_address: int, tls: ssl.SSLContext | None
     ) -> None:
         connections = server_connections.ServerConnections.within_descriptors(
-            MAX_CONNECTIONS, max_per_address
+            self._max_connections, max_per_address
         )
         self._acceptor = server_connections.ConnectionAcceptor(connections, self._protocol, tls)
         self._acceptor.start(sockets)
@@ -112,9 +132,7 @@ class HttpServer:
         writer: asyncio.StreamWriter,
     ) -> None:
         try:
-            talk = _HttpConversation(
-                self._respond, reader, writer, self._max_body_bytes, connection
-            )
+            talk = _HttpConversation(self._handling, reader, writer, connection)
             await talk.run()
         except (OSError, h11.RemoteProtocolError) as error:
             log.debug("connection_closed", problem=str(error) or type(error).__name__)
@@ -135,17 +153,17 @@ class _HttpConversation:
 
     def __init__(
         self,
-        respond: RequestHandler,
+        handling: _RequestHandling,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        max_body_bytes: int | None,
         connection: server_connections.ServerConnection,
     ) -> None:
         self._connection = connection
-        self._respond = respond
+        self._respond, self._max_body_bytes, self._check_head = handling
+        peer = writer.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
         self._reader = reader
         self._writer = writer
-        self._max_body_bytes = max_body_bytes
         self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
 
     async def run(self) -> None:
@@ -158,16 +176,24 @@ class _HttpConversation:
             if request is None:
                 return
             self._connection.begin_response()
+            if isinstance(request, HttpServerResponse):
+                more = {**request.headers, "Connection": "close"}
+                await self._send(b"POST", request, request.body, more)
+                await self._linger()
+                return
             await self._answer(*request)
             self._connection.begin_idle()
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()
 
-    async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return the next request and its body (empty if none is accepted); None at the end."""
+    async def _next_request(self) -> tuple[h11.Request, bytes] | HttpServerResponse | None:
+        """Return the next request and its body (empty if none is accepted); None at the end.
+
+        Returns the response if the body is not to be read.
+        """
         request: h11.Request | None = None
-        body = b""
+        body = bytearray()
         while True:
             event = self._state.next_event()
             if event is h11.NEED_DATA:
@@ -175,33 +201,48 @@ class _HttpConversation:
             elif isinstance(event, h11.Request):
                 request = event
                 _check_framing(request)
+                if rejection := self._check_head(self._served(request)):
+                    return rejection
             elif isinstance(event, h11.Data) and self._max_body_bytes is not None:
-                body += bytes(event.data)
+                body += event.data
                 if len(body) > self._max_body_bytes:
                     message = (
                         f"request body too long: expected at most {self._max_body_bytes} bytes"
                     )
                     raise h11.RemoteProtocolError(message, error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
-                return request, body
+                return request, bytes(body)
             elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                 return None
 
-    async def _answer(self, request: h11.Request, content: bytes) -> None:
+    async def _linger(self) -> None:
+        """Read until the client closes, for a limited time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                if self._writer.can_write_eof():
+                    self._writer.write_eof()
+                while await self._reader.read(READ_BYTES):
+                    pass
+
+    def _served(self, request: h11.Request, content: bytes = b"") -> HttpServerRequest:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
         path, _, query = request.target.decode("latin-1").partition("?")
         method = request.method.decode("latin-1")
-        if method in {"GET", "HEAD"} or self._max_body_bytes is not None:
-            answer = self._respond(AgentRequest(path, headers, method, content, query))
-            response = answer if isinstance(answer, AgentResponse) else await answer
+        return HttpServerRequest(path, headers, method, content, query, self._peer)
+
+    async def _answer(self, request: h11.Request, content: bytes) -> None:
+        served = self._served(request, content)
+        if served.method in {"GET", "HEAD"} or self._max_body_bytes is not None:
+            answer = self._respond(served)
+            response = answer if isinstance(answer, HttpServerResponse) else await answer
         else:
-            response = AgentResponse.text(
+            response = HttpServerResponse.text(
                 "invalid method: expected GET or HEAD", HTTPStatus.METHOD_NOT_ALLOWED
             )
         body, more = response.body, dict(response.headers)
-        if "gzip" in headers.get("accept-encoding", "") and body:
+        if "gzip" in served.headers.get("accept-encoding", "") and body:
             if len(body) > COMPRESSED_AT_ONCE_BYTES:
                 body = await service.run_in_thread(gzip.compress, body, GZIP_LEVEL)
             else:
@@ -213,11 +254,13 @@ class _HttpConversation:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
-            response = AgentResponse.text(str(error), status)
+            response = HttpServerResponse.text(str(error), status)
             await self._send(b"GET", response, response.body, {"Connection": "close"})
+            if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                await self._linger()
 
     async def _send(
-        self, method: bytes, response: AgentResponse, body: bytes, more: dict[str, str]
+        self, method: bytes, response: HttpServerResponse, body: bytes, more: dict[str, str]
     ) -> None:
         headers = {
             "Content-Type": response.content_type,
