@@ -281,6 +281,21 @@ class SwitchesSettings(Struct, frozen=True, kw_only=True):
     """Timeout of one request by SNMP, which is repeated once. One by gNMI fails after five times this."""
 
 
+class OtlpReceiverSettings(Struct, frozen=True, kw_only=True):
+    """Receiver of metrics that switches push by OTLP; the extra otlp is required."""
+
+    listen: str = ""
+    """Address and port for OTLP over HTTP, such as 0.0.0.0:4318. Empty: none."""
+    grpc_listen: str = ""
+    """Address and port for OTLP over gRPC, such as 0.0.0.0:4317; the extra otlp-grpc is required. Empty: none."""
+    certificate_file: str = ""
+    """Certificate (PEM). Empty: no TLS."""
+    key_file: str = ""
+    """Private key (PEM) of the certificate."""
+    requests_per_second: Annotated[float, Meta(gt=0)] = 10.0
+    """Maximum requests per second per switch, averaged over ten seconds."""
+
+
 class CollectorSettings(Struct, frozen=True, kw_only=True):
     """Settings of the collector."""
 
@@ -344,6 +359,7 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     cluster: ClusterSettings = ClusterSettings()
     switches: SwitchesSettings = SwitchesSettings()
+    otlp_receiver: OtlpReceiverSettings = OtlpReceiverSettings()
     tls: CollectorTlsSettings = CollectorTlsSettings()
 
     def without_cluster(self) -> CollectorSettings:

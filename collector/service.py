@@ -37,7 +37,7 @@ from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.sinks import incident_webhook, influx, remote_write
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
-from collector.switches import switch_polling
+from collector.switches import all_switches
 from collector.work_limits import limit_memory_arenas, tune_interpreter
 from collector.workloads import job_readings, job_roster
 from railscope import __version__, server_connections, service, timestamps
@@ -177,8 +177,8 @@ class Collector:
         )
         self.sink = influx.InfluxSink(self.settings.influx, lambda: self.refresher.views)
         self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings)
-        self.switches = switch_polling.SwitchPolling.from_settings(
-            self.settings.switches, self.clock.now_ns, self.cluster.leads
+        self.switches = all_switches.AllSwitches.from_settings(
+            self.settings, self.clock.now_ns, self.cluster.leads
         )
 
     def _node_offsets(self) -> list[int]:
@@ -390,7 +390,7 @@ class Collector:
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
                     self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(),
-                    self.switches.run(),
+                    self.switches.polling.run(), self.switches.receiver.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:

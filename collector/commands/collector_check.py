@@ -30,6 +30,7 @@ from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
 from collector.sinks import influx
 from collector.sinks.remote_write import RemoteWriteSink
+from collector.switches.otlp_receiver import OtlpReceiver
 from collector.switches.switch_polling import SwitchPolling
 from collector.workloads.job_roster import compile_pattern
 from railscope import __version__, durable_files, server_connections, service
@@ -88,6 +89,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
         "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
     )
     yield _run_check("switches", lambda: _check_switches(settings))
+    yield _run_check("otlp_receiver", lambda: _check_otlp_receiver(settings, running=running))
 
 
 def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
@@ -213,6 +215,16 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
 def _check_switches(settings: CollectorSettings) -> str:
     polling = SwitchPolling.from_settings(settings.switches, time.time_ns, lambda: True)
     return asyncio.run(polling.probe())
+
+
+def _check_otlp_receiver(settings: CollectorSettings, *, running: bool) -> str:
+    receiver = OtlpReceiver.from_settings(settings, time.time_ns, lambda: True)
+    section, count = settings.otlp_receiver, len(receiver.switches)
+    listens = [listen for listen in (section.listen, section.grpc_listen) if listen]
+    if not listens:
+        return "off: no otlp_receiver.listen or grpc_listen"
+    results = [_check_listen(listen, running=running) for listen in listens]
+    return "; ".join([*results, f"{count} switches push"])
 
 
 def _check_archive(settings: CollectorSettings) -> str:

@@ -35,7 +35,7 @@ from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
-from collector.switches import switch_polling
+from collector.switches import all_switches
 from collector.views import find_fresh_rows, node_rollups
 from railscope import exposition, server_connections, service, timestamps
 from railscope.catalog import collector as catalog, declare
@@ -184,9 +184,7 @@ class ViewApi:
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
-    switches: switch_polling.SwitchPolling = field(
-        default_factory=lambda: switch_polling.SwitchPolling((), time.time_ns)
-    )
+    switches: all_switches.AllSwitches = field(default_factory=all_switches.AllSwitches)
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
 
     def with_state(
@@ -216,7 +214,9 @@ class ViewApi:
             "events": self._events,
             **self.jobs_api.handlers(),
             **incidents_api.IncidentsApi(self.incidents).handlers(),
-            **switches_api.SwitchesApi(self.core, self.switches.cabling, self.wall_ns).handlers(),
+            **switches_api.SwitchesApi(
+                self.core, self.switches.polling.cabling, self.wall_ns
+            ).handlers(),
         }
 
     @property

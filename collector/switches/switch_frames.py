@@ -8,12 +8,13 @@ passed between two polls unless the switch has restarted; the uptime may wrap me
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from collector.fleet.fleet import SWITCH_PREFIX
 from collector.switches.switch_reading import StreamReadings, SwitchReading
-from railscope import __version__, counter_unwrap, envelopes, wire
+from railscope import __version__, counter_unwrap, envelopes, service, wire
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, to_stored
@@ -141,3 +142,26 @@ def pack_frames(
         agent_version=__version__,
     )
     return wire.pack(sealed), wire.SentAt.from_timestamp(sent, origin.boot_id)
+
+
+Submit = Callable[[str, bytes, wire.SentAt], Awaitable[str]]
+"""Stores an envelope of a switch; returns the reason if it is rejected."""
+UNKNOWN_SCHEMA = "unknown_schema"
+
+
+async def reject_envelope(_switch: str, _body: bytes, _sent: wire.SentAt) -> str:
+    """Return the reason why nothing is stored before the collector has started."""
+    return "the collector has not started"
+
+
+async def submit_frames(
+    submit: Submit, frames: Sequence[Frame], now: Callable[[], NodeTimestamp]
+) -> str:
+    """Store frames, with their schemas if these are unknown; return the reason if they are rejected."""
+    problem = UNKNOWN_SCHEMA
+    for with_schemas in (False, True):
+        if problem == UNKNOWN_SCHEMA:
+            pack = partial(pack_frames, frames, with_schemas=with_schemas)
+            body, sent = await service.run_in_thread(pack, now())
+            problem = await submit(frames[0].origin.node, body, sent)
+    return problem

@@ -11,9 +11,8 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import structlog
 
@@ -28,7 +27,7 @@ from collector.switches.switch_settings import (
     read_cabling,
     read_switches,
 )
-from railscope import service, wire
+from railscope import service
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
@@ -43,14 +42,6 @@ MAX_BACK_OFF_SECONDS = 300.0
 MAX_FIRST_SECONDS = 60.0
 _JITTER = 0.1
 _MAX_DOUBLINGS = 10
-UNKNOWN_SCHEMA = "unknown_schema"
-
-Submit = Callable[[str, bytes, wire.SentAt], Awaitable[str]]
-"""Stores an envelope of a switch; returns the reason if it is rejected."""
-
-
-async def _reject(_switch: str, _body: bytes, _sent: wire.SentAt) -> str:
-    return "the collector has not started"
 
 
 def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
@@ -97,7 +88,7 @@ class SwitchPolling:
     may_poll: Callable[[], bool] = lambda: True
     """True if this collector polls, and not another one."""
     cabling: Sequence[links.CabledLink] = ()
-    submit: Submit = _reject
+    submit: switch_frames.Submit = switch_frames.reject_envelope
     make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = make_reader
     random_share: Callable[[], float] = random.random
     polled: dict[str, PolledSwitch] = field(default_factory=dict)
@@ -108,7 +99,7 @@ class SwitchPolling:
         cls, settings: SwitchesSettings, wall_ns: Callable[[], int], may_poll: Callable[[], bool]
     ) -> SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
-        configured = read_switches(settings)
+        configured = [switch for switch in read_switches(settings) if not switch.pushes]
         if any(switch.gnmi is None for switch in configured):
             snmp_reader.check_library()
         for switch in configured:
@@ -196,12 +187,7 @@ class SwitchPolling:
             ended.wall_ns - (duration_ns - middle_ns), started.boot_ns + middle_ns, middle_ns
         )
         frames = await service.run_in_thread(switch.frames.frames, reading, timestamp)
-        problem = UNKNOWN_SCHEMA
-        for with_schemas in (False, True):
-            if problem == UNKNOWN_SCHEMA:
-                pack = partial(switch_frames.pack_frames, frames, with_schemas=with_schemas)
-                body, sent = await service.run_in_thread(pack, self._now())
-                problem = await self.submit(frames[0].origin.node, body, sent)
+        problem = await switch_frames.submit_frames(self.submit, frames, self._now)
         if not problem:
             switch.polled_ns, switch.duration_ns = ended.wall_ns, duration_ns
         return problem

@@ -1,4 +1,4 @@
-"""The switches file: addresses and credentials of the switches that the collector polls (TOML).
+"""The switches file: addresses and credentials of the switches that the collector reads (TOML).
 
     [leaf-07]
     address = "192.0.2.7"                       # HOST or HOST:PORT, port 161 by default
@@ -14,6 +14,10 @@ A credential file has `community` for SNMP version 2c, or `user` with passwords 
     credential_file = "/etc/railscope/gnmi.toml"
 
 The one of gNMI has `user` and `password`; it is not required with a client certificate.
+
+    [leaf-09]
+    address = "192.0.2.9"                       # IP address that its pushes come from
+    protocol = "otlp"
 """
 
 from __future__ import annotations
@@ -100,12 +104,13 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     address: str
     credential_file: str = ""
-    """Community or user of SNMP, which requires it; user of gNMI."""
-    protocol: Literal["snmp", "gnmi"] = "snmp"
+    """Community or user of SNMP, which requires it; user of gNMI; OTLP has none."""
+    protocol: Literal["snmp", "gnmi", "otlp"] = "snmp"
+    """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
     tables: Literal["standard", "cisco", "sonic", "onyx"] = "standard"
     """Tables of the manufacturer that are read besides the standard ones."""
     period_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] | None = None
-    """Seconds between two polls; those of the section if absent."""
+    """Seconds between two polls, or pushes at most; those of the section if absent."""
     ca_file: str = ""
     """CA certificates (PEM) that the certificate of a switch by gNMI is verified with. Empty: those of the system."""
     certificate_file: str = ""
@@ -127,6 +132,12 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             return "" if self.credential_file else "expected credential_file"
         if self.tables != "standard":
             return "tables: expected with protocol = 'snmp' only"
+        if self.protocol == "otlp":
+            unused = used or (["credential_file"] if self.credential_file else [])
+            return f"{unused[0]}: expected none with protocol = 'otlp'" if unused else ""
+        return self._find_gnmi_problem(used)
+
+    def _find_gnmi_problem(self, used: list[str]) -> str:
         if self.key_file and not self.certificate_file:
             return "key_file without certificate_file: expected both"
         if self.plaintext and len(used) > 1:
@@ -142,7 +153,9 @@ class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     credential: SnmpCredential = SnmpCredential()
     gnmi: GnmiAccess | None = None
-    """Access by gNMI; None if the switch is read by SNMP."""
+    """Access by gNMI; None if the switch is read by SNMP, or pushes."""
+    pushes: bool = False
+    """True if the switch pushes by OTLP, and is not polled."""
     tables: str = "standard"
     period_seconds: float
     timeout_seconds: float
@@ -206,8 +219,13 @@ def _configured(
 ) -> ConfiguredSwitch:
     try:
         switch = untrusted_text.convert_json(table, SwitchSettings)
-        is_gnmi = switch.protocol == "gnmi"
-        host, port = _split_address(switch.address, GNMI_PORT if is_gnmi else SNMP_PORT)
+        is_gnmi, pushes = switch.protocol == "gnmi", switch.protocol == "otlp"
+        default_port = GNMI_PORT if is_gnmi else SNMP_PORT
+        host, port = (
+            (_push_address(switch.address), 0)
+            if pushes
+            else _split_address(switch.address, default_port)
+        )
     except (untrusted_text.ShapeError, SettingsError) as error:
         message = f"{location} {error}"
         raise SettingsError(message) from error
@@ -217,7 +235,7 @@ def _configured(
     access, credential = None, SnmpCredential()
     if is_gnmi:
         access = _gnmi_access(switch, host, location)
-    else:
+    elif not pushes:
         credential = _read_credential(switch.credential_file, location, SnmpCredential)
         if problem := credential.find_problem():
             message = f"{location} credential_file {switch.credential_file}: {problem}"
@@ -228,6 +246,7 @@ def _configured(
         port=port,
         credential=credential,
         gnmi=access,
+        pushes=pushes,
         tables=switch.tables,
         period_seconds=switch.period_seconds or settings.period_seconds,
         timeout_seconds=settings.timeout_seconds,
@@ -265,6 +284,24 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+def canonical_address(address: str) -> str:
+    """Return an IP address in its usual form, without a zone; an IPv4 address also if IPv6 contains it.
+
+    Raises ValueError.
+    """
+    parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def _push_address(address: str) -> str:
+    with suppress(ValueError):
+        return canonical_address(address)
+    shown = untrusted_text.quote_text(address)
+    message = f"address: {shown}: expected the IP address that the pushes of the switch come from"
+    raise SettingsError(message)
 
 
 def _split_address(address: str, default_port: int) -> tuple[str, int]:

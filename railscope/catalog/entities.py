@@ -156,6 +156,8 @@ SWITCH_PRIORITY_GROUP = EntityKind("switch_priority_group", ("switch", "port", "
 """Buffers of what a port receives, by priority."""
 SWITCH_POOL = EntityKind("switch_pool", ("switch", "pool"), part_of=SWITCH)
 SWITCH_FAILURE = EntityKind("switch_failure", ("switch", "reason"), part_of=SWITCH)
+SWITCH_POINTS = EntityKind("switch_points", ("switch", "result"), part_of=SWITCH)
+OTLP_RESULT = EntityKind("otlp_result", ("result",))
 
 CLUSTER = EntityKind("cluster", ())
 RAIL = EntityKind("rail", ("rail",))

@@ -15,9 +15,15 @@ _PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "CISCO-PFC-EXT-MIB ", 
 _QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "CISCO-SWITCH-QOS-MIB csqIfQosGroupStatsTable: ", resets=SINCE_START)
 _NEIGHBOUR = declare.MetricTable(entities.SWITCH_NEIGHBOUR, "LLDP-MIB lldpRemTable", detail=declare.BASIC)
 
+_CUMULUS_PORT = declare.MetricTable(entities.SWITCH_PORT, "Cumulus Linux nvswitch_interface_", resets=SINCE_START)
+_CUMULUS_PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "Cumulus Linux nvswitch_interface_", resets=SINCE_START, detail=declare.BASIC)
+_CUMULUS_QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "Cumulus Linux nvswitch_interface_", resets=SINCE_START, detail=declare.BASIC)
+_CUMULUS_GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "Cumulus Linux nvswitch_interface_", resets=SINCE_START, detail=declare.BASIC)
+_RECEIVER = declare.MetricTable(entities.CLUSTER, resets="Counts from the start of the collector.", detail=declare.BASIC)
+
 # State of the polls: of the collector that polls, in no frame --------------------------------------
-UP = _SWITCH.gauge("railscope_switch_up", "1 if the last poll of this switch succeeded, 0 otherwise; its other metrics are absent then.", "collector")
-LAST_POLL = _SWITCH.gauge("railscope_switch_last_poll_timestamp_seconds", "Time of the last successful poll of this switch.", "collector", scale=declare.NANO)
+UP = _SWITCH.gauge("railscope_switch_up", "1 if the last poll of this switch succeeded, or its last push is not older than three periods, 0 otherwise; its other metrics are absent then.", "collector")
+LAST_POLL = _SWITCH.gauge("railscope_switch_last_poll_timestamp_seconds", "Time of the last successful poll, or stored push, of this switch.", "collector", scale=declare.NANO)
 POLL_TIME = _SWITCH.gauge("railscope_switch_poll_seconds", "Duration of the last successful poll of this switch.", "collector", scale=declare.NANO)
 POLL_FAILURES = _SWITCH.counter("railscope_switch_poll_failures_total", "Polls of this switch that failed, by reason: timeout (no answer in time), error (an answer that is an error or malformed), limit (more rows or bytes than a poll may have, or rows that do not ascend), rejected (frames that the collector did not accept), fault (a defect of the collector).", "collector", about=entities.SWITCH_FAILURE, resets="Counts from the start of the collector.")
 
@@ -56,9 +62,9 @@ _GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC COUNTERS_DB 
 _POOL = declare.MetricTable(entities.SWITCH_POOL, "SONiC COUNTERS_DB SAI_BUFFER_POOL_STAT_")
 PAUSES_ENDED = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pauses_ended_total", "Pauses of a priority by the server that ended.", "SAI_PORT_STAT_PFC_n_ON2OFF_RX_PKTS")
 ESTIMATED_PAUSE = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_estimated_seconds_total", "Time for which the server paused a priority of the switch, estimated by software of the switch from polls of the pause state: not measured, and received pauses only.", "EST_PORT_STAT_PFC_n_RX_PAUSE_DURATION_US", scale=declare.MICRO)
-QUEUE_MARKED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_ecn_marked_packets_total", "Packets of a queue that the switch marked with ECN; the switch counts them if its counter group WRED_ECN_QUEUE is enabled.", "WRED_ECN_MARKED_PACKETS")
+QUEUE_MARKED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_ecn_marked_packets_total", "Packets of a queue that the switch marked with ECN; SONiC counts them if its counter group WRED_ECN_QUEUE is enabled.", "WRED_ECN_MARKED_PACKETS; Cumulus Linux nvswitch_interface_tc_tx_ecn_marked_tc")
 QUEUE_MARKED_BYTES = _SONIC_QUEUE.counter("railscope_switch_queue_ecn_marked_bytes_total", "Bytes of the packets of a queue that the switch marked with ECN.", "WRED_ECN_MARKED_BYTES")
-QUEUE_WRED_DROPPED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_wred_dropped_packets_total", "Packets of a queue that WRED dropped.", "WRED_DROPPED_PACKETS")
+QUEUE_WRED_DROPPED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_wred_dropped_packets_total", "Packets of a queue that WRED dropped.", "WRED_DROPPED_PACKETS; Cumulus Linux nvswitch_interface_tc_tx_wred_discard")
 QUEUE_OCCUPANCY = _SONIC_QUEUE.gauge("railscope_switch_queue_occupancy_bytes", "Buffer that a queue occupied when the switch last read it.", "CURR_OCCUPANCY_BYTES")
 QUEUE_WATERMARK = _SONIC_QUEUE.gauge("railscope_switch_queue_watermark_bytes", "Largest shared buffer that a queue has occupied since the switch last cleared the watermark.", "SHARED_WATERMARK_BYTES")
 WATCHDOG_STORM = _WATCHDOG.gauge("railscope_switch_queue_pfc_watchdog_storm", "1 while the PFC watchdog treats a queue as blocked by a storm of pauses, 0 otherwise.", "STATUS")
@@ -69,3 +75,23 @@ GROUP_SHARED_WATERMARK = _GROUP.gauge("railscope_switch_priority_group_shared_wa
 GROUP_HEADROOM_WATERMARK = _GROUP.gauge("railscope_switch_priority_group_headroom_watermark_bytes", "Largest headroom that a priority group has occupied since the switch last cleared the watermark; above 0, the port had to pause its sender.", "XOFF_ROOM_WATERMARK_BYTES")
 POOL_WATERMARK = _POOL.gauge("railscope_switch_pool_watermark_bytes", "Largest part of a buffer pool that was occupied since the switch last cleared the watermark.", "WATERMARK_BYTES")
 POOL_HEADROOM_WATERMARK = _POOL.gauge("railscope_switch_pool_headroom_watermark_bytes", "Largest part of the headroom of a buffer pool that was occupied since the switch last cleared the watermark.", "XOFF_ROOM_WATERMARK_BYTES")
+
+# Readings of switches that push them by OTLP -------------------------------------------------------
+PFC_RECEIVED_TIME = _CUMULUS_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_seconds_total", "Time in which the server paused this priority of the switch port. Cumulus Linux does not document the unit: microseconds, as in ethtool of the same devices, are assumed.", "sp_rx_pause_duration", scale=declare.MICRO)
+PFC_SENT_TIME = _CUMULUS_PRIORITY.counter("railscope_switch_port_transmit_pfc_pause_seconds_total", "Time in which the switch port paused this priority of the server; the unit is assumed as for the received pauses.", "sp_tx_pause_duration", scale=declare.MICRO)
+PFC_RECEIVED_TRANSITIONS = _CUMULUS_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_transitions_total", "Times the server paused this priority of the switch port and ended the pause.", "sp_rx_pause_transition")
+PAUSE_RECEIVED = _CUMULUS_PORT.counter("railscope_switch_port_receive_pause_frames_total", "Pause frames of the whole link that the port received: those of 802.3x, not of PFC.", "dot3_in_pause_frames")
+PAUSE_SENT = _CUMULUS_PORT.counter("railscope_switch_port_transmit_pause_frames_total", "Pause frames of the whole link that the port sent: those of 802.3x, not of PFC.", "dot3_out_pause_frames")
+FCS_ERRORS = _CUMULUS_PORT.counter("railscope_switch_port_receive_fcs_errors_total", "Frames received with a wrong checksum.", "dot3_stats_fcs_errors")
+SYMBOL_ERRORS = _CUMULUS_PORT.counter("railscope_switch_port_receive_symbol_errors_total", "Symbol errors on the link.", "dot3_stats_symbol_errors")
+QUEUE_NO_BUFFER_DROPPED = _CUMULUS_QUEUE.counter("railscope_switch_queue_no_buffer_dropped_packets_total", "Unicast packets of a queue that were dropped for lack of a buffer.", "tc_tx_no_buffer_discard_uc")
+GROUP_DROPPED = _CUMULUS_GROUP.counter("railscope_switch_priority_group_dropped_packets_total", "Packets received that a priority group dropped because its buffer was full: a lossless one must drop none.", "pg_rx_buffer_discard")
+GROUP_SHARED_DROPPED = _CUMULUS_GROUP.counter("railscope_switch_priority_group_shared_buffer_dropped_packets_total", "Packets received that a priority group dropped because the shared buffer was full.", "pg_rx_shared_buffer_discard")
+CLOCK_OFFSET = _SWITCH.gauge("railscope_switch_clock_offset_seconds", "Newest time in the last push of this switch, relative to the collector's clock when it arrived: its age appears as a negative offset.", "OTLP time_unix_nano", scale=declare.NANO)
+
+# State of the OTLP receiver: of the collector, in no frame -----------------------------------------
+CLOCK_OFF = _SWITCH.gauge("railscope_switch_clock_is_off", "1 if the times in the last push of this switch differ by more than a minute from the collector's clock, 0 otherwise.", "collector")
+PUSHED_POINTS = _SWITCH.counter("railscope_switch_pushed_points_total", "Data points that this switch pushed, by result: stored; not stored because they have no use here (unmapped), have an invalid value or attribute (invalid), a counter beyond 2^53 as a floating-point number (inexact), a time not after that of the stored one (old), or exceed a bound (limit).", "collector", about=entities.SWITCH_POINTS, resets="Counts from the start of the collector.")
+COUNTER_RESETS = _SWITCH.counter("railscope_switch_pushed_resets_total", "Pushes of this switch with a counter that fell: it was cleared, or the switch has restarted.", "collector", resets="Counts from the start of the collector.")
+NAME_MISMATCHES = _SWITCH.counter("railscope_switch_pushed_name_mismatches_total", "Pushes of this switch that state another name in net.host.name than the configured one.", "collector", resets="Counts from the start of the collector.")
+OTLP_REQUESTS = _RECEIVER.counter("railscope_collector_otlp_requests_total", "Requests to the OTLP receiver, by result: stored, or rejected because of the sender (unknown_sender, rate), the request (path, media_type, size, format), or the collector (busy, storage).", "collector", about=entities.OTLP_RESULT)

@@ -324,8 +324,8 @@ async def test_polled_switch_is_in_metrics_with_exact_values(tmp_path: Path):
         )
         async with run_collector(settings) as one:
             await asyncio.sleep(0)
-            polled = one.collector.switches.polled["leaf-07"]
-            await one.collector.switches.poll(polled)
+            polled = one.collector.switches.polling.polled["leaf-07"]
+            await one.collector.switches.polling.poll(polled)
             assert polled.problem == ""
             assert set(one.collector.core.fleet.switches) == {"switch/leaf-07"}
             _, text = await one.get("/metrics")

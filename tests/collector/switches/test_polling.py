@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
+from collector.switches.switch_frames import UNKNOWN_SCHEMA
 from collector.switches.switch_polling import (
     MAX_BACK_OFF_SECONDS,
-    UNKNOWN_SCHEMA,
     PolledSwitch,
     SwitchPolling,
 )

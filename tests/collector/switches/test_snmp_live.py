@@ -114,7 +114,7 @@ async def test_polled_switch_is_in_frame_log_and_metrics_and_not_among_the_nodes
     file = str(agent.write_switches(tables="sonic", period_seconds=60.0))
     settings = settings_in(tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file))
     async with run_collector(settings, poll_on_request) as one:
-        polling = one.collector.switches
+        polling = one.collector.switches.polling
         polled = polling.polled["leaf-07"]
         await polling.poll(polled)
         assert polled.problem == ""
@@ -149,4 +149,4 @@ async def test_polled_switch_is_in_frame_log_and_metrics_and_not_among_the_nodes
 
 def poll_on_request(one: RunningCollector) -> None:
     """Let the first poll of the collector itself begin after a minute, long after the test."""
-    one.collector.switches.random_share = lambda: 1.0
+    one.collector.switches.polling.random_share = lambda: 1.0

@@ -16,7 +16,7 @@ from tests.support import snmpd
 
 def poll_on_request(one: RunningCollector) -> None:
     """Let the first poll of the collector itself begin after a minute, long after the test."""
-    one.collector.switches.random_share = lambda: 1.0
+    one.collector.switches.polling.random_share = lambda: 1.0
 
 
 async def report_nic(one: RunningCollector, switch: str, port: str, node: str = "n1") -> None:
@@ -37,7 +37,7 @@ async def report_nic(one: RunningCollector, switch: str, port: str, node: str = 
 
 
 async def polled(one: RunningCollector) -> None:
-    polling = one.collector.switches
+    polling = one.collector.switches.polling
     await polling.poll(polling.polled["leaf-07"])
     assert polling.polled["leaf-07"].problem == ""
 

@@ -1,0 +1,364 @@
+"""OTLP receiver: switches push their metrics to it, over HTTP or gRPC.
+
+A sender is identified by its address, never by what it states about itself. The body of any other one is not read. A
+request is acknowledged when its frames are in the frame log; if they cannot be stored, the sender is to repeat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from importlib import import_module
+
+import structlog
+
+from collector import config
+from collector.fleet.fleet import SWITCH_PREFIX
+from collector.fleet.view_cells import ViewCell
+from collector.state.collector_state import CollectorState
+from collector.switches import (
+    switch_frames,
+    switch_pushes,
+    switch_settings,
+    switch_view,
+)
+from collector.work_limits import LogRateLimit
+from railscope import http_server, otlp_metrics, server_connections, service
+from railscope.catalog import switches as catalog
+from railscope.frame import NodeTimestamp
+from railscope.otlp_metrics import OtlpRejectedError
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+
+log = structlog.get_logger(__name__)
+
+MAX_CONNECTIONS = 1024
+"""Several for each of the switches that the file may have."""
+MAX_LOOP_BYTES = 8 << 10
+"""Larger bodies, and compressed ones, are decoded in a thread: 64 ports take tens of milliseconds."""
+MAX_DECODED, MAX_WAITING = 2, 4
+"""Requests that are decoded concurrently, as each takes many times its size meanwhile; requests of a switch that wait."""
+RATE_WINDOW_SECONDS = 10.0
+_LISTEN_RETRY_SECONDS = 5.0
+_MISSED_PERIODS = 3
+_RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_ENCODINGS = (otlp_metrics.PROTOBUF, otlp_metrics.JSON)
+
+
+def check_libraries(*, has_grpc: bool) -> None:
+    """Raise SettingsError if libraries of the receiver are missing."""
+    extra = "otlp-grpc" if has_grpc else "otlp"
+    names = (
+        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+        "grpc.aio",
+        "google.rpc.error_details_pb2",
+    )
+    try:
+        for name in names if has_grpc else names[:1]:
+            import_module(name)
+    except ImportError as error:
+        message = f"missing {error.name}, which otlp_receiver requires; fix: pip install 'railscope[{extra}]'"
+        raise SettingsError(message) from error
+
+
+@dataclass(slots=True)
+class PushingSwitch:
+    """A switch that pushes: one request at a time, those that wait, and its recent rate."""
+
+    settings: switch_settings.ConfiguredSwitch
+    pushes: switch_pushes.SwitchPushes
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+    allowance: float = 0.0
+    counted_at: float = float("-inf")
+
+    def is_recent(self, timestamp_ns: int, now_ns: int) -> bool:
+        """True if a push of this time may still be the last one."""
+        return now_ns - timestamp_ns <= _MISSED_PERIODS * self.settings.period_seconds * SECOND_NS
+
+    def take_snapshot(self, core: CollectorState, now_ns: int) -> switch_view.SwitchSnapshot:
+        """Return the last frames of the streams that are still pushed."""
+        node = core.fleet.switches.get(SWITCH_PREFIX + self.settings.name)
+        streams = switch_view.take_snapshot(core, node)
+        return {
+            name: stream
+            for name, stream in streams.items()
+            if self.is_recent(stream.timestamp_ns, now_ns)
+        }
+
+
+@dataclass(slots=True)
+class OtlpReceiver:
+    """Receives the pushes of all configured switches."""
+
+    settings: config.OtlpReceiverSettings
+    switches: Mapping[str, PushingSwitch]
+    """By address."""
+    wall_ns: Callable[[], int]
+    may_receive: Callable[[], bool] = lambda: True
+    """True if this collector receives, and not another one."""
+    submit: switch_frames.Submit = switch_frames.reject_envelope
+    monotonic: Callable[[], float] = time.monotonic
+    port: int = 0
+    """Port of the HTTP listener, once `is_listening` is set."""
+    is_listening: asyncio.Event = field(default_factory=asyncio.Event)
+    grpc_port: int = 0
+    """As above, for gRPC."""
+    is_listening_grpc: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: Counter[str] = field(default_factory=Counter)
+    """Requests by result."""
+    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    _started_ns: int = 0
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODED))
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: config.CollectorSettings,
+        wall_ns: Callable[[], int],
+        may_receive: Callable[[], bool],
+    ) -> OtlpReceiver:
+        """Return the receiver for the switches in the settings. Blocking; raises SettingsError."""
+        receiver, run = settings.otlp_receiver, secrets.token_hex(8)
+        configured = switch_settings.read_switches(settings.switches)
+        pushing = [switch for switch in configured if switch.pushes]
+        if pushing and not (receiver.listen or receiver.grpc_listen):
+            name = pushing[0].name
+            message = (
+                f"switch [{name}] has protocol otlp: expected otlp_receiver.listen or grpc_listen"
+            )
+            raise SettingsError(message)
+        for listen in filter(None, (receiver.listen, receiver.grpc_listen)):
+            server_connections.split_address(listen)
+            check_libraries(has_grpc=bool(receiver.grpc_listen))
+            server_connections.server_tls(receiver.certificate_file, receiver.key_file)
+        switches = {
+            switch_settings.canonical_address(switch.host): PushingSwitch(
+                switch,
+                switch_pushes.SwitchPushes(
+                    switch.name,
+                    switch_frames.SwitchFrames(switch.name, run, has_narrow_counters=False),
+                ),
+            )
+            for switch in pushing
+        }
+        return cls(receiver, switches, wall_ns, may_receive)
+
+    async def run(self) -> None:
+        """Receive until cancelled; a listener that cannot start is started again later."""
+        self._started_ns = self.wall_ns()
+        async with asyncio.TaskGroup() as group:
+            if self.settings.listen:
+                group.create_task(self._keep_listening(self._serve_http))
+            if self.settings.grpc_listen:
+                group.create_task(self._keep_listening(self._serve_grpc))
+
+    async def _keep_listening(self, serve: Callable[[], Awaitable[None]]) -> None:
+        problem = ""
+        while True:
+            try:
+                await serve()
+            except (SettingsError, OSError) as error:
+                if str(error) != problem:
+                    log.error("otlp_receiver_failed", problem=str(error))
+                problem = str(error)
+            await asyncio.sleep(_LISTEN_RETRY_SECONDS)
+
+    async def _serve_http(self) -> None:
+        """Serve until cancelled. Raises SettingsError."""
+        server = http_server.HttpServer(
+            self.respond, otlp_metrics.MAX_BODY_BYTES, self.check_head, MAX_CONNECTIONS
+        )
+        tls = server_connections.server_tls(self.settings.certificate_file, self.settings.key_file)
+        try:
+            host, self.port = await server.start(self.settings.listen, tls)
+            self.is_listening.set()
+            log.info("otlp_receiver_started", address=f"{host}:{self.port}", protocol="http")
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await server.close()
+
+    async def _serve_grpc(self) -> None:
+        """Serve until cancelled. Raises SettingsError and OSError."""
+        from collector.switches import otlp_grpc  # noqa: PLC0415 - loads the extra otlp-grpc
+
+        async with otlp_grpc.grpc_listener(self) as self.grpc_port:
+            self.is_listening_grpc.set()
+            address = self.settings.grpc_listen.rpartition(":")[0]
+            log.info(
+                "otlp_receiver_started", address=f"{address}:{self.grpc_port}", protocol="grpc"
+            )
+            await asyncio.get_running_loop().create_future()
+
+    # HTTP ----------------------------------------------------------------------------------------
+
+    def check_head(
+        self, request: http_server.HttpServerRequest
+    ) -> http_server.HttpServerResponse | None:
+        """Return the response to a request whose body is not to be read."""
+        try:
+            _check_route(request)
+            self.check_sender(request.peer)
+            length = request.headers.get("content-length", "0")
+            otlp_metrics.check_size(int(length), otlp_metrics.MAX_BODY_BYTES, "bytes")
+        except OtlpRejectedError as error:
+            return self._rejection(error, request)
+        return None
+
+    async def respond(
+        self, request: http_server.HttpServerRequest
+    ) -> http_server.HttpServerResponse:
+        """Return the response to a request with its body."""
+        media_type = _media_type(request)
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        try:
+            rejected, problem = await self.receive(request.peer, request.body, media_type, encoding)
+        except OtlpRejectedError as error:
+            return self._rejection(error, request)
+        body = otlp_metrics.success_body(media_type, rejected, problem)
+        return http_server.HttpServerResponse(body, media_type)
+
+    def _rejection(
+        self, error: OtlpRejectedError, request: http_server.HttpServerRequest
+    ) -> http_server.HttpServerResponse:
+        self.count_rejection(error, request.peer)
+        media_type = _media_type(request)
+        media_type = media_type if media_type in _ENCODINGS else otlp_metrics.PROTOBUF
+        body = otlp_metrics.problem_body(media_type, error.status, str(error))
+        headers = (
+            {"Retry-After": str(otlp_metrics.RETRY_SECONDS)} if error.status in _RETRIED else {}
+        )
+        return http_server.HttpServerResponse(body, media_type, error.status, headers)
+
+    # Both protocols ------------------------------------------------------------------------------
+
+    def count_rejection(self, error: OtlpRejectedError, peer: str) -> None:
+        """Count and log a rejected request."""
+        self.requests[error.reason] += 1
+        repetitions = self.log_limit.count_repetitions(error.reason, peer)
+        if repetitions is not None:
+            log.warning(
+                "otlp_request_rejected",
+                sender=peer,
+                reason=error.reason,
+                problem=str(error),
+                repetitions=repetitions,
+                advice="docs/switches.md",
+            )
+
+    def check_sender(self, peer: str) -> None:
+        """Raise OtlpRejectedError for an unknown sender, one that sends too often, or if no request is accepted."""
+        switch = self._find_switch(peer)
+        if not self.may_receive():
+            message = "another collector receives"
+            raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "storage")
+        now_seconds, rate = self.monotonic(), self.settings.requests_per_second
+        passed = now_seconds - switch.counted_at
+        switch.allowance = min(rate * RATE_WINDOW_SECONDS, switch.allowance + passed * rate)
+        switch.counted_at = now_seconds
+        if switch.allowance < 1:
+            message = f"too many requests: expected at most {rate:g} per second"
+            raise OtlpRejectedError(message, HTTPStatus.TOO_MANY_REQUESTS, "rate")
+        switch.allowance -= 1
+
+    def _find_switch(self, peer: str) -> PushingSwitch:
+        switch = self.switches.get(switch_settings.canonical_address(peer))
+        if switch is None:
+            message = f"unknown sender {peer}: expected the address of a switch in switches.file with protocol otlp"
+            raise OtlpRejectedError(message, HTTPStatus.FORBIDDEN, "unknown_sender")
+        return switch
+
+    async def receive(
+        self, peer: str, body: bytes, media_type: str, encoding: str = ""
+    ) -> tuple[int, str]:
+        """Store the metrics of a request; return the number of points that were not, and why.
+
+        Raises OtlpRejectedError if none was stored.
+        """
+        switch = self._find_switch(peer)
+        if switch.waiting >= MAX_WAITING:
+            message = f"too many requests at a time: expected at most {MAX_WAITING}"
+            raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "busy")
+        switch.waiting += 1
+        try:
+            async with switch.lock, self._turns:
+                push = await self._store(switch, body, media_type, encoding)
+        finally:
+            switch.waiting -= 1
+        self.requests["stored"] += 1
+        if not push.rejected:
+            return 0, ""
+        names = (name for name in switch_pushes.REJECTED if push.results[name])
+        counts = ", ".join(f"{push.results[name]} {name}" for name in names)
+        return push.rejected, f"points not stored: {counts}"
+
+    async def _store(
+        self, switch: PushingSwitch, body: bytes, media_type: str, encoding: str
+    ) -> switch_pushes.DecodedPush:
+        now, pushes = self._now(), switch.pushes
+
+        def decode() -> switch_pushes.DecodedPush:
+            unpacked = otlp_metrics.unpack_body(body, encoding)
+            return pushes.decode(otlp_metrics.decode_metrics(unpacked, media_type), now)
+
+        is_small = len(body) <= MAX_LOOP_BYTES and not encoding
+        push = decode() if is_small else await service.run_in_thread(decode)
+        if push.reading.streams:
+            frames = await service.run_in_thread(pushes.frames.frames, push.reading, now)
+            problem = await switch_frames.submit_frames(self.submit, frames, self._now)
+            if problem:
+                message = f"not stored: {problem}"
+                raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "storage")
+        for name in pushes.keep(push, now):
+            log.info("otlp_metric_not_stored", switch=pushes.name, metric=name)
+        return push
+
+    def _now(self) -> NodeTimestamp:
+        return NodeTimestamp(self.wall_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    # Metrics -------------------------------------------------------------------------------------
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the state of the receiver, and of each switch that pushes to it."""
+        for result, count in self.requests.items():
+            yield ViewCell(catalog.OTLP_REQUESTS, (result,), count)
+        now_ns = self.wall_ns()
+        for switch in self.switches.values() if self.may_receive() else ():
+            pushes, key = switch.pushes, (switch.settings.name,)
+            is_awaited = not pushes.last_ns and switch.is_recent(self._started_ns, now_ns)
+            if not is_awaited:
+                is_up = switch.is_recent(pushes.last_ns, now_ns)
+                yield ViewCell(catalog.UP, key, int(is_up))
+            if pushes.last_ns:
+                yield ViewCell(catalog.LAST_POLL, key, pushes.last_ns / SECOND_NS)
+                yield ViewCell(catalog.COUNTER_RESETS, key, pushes.resets)
+                yield ViewCell(catalog.NAME_MISMATCHES, key, pushes.name_mismatches)
+            if pushes.offset_ns is not None:
+                is_off = abs(pushes.offset_ns) > switch_pushes.MAX_OFFSET_NS
+                yield ViewCell(catalog.CLOCK_OFF, key, int(is_off))
+            for result, count in pushes.results.items():
+                yield ViewCell(catalog.PUSHED_POINTS, (*key, result.value), count)
+
+    def reading_cells(self, core: CollectorState) -> Iterator[ViewCell]:
+        """Return the readings that are still pushed, of all switches; iterating over them may block."""
+        now_ns, switches = self.wall_ns(), self.switches.values() if self.may_receive() else ()
+        return switch_view.reading_cells([each.take_snapshot(core, now_ns) for each in switches])
+
+
+def _media_type(request: http_server.HttpServerRequest) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_route(request: http_server.HttpServerRequest) -> None:
+    """Raise OtlpRejectedError unless this is a request of OTLP."""
+    if request.path != otlp_metrics.METRICS_PATH:
+        message = f"unknown path: expected {otlp_metrics.METRICS_PATH}"
+        raise OtlpRejectedError(message, HTTPStatus.NOT_FOUND, "path")
+    if request.method != "POST":
+        message = "invalid method: expected POST"
+        raise OtlpRejectedError(message, HTTPStatus.METHOD_NOT_ALLOWED, "path")

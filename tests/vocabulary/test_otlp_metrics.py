@@ -1,0 +1,304 @@
+"""OTLP requests: both encodings decode to the same points, exactly, and no body exceeds the bounds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import pytest
+from google.protobuf import json_format
+from google.rpc.status_pb2 import Status
+from hypothesis import given, strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from support import cumulus_pushes as pushes
+from support.shared import capture_path
+
+from railscope import otlp_metrics
+from railscope.otlp_metrics import JSON, PROTOBUF, OtlpRejectedError, decode_metrics, unpack_body
+
+MEDIA_TYPES = pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
+
+
+def request_of(
+    points: list[dict[str, Any]], name: str = "m", kind: str = "gauge"
+) -> dict[str, Any]:
+    metric = {"name": name, kind: {"dataPoints": points}}
+    return {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"metrics": [metric]}]}]}
+
+
+def encode(document: dict[str, Any], media_type: str) -> bytes:
+    if media_type == JSON:
+        return json.dumps(document).encode()
+    return json_format.ParseDict(document, ExportMetricsServiceRequest()).SerializeToString()
+
+
+def decode(document: dict[str, Any], media_type: str) -> list[otlp_metrics.MetricPoint]:
+    decoded = decode_metrics(encode(document, media_type), media_type)
+    return [point for resource in decoded.resources for point in resource.points]
+
+
+def outcome(body: bytes, media_type: str) -> HTTPStatus:
+    try:
+        decode_metrics(body, media_type)
+    except OtlpRejectedError as error:
+        return error.status
+    return HTTPStatus.OK
+
+
+NUMBERS = st.one_of(
+    st.integers(-(1 << 63), (1 << 63) - 1).map(lambda value: ("asInt", value, str(value))),
+    st.floats(allow_nan=False).map(
+        lambda value: (
+            "asDouble",
+            value,
+            value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity",
+        )
+    ),
+)
+
+
+@MEDIA_TYPES
+@given(
+    number=NUMBERS,
+    timestamp_ns=st.integers(0, (1 << 64) - 1),
+    attributes=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=5),
+)
+def test_numbers_times_and_attributes_are_exact(media_type, number, timestamp_ns, attributes):
+    field, value, written = number
+    pairs = [{"key": key, "value": {"stringValue": text}} for key, text in attributes.items()]
+    point = {"attributes": pairs, "timeUnixNano": str(timestamp_ns), field: written}
+    (found,) = decode(request_of([point]), media_type)
+    assert found == ("m", "gauge", attributes, timestamp_ns, value)
+    assert type(found.value) is type(value)
+
+
+def test_integers_may_be_numbers_or_texts_in_json():
+    points = [{"asInt": 9007199254740993}, {"asInt": "9007199254740993"}, {"timeUnixNano": 5}]
+    assert [point.value for point in decode(request_of(points), JSON)] == [9007199254740993] * 2 + [
+        None
+    ]
+
+
+@MEDIA_TYPES
+def test_values_of_attributes_are_texts(media_type):
+    values = [{"boolValue": True}, {"intValue": "7"}, {"doubleValue": 0.5}, {"arrayValue": {}}]
+    attributes = [{"key": str(place), "value": value} for place, value in enumerate(values)]
+    (point,) = decode(request_of([{"attributes": attributes, "asInt": "1"}]), media_type)
+    assert point.attributes == {"0": "True", "1": "7", "2": "0.5", "3": ""}
+
+
+@MEDIA_TYPES
+def test_flag_of_no_value_and_histograms_have_none(media_type):
+    (point,) = decode(request_of([{"asDouble": 3.0, "flags": 1}]), media_type)
+    assert point.value is None
+    (point,) = decode(request_of([{"count": "3"}], kind="histogram"), media_type)
+    assert (point.kind, point.value) == ("histogram", None)
+
+
+def test_unknown_fields_and_null_are_ignored():
+    document = request_of([{"asInt": "1", "later": {"a": [1]}, "attributes": None}])
+    document["resourceMetrics"][0]["later"] = [[{}]]
+    document["resourceMetrics"][0]["resource"] = None
+    (point,) = decode(document, JSON)
+    assert point == ("m", "gauge", {}, 0, 1)
+    body = encode(request_of([{"asInt": "1"}]), PROTOBUF) + b"\xfa\x3e\x03abc"
+    assert decode_metrics(body, PROTOBUF).resources[0].points[0].value == 1
+
+
+@MEDIA_TYPES
+@given(body=st.binary(max_size=200))
+def test_any_body_is_decoded_or_rejected(media_type, body):
+    assert outcome(body, media_type) in {HTTPStatus.OK, HTTPStatus.BAD_REQUEST}
+
+
+@MEDIA_TYPES
+@given(data=st.data())
+def test_any_truncation_or_change_is_decoded_or_rejected(media_type, data):
+    values = [pushes.priority("sp_rx_pause", 42), pushes.Pushed("oper_state", 1)]
+    body = bytearray(encode(pushes.document(values), media_type))
+    end = data.draw(st.integers(0, len(body)))
+    place = data.draw(st.integers(0, len(body) - 1))
+    body[place] = data.draw(st.integers(0, 255))
+    assert outcome(bytes(body[:end]), media_type) in {HTTPStatus.OK, HTTPStatus.BAD_REQUEST}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"1x"', '"99999999999999999999999"', "18446744073709551616", '"-"', "1e400", "[]", '"\u0661"'],
+)
+def test_invalid_numbers_are_rejected(value):
+    body = json.dumps(request_of([{"asInt": 0}])).replace('"asInt": 0', f'"asInt": {value}')
+    with pytest.raises(OtlpRejectedError) as rejected:
+        decode_metrics(body.encode(), JSON)
+    assert rejected.value.status is HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize("part", ["[", '{"a":', '{"resourceMetrics":[', '{"later":['])
+def test_deep_json_is_rejected(part):
+    with pytest.raises(OtlpRejectedError) as rejected:
+        decode_metrics(part.encode() * 100_000, JSON)
+    assert rejected.value.reason == "format"
+
+
+def test_deep_protobuf_is_rejected():
+    assert outcome(_nested(3), PROTOBUF) is HTTPStatus.OK
+    assert outcome(_nested(1000), PROTOBUF) is HTTPStatus.BAD_REQUEST
+
+
+def _nested(depth: int) -> bytes:
+    """A point with an attribute whose value is an array of an array, and so on."""
+    value = b""
+    for _ in range(depth):
+        value = _message(5, _message(1, value))
+    body = _message(2, value)
+    for number in (7, 1, 5, 2, 2, 1):  # attribute, point, gauge, metric, scope, resource
+        body = _message(number, body)
+    return body
+
+
+def _message(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _length(len(content)) + content
+
+
+def _length(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+@MEDIA_TYPES
+def test_points_are_bounded_per_request(media_type):
+    body = encode(request_of([{"asInt": "1"}] * 11), media_type)
+    with pytest.raises(OtlpRejectedError, match="at most 10 points") as rejected:
+        decode_metrics(body, media_type, max_points=10)
+    assert rejected.value.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+@MEDIA_TYPES
+def test_points_with_too_many_or_too_long_attributes_are_left_out(media_type):
+    many = [{"key": f"k{n}", "value": {"stringValue": ""}} for n in range(33)]
+    long = [{"key": "k", "value": {"stringValue": "x" * 256}}]
+    points = [
+        {"asInt": "1", "attributes": many},
+        {"asInt": "2", "attributes": long},
+        {"asInt": "3"},
+    ]
+    decoded = decode_metrics(encode(request_of(points), media_type), media_type)
+    assert [point.value for point in decoded.resources[0].points] == [3]
+    assert decoded.excessive == 2
+    named = decode_metrics(
+        encode(request_of([{"asInt": "1"}], name="n" * 256), media_type), media_type
+    )
+    assert named.excessive == 1
+
+
+@MEDIA_TYPES
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_empty_groups_are_bounded_at_every_level(media_type, depth):
+    groups: list[dict[str, Any]] = [{}] * 60_000
+    for name in ("metrics", "scopeMetrics")[2 - depth :]:
+        groups = [{name: groups}]
+    with pytest.raises(OtlpRejectedError, match="at most 50000") as rejected:
+        decode_metrics(encode({"resourceMetrics": groups}, media_type), media_type)
+    assert rejected.value.reason == "size"
+
+
+def test_protobuf_takes_many_times_its_size_and_has_a_bound_of_its_own():
+    with pytest.raises(OtlpRejectedError, match="8388608 bytes"):
+        decode_metrics(b"\x0a\x00" * (5 << 20), PROTOBUF)
+
+
+def test_json_of_many_small_objects_is_rejected_before_it_is_parsed():
+    body = b'{"resourceMetrics":[' + b"{}," * 1_000_000 + b"{}]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(OtlpRejectedError, match="objects and arrays"):
+            decode_metrics(body, JSON)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_zip_bomb_takes_no_more_memory_than_the_bound():
+    bomb = gzip.compress(bytes(256 << 20), 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(OtlpRejectedError, match="after decompression") as rejected:
+            unpack_body(bomb, "gzip", 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert rejected.value.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+@given(st.binary(max_size=2000))
+def test_gzip_is_unpacked_exactly(content):
+    assert unpack_body(gzip.compress(content), "gzip", 2000) == content
+    assert unpack_body(content, "") == unpack_body(content, "identity") == content
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status"),
+    [
+        (b"garbage", "gzip", 400),
+        (gzip.compress(b"content")[:-4], "gzip", 400),
+        (gzip.compress(b"content") + b"more", "gzip", 400),
+        (b"", "gzip", 400),
+        (zlib.compress(b"content"), "deflate", 415),
+    ],
+    ids=["garbage", "truncated", "more follows", "empty", "another encoding"],
+)
+def test_invalid_compression_is_rejected(body, encoding, status):
+    with pytest.raises(OtlpRejectedError) as rejected:
+        unpack_body(body, encoding)
+    assert rejected.value.status == status
+
+
+def test_other_media_types_are_rejected():
+    with pytest.raises(OtlpRejectedError, match="text/plain") as rejected:
+        decode_metrics(b"{}", "text/plain")
+    assert rejected.value.status is HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
+@given(rejected=st.integers(0, 1 << 40), problem=st.text(max_size=300))
+def test_responses_are_those_of_the_official_messages(rejected, problem):
+    expected = ExportMetricsServiceResponse()
+    if rejected:
+        expected.partial_success.rejected_data_points = rejected
+        expected.partial_success.error_message = problem
+    written = otlp_metrics.success_body(PROTOBUF, rejected, problem)
+    assert ExportMetricsServiceResponse.FromString(written) == expected
+    in_json = otlp_metrics.success_body(JSON, rejected, problem)
+    assert json_format.Parse(in_json, ExportMetricsServiceResponse()) == expected
+    status = Status.FromString(otlp_metrics.problem_body(PROTOBUF, HTTPStatus.BAD_REQUEST, problem))
+    assert (status.code, status.message) == (3, problem)
+    in_json = otlp_metrics.problem_body(JSON, HTTPStatus.SERVICE_UNAVAILABLE, problem)
+    assert msgspec.json.decode(in_json) == {"code": 14, "message": problem}
+
+
+@MEDIA_TYPES
+def test_sample_of_cumulus(media_type):
+    text = capture_path("switch/otlp/cumulus-interface-derived.json").read_text()
+    decoded = decode_metrics(encode(json.loads(text), media_type), media_type)
+    (resource,) = decoded.resources
+    assert resource.attributes == {"net.host.name": "leaf-07"}
+    assert [
+        (point.name.rpartition("interface_")[2], point.kind, point.value)
+        for point in resource.points
+    ] == [
+        ("oper_state", "gauge", 1.0),
+        ("sp_rx_pause", "gauge", 42.0),
+        ("sp_rx_pause_duration", "gauge", 120_000.0),
+        ("tc_tx_ecn_marked_tc", "gauge", 1007.0),
+        ("egress_buffer", "histogram", None),
+    ]
