@@ -126,9 +126,9 @@ NCCL_GPU = EntityKind("nccl_gpu", ("gpu", "job_directory", "user"), part_of=GPU)
 NCCL_GPU_CALL = EntityKind("nccl_gpu_call", ("gpu", "job_directory", "user", "communicator_name", "ranks", "nodes", "collective", "message_size", "algorithm"), part_of=NCCL_GPU)
 NCCL_PROCESS_STATE = EntityKind("nccl_process_state", ("state",), part_of=NODE)
 NCCL_RANK_STATE = EntityKind("nccl_rank_state", ("state",), part_of=NODE)
-NCCL_JOB = EntityKind("nccl_job", ("job", "user"))
+NCCL_JOB = EntityKind("nccl_job", ("nccl_job", "user"))
 """Job as this node identifies it: the workload of the claim on its GPUs, and the number of its user."""
-NCCL_RANK = EntityKind("nccl_rank", ("job", "user", "communicator", "rank"), ("host", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant", "collective"), part_of=NCCL_JOB)
+NCCL_RANK = EntityKind("nccl_rank", ("nccl_job", "user", "communicator", "rank"), ("host", "pid", "gpu", "gpu_index", "interface", "rdma_device", "rail", "source", "workload", "owner", "tenant", "collective"), part_of=NCCL_JOB)
 """`host` is the address that NCCL reports, `pid` the process on this node."""
 
 SOURCE = EntityKind("source", ("source",))

@@ -267,6 +267,20 @@ def test_what_grows_faster_than_it_is_read_is_skipped_and_counted(tmp_path: Path
     assert node.totals == {}
 
 
+def test_lines_after_skipped_ones_do_not_belong_to_the_communicator_before(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    node.append(0, marked_lines(0, straggling(0, 1)))
+    node.read()
+    line = text({"coll_perf": collective(2, 64, 2)})[:-1].ljust(255) + b"\n"
+    other = marked_lines(0, []).replace(COMMUNICATOR.encode(), b"0xb")
+    node.append(0, other + line * (nccl_inspector.MAX_BEHIND_BYTES // len(line) + 3))
+    node.read()
+    assert node.number(c.INSPECTOR_SKIPPED) == len(other) + 3 * len(line), "a line begins there"
+    assert node.lines.keys() == {"read", "headless"}
+    assert set(node.totals) == {CALLS, f"{COMMUNICATOR} 0"}
+    assert node.lines["read"] == 2
+
+
 def test_the_numbers_of_communicators_and_kinds_are_bounded_for_each_job(tmp_path: Path) -> None:
     node = InspectorDirectory(tmp_path)
     lines = [
