@@ -36,9 +36,11 @@ class MeteredGpu:
     _owners: measures.SlotOwners
     _counted: Mapping[measures.CountedQuantity, measures.CounterIncrements]
     _claims: Mapping[str, HeldClaim]
+    """Claims without their ends, by id."""
     _in_force: Sequence[timeline.TimePiece[MeteredClaim]]
     _overlaps: Sequence[Overlap]
     _doubts: Sequence[timeline.TimePiece[ClockDoubt]] = ()
+    _open_claims: Collection[str] = ()
 
     @classmethod
     def compute(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
@@ -52,9 +54,9 @@ class MeteredGpu:
     ) -> MeteredGpu:
         """Compute the state from evidence and counters; `profiles` are the MIG profiles of claims.
 
-        A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have not
-        ended: their end in the evidence is the latest time at which they were observed. `doubts` is the
-        time of evidence that was received while the collector's clock was suspect.
+        A claim ends with its own end, or with the last stay of the GPU in its node that began before the end of
+        the day. `open_claims` have not ended: their end in the evidence is the latest time at which they were
+        observed. `doubts` is the time of evidence that was received while the collector's clock was suspect.
         """
         in_force = holders.claims_in_force(evidence)
         claims: dict[str, HeldClaim] = {}
@@ -70,12 +72,6 @@ class MeteredGpu:
                 int(claim.authority),
                 instance=_instance(claim) if profile else "",
             )
-        for _, piece_end_ns, claim in in_force:
-            old = claims[claim.id]
-            # A counted claim continues on another GPU after the end of a part of it.
-            end_ns = claim.end_ns if claim.counted else piece_end_ns
-            if end_ns < FOREVER_NS and claim.id not in open_claims:
-                claims[claim.id] = replace(old, end_ns=max(end_ns, old.end_ns or end_ns))
         return cls(
             evidence,
             sku,
@@ -87,6 +83,7 @@ class MeteredGpu:
             in_force,
             find_overlaps(evidence),
             doubts,
+            open_claims,
         )
 
     def day(self, day: int, computed: MeteringComputation) -> DayTiling:
@@ -105,6 +102,7 @@ class MeteredGpu:
         named = {entry.claim for entry in entries} | requested.keys()
         counted = (claim for claim in self.evidence.claims if claim.counted)
         named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
+        ends = self._claim_ends(end_ns)
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,
@@ -119,7 +117,11 @@ class MeteredGpu:
                 for share in measures.attribute_shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
-                _claim_at_day_end(self._claims[claim], end_ns, requested.get(claim, ("", "")))
+                replace(
+                    self._claims[claim],
+                    end_ns=ends[claim] if ends.get(claim, FOREVER_NS) <= end_ns else None,
+                    requested=requested.get(claim, ("", "")),
+                )
                 for claim in sorted(named & self._claims.keys())
             ),
             overlaps=moved,
@@ -134,11 +136,20 @@ class MeteredGpu:
             ),
         )
 
+    def _claim_ends(self, day_end_ns: int) -> dict[str, int]:
+        """Return the end of each claim that began before the end of a day, `FOREVER_NS` of those that are open.
 
-def _claim_at_day_end(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
-    """Return a claim as of the end of a day: an end after it would change the days before."""
-    ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
-    return replace(claim, end_ns=ended, requested=requested_)
+        A later stay has no effect: the result of a day would depend on the days that are metered with it.
+        """
+        ends: dict[str, int] = {}
+        for start_ns, end_ns, claim in self._in_force:
+            if start_ns < day_end_ns:
+                # A counted claim continues on another GPU after the end of a part of it.
+                ended_ns = claim.end_ns if claim.counted else end_ns
+                if claim.id in self._open_claims and (claim.counted or end_ns == claim.ceases_ns):
+                    ended_ns = FOREVER_NS
+                ends[claim.id] = max(ended_ns, ends.get(claim.id, ended_ns))
+        return ends
 
 
 def _instance(claim: MeteredClaim) -> str:
