@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 
 import structlog
 
@@ -369,6 +370,20 @@ def client_tls(setting: str, ca_file: str) -> ssl.SSLContext | bool:
     except OSError as error:
         message = f"invalid {setting} {ca_file!r}: {error}"
         raise SettingsError(message) from None
+
+
+def client_pem(
+    ca_file: str, certificate_file: str, key_file: str
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return CA certificates, key and certificate of a client from their files, as gRPC takes them.
+
+    Without a CA file, the CAs are those of the system; without a key file, the key is in the file of the certificate.
+    Blocking; raises OSError.
+    """
+    trusted = ca_file or ssl.get_default_verify_paths().cafile
+    names = trusted, certificate_file and (key_file or certificate_file), certificate_file
+    authorities, key, certificate = (Path(name).read_bytes() if name else None for name in names)
+    return authorities, key, certificate
 
 
 def server_tls(

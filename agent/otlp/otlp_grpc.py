@@ -5,9 +5,7 @@ The codes that are repeated are those of the specification: RESOURCE_EXHAUSTED o
 
 from __future__ import annotations
 
-import ssl
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
@@ -15,8 +13,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from agent.otlp import otlp_sender
-from agent.otlp.otlp_target import LOGS, METRICS, OtlpTarget, TlsFiles
-from railscope import __version__
+from agent.otlp.otlp_target import LOGS, METRICS, OtlpTarget
+from railscope import __version__, server_connections
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 
@@ -53,7 +51,9 @@ class GrpcTransport:
         parts = urlsplit(target.url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         self._address = f"{host}:{parts.port or _PORTS[parts.scheme]}"
-        self._credentials = _credentials(target.tls_files) if target.tls_files else None
+        files = target.tls_files
+        pem = server_connections.client_pem(*files) if files else None
+        self._credentials = grpc.ssl_channel_credentials(*pem) if pem else None
         self._method, self._timeout_seconds = METHODS[target.signal], target.timeout_seconds
         self._metadata = tuple((name.lower(), value) for name, value in target.headers.items())
         self._compression = grpc.Compression.Gzip if target.is_compressed else None
@@ -114,13 +114,3 @@ def _requested_wait(error: grpc.aio.AioRpcError) -> float | None:
                 if detail.Unpack(info):
                     return float(info.retry_delay.seconds + info.retry_delay.nanos / SECOND_NS)
     return None
-
-
-def _credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    ca_file = files.ca_file or ssl.get_default_verify_paths().cafile
-    certificate, key = None, None
-    if files.certificate_file:
-        certificate = Path(files.certificate_file).read_bytes()
-        key = Path(files.key_file or files.certificate_file).read_bytes()
-    authorities = Path(ca_file).read_bytes() if ca_file else None
-    return grpc.ssl_channel_credentials(authorities, key, certificate)

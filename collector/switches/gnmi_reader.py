@@ -9,7 +9,6 @@ of protobuf.
 from __future__ import annotations
 
 import functools
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message, m
 
 from collector.switches import sonic_tables as tables, switch_reading as base
 from collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
-from railscope import __version__, service, untrusted_text
+from railscope import __version__, server_connections, service, untrusted_text
 from railscope.reading import Absent
 
 GET = "/gnmi.gNMI/Get"
@@ -185,27 +184,22 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
         channel = grpc.aio.insecure_channel(address, options)
     else:
         try:
-            credentials = await service.run_in_thread(_credentials, access)
+            pem = await service.run_in_thread(
+                server_connections.client_pem,
+                access.ca_file,
+                access.certificate_file,
+                access.key_file,
+            )
         except OSError as error:
             text = f"cannot read a certificate: {error}"
             raise base.SwitchReadError(text) from error
-        channel = grpc.aio.secure_channel(address, credentials, options)
+        channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*pem), options)
     async with channel:
         yield GrpcSession(channel, switch)
 
 
 def _access(switch: ConfiguredSwitch) -> GnmiAccess:
     return switch.gnmi or GnmiAccess()
-
-
-def _credentials(access: GnmiAccess) -> grpc.ChannelCredentials:
-    ca_file = access.ca_file or ssl.get_default_verify_paths().cafile
-    certificate, key = None, None
-    if access.certificate_file:
-        certificate = Path(access.certificate_file).read_bytes()
-        key = Path(access.key_file or access.certificate_file).read_bytes()
-    authorities = Path(ca_file).read_bytes() if ca_file else None
-    return grpc.ssl_channel_credentials(authorities, key, certificate)
 
 
 # Polls -------------------------------------------------------------------------------------------
