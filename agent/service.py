@@ -271,6 +271,7 @@ class Agent:
             if otlp_target.is_configured(self.settings.otlp):
                 raise
             log.warning("otlp_export_disabled", problem=str(error))
+            self.stats.otlp_state = status.OTLP_DISABLED
             return None
 
     def make_exporter(self) -> OtlpExporter | None:
@@ -297,7 +298,7 @@ class Agent:
             stats,
             otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
         )
-        self.stats.otlp = stats
+        self.stats.otlp, self.stats.otlp_state = stats, status.OTLP_EXPORTING
         return exporter
 
     async def once(self) -> None:

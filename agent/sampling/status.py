@@ -229,6 +229,7 @@ def _without_columns(outcome: ReadOutcome) -> tuple[int, str]:
 
 
 NO_CHECKPOINT, CONSISTENT, CONFLICT = 0, 1, 2
+OTLP_EXPORTING, OTLP_DISABLED = 0, 1
 
 
 @dataclass(slots=True)
@@ -294,5 +295,7 @@ class ShippingStats:
         )
     )
     """Changes of the collector in use, by reason."""
+    otlp_state: int | None = None
+    """OTLP_EXPORTING or OTLP_DISABLED; None if no export by OTLP is requested."""
     otlp: dict[str, OtlpStats] = field(default_factory=dict)
     """Export by OTLP, by signal; empty without it."""

@@ -210,6 +210,8 @@ def _otlp_readings(
 ) -> list[tuple[declare.Metric, Entity, Reading]]:
     """Export by OTLP; empty without it."""
     readings: list[tuple[declare.Metric, Entity, Reading]] = []
+    if shipping.otlp_state is not None:
+        readings.append((c.OTLP_STATE, Entity(entities.NODE), shipping.otlp_state))
     for signal, stats in shipping.otlp.items():
         oldest_ns = stats.oldest_boot_ns
         about = Entity(entities.OTLP_SIGNAL, (signal,))

@@ -198,13 +198,12 @@ async def test_an_agent_exports_what_it_serves(tmp_path: Path) -> None:
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": server.url}
         agent = Agent(settings, host, "n1", environment=environment)
         task = asyncio.create_task(agent.run())
-        async with asyncio.timeout(60):
-            while len(server.metrics.samples) < 500 or not server.records:  # noqa: ASYNC110 - of a real agent
-                await asyncio.sleep(0.05)
+        metrics = server.metrics
+        await server.received_until(lambda: len(metrics.samples) >= 500 and bool(server.records))
         own = [key for key in server.metrics.samples if "otlp" in key[0]]
         task.cancel()
         await asyncio.wait({task})
-    assert {dict(key[1])["signal"] for key in own} == {METRICS, LOGS}
+    assert {dict(key[1]).get("signal", "") for key in own} == {"", METRICS, LOGS}
     assert server.metrics.resources[0]["service.instance.id"] == "n1"
     assert any(name == "railscope_gpu_info" for name, _ in server.metrics.samples)
     assert agent.stats.otlp[METRICS].sent >= 500
@@ -318,6 +317,10 @@ async def test_variables_with_a_problem_disable_the_export_and_not_the_agent(
     (problem,) = (line["problem"] for line in logs if line["event"] == "otlp_export_disabled")
     assert "invalid OTEL_EXPORTER_OTLP_PROTOCOL 'http/json'" in problem
     assert not agent.stats.otlp
+    await agent.once()
+    own = agent.sampler.statuses["agent"].frame
+    assert own
+    assert [value for metric, _, value in own.readings() if metric is catalog.OTLP_STATE] == [1]
     lines: list[str] = []
     await check(agent, lines.append)
     assert any("BROKEN  OTLP: invalid OTEL_EXPORTER_OTLP_PROTOCOL" in line for line in lines)
