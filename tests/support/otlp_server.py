@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -67,9 +67,13 @@ class OtlpServer:
 
     async def received(self, count: int) -> list[ReceivedRequest]:
         """Wait until a number of requests has been answered; return all."""
-        async with asyncio.timeout(60), self._changed:
-            await self._changed.wait_for(lambda: len(self.requests) >= count)
+        await self.received_until(lambda: len(self.requests) >= count)
         return self.requests
+
+    async def received_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the answered requests fulfil a condition."""
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(condition)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""

@@ -178,9 +178,9 @@ class RasServer:
             else:
                 connection.sendall(b"OK\n")
 
-    def wait_until_stopped(self) -> None:
-        """Wait for the end of the test, as a server that never answers."""
-        self._stopped.wait()
+    def wait_until_stopped(self, seconds: float | None = None) -> bool:
+        """Wait for the end of the test, as a server that never answers, or for a time; True if it has ended."""
+        return self._stopped.wait(seconds)
 
     def _serve(self) -> None:
         while True:

@@ -190,9 +190,8 @@ def test_a_server_that_sends_byte_by_byte_takes_the_timeout(part: str) -> None:
     def drip(connection: socket.socket) -> None:
         if part == "report":
             close_before_the_report(connection)
-        while True:
+        while not server.wait_until_stopped(pause):
             connection.sendall(b" ")
-            time.sleep(pause)
 
     server.talk = drip
     began = time.monotonic()
