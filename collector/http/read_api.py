@@ -35,7 +35,7 @@ from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
 from collector.state.collector_state import CollectorState
-from collector.switches import all_switches
+from collector.switches import all_switches, switch_view
 from collector.views import find_fresh_rows, node_rollups
 from railscope import exposition, server_connections, service, timestamps
 from railscope.catalog import collector as catalog, declare
@@ -185,7 +185,12 @@ class ViewApi:
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
     switches: all_switches.AllSwitches = field(default_factory=all_switches.AllSwitches)
+    link_ends: switch_view.LinkEnds = field(init=False)
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
+
+    def __post_init__(self) -> None:
+        """Create the cache of the ends of links, which are those of this state."""
+        self.link_ends = switch_view.LinkEnds(self.core, self.switches.polling.cabling)
 
     def with_state(
         self,
@@ -214,9 +219,7 @@ class ViewApi:
             "events": self._events,
             **self.jobs_api.handlers(),
             **incidents_api.IncidentsApi(self.incidents).handlers(),
-            **switches_api.SwitchesApi(
-                self.core, self.switches.polling.cabling, self.wall_ns
-            ).handlers(),
+            **switches_api.SwitchesApi(self.core, self.link_ends, self.wall_ns).handlers(),
         }
 
     @property
@@ -240,7 +243,7 @@ class ViewApi:
             views.jobs.cells(),
             self.incidents().cells(),
             self.metrics.cells(views),
-            self.switches.reading_cells(self.core),
+            self.switches.reading_cells(self.core, self.link_ends),
         )
 
     async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:

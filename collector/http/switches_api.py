@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -42,13 +41,8 @@ class SwitchesApi:
     """Handlers of the routes of switches."""
 
     core: CollectorState
-    cabling: Sequence[links.CabledLink] = ()
+    ends: switch_view.LinkEnds
     wall_ns: Callable[[], int] = time.time_ns
-    _ends: switch_view.LinkEnds = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Create the cache of the ends of links."""
-        self._ends = switch_view.LinkEnds(self.core)
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -73,7 +67,7 @@ class SwitchesApi:
         if node is None:
             text = f"unknown switch {name!r}: expected one that has been polled"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        now_ns, joined = self.wall_ns(), await self._join()
+        now_ns, joined = self.wall_ns(), await run_in_thread(self.ends.take())
         snapshot = switch_view.take_snapshot(self.core, node)
         own_links = {port: link for port, link in joined.links.items() if port[0] == name}
         nodes = {link.nic[0]: self.core.fleet.nodes.get(link.nic[0]) for link in own_links.values()}
@@ -93,7 +87,7 @@ class SwitchesApi:
         return await tagged_response(request, make)
 
     async def _links(self, request: web.Request, _: Credential) -> web.Response:
-        joined, now_ns = await self._join(), self.wall_ns()
+        joined, now_ns = await run_in_thread(self.ends.take()), self.wall_ns()
 
         def make() -> dict[str, Any]:
             found = [
@@ -109,18 +103,6 @@ class SwitchesApi:
             }
 
         return await tagged_response(request, make)
-
-    async def _join(self) -> links.JoinedLinks:
-        return await run_in_thread(partial(self._join_schemas, *self._ends.schemas()))
-
-    def _join_schemas(
-        self,
-        nodes: list[tuple[str, bytes]],
-        switches: list[tuple[str, dict[str, bytes]]],
-    ) -> links.JoinedLinks:
-        """Join links as of these schemas. Blocking."""
-        hosts, ends = self._ends.hosts(nodes), self._ends.switches(switches)
-        return links.join_links(hosts, ends, self.cabling)
 
     def _row(self, name: str, snapshot: switch_view.SwitchSnapshot, now_ns: int) -> dict[str, Any]:
         """Return what is stated about a switch as a whole. Blocking."""

@@ -10,6 +10,7 @@ from itertools import chain
 from collector.config import CollectorSettings, OtlpReceiverSettings
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
+from collector.switches import switch_view
 from collector.switches.otlp_receiver import OtlpReceiver
 from collector.switches.switch_frames import Submit
 from collector.switches.switch_polling import SwitchPolling
@@ -47,6 +48,10 @@ class AllSwitches:
         """Return the state of polls and of the receiver."""
         return chain(self.polling.cells(), self.receiver.cells())
 
-    def reading_cells(self, core: CollectorState) -> Iterator[ViewCell]:
-        """Return the readings of all switches that report; iterating over them may block."""
-        return chain(self.polling.reading_cells(core), self.receiver.reading_cells(core))
+    def reading_cells(self, core: CollectorState, ends: switch_view.LinkEnds) -> Iterator[ViewCell]:
+        """Return the readings and links of all switches that report; iterating over them may block."""
+        snapshots = self.polling.snapshots(core) | self.receiver.snapshots(core)
+        return chain(
+            switch_view.reading_cells(snapshots.values()),
+            switch_view.link_cells(ends.take(), snapshots),
+        )

@@ -344,10 +344,10 @@ class OtlpReceiver:
             for result, count in pushes.results.items():
                 yield ViewCell(catalog.PUSHED_POINTS, (*key, result.value), count)
 
-    def reading_cells(self, core: CollectorState) -> Iterator[ViewCell]:
-        """Return the readings that are still pushed, of all switches; iterating over them may block."""
+    def snapshots(self, core: CollectorState) -> dict[str, switch_view.SwitchSnapshot]:
+        """Return the readings that are still pushed, of all switches."""
         now_ns, switches = self.wall_ns(), self.switches.values() if self.may_receive() else ()
-        return switch_view.reading_cells([each.take_snapshot(core, now_ns) for each in switches])
+        return {each.settings.name: each.take_snapshot(core, now_ns) for each in switches}
 
 
 def _media_type(request: http_server.HttpServerRequest) -> str:

@@ -206,9 +206,9 @@ class SwitchPolling:
             for reason, count in switch.failures.items():
                 yield ViewCell(catalog.POLL_FAILURES, (name, reason), count)
 
-    def reading_cells(self, core: CollectorState) -> Iterator[ViewCell]:
-        """Return the readings of each switch whose last poll succeeded; iterating over them may block."""
+    def snapshots(self, core: CollectorState) -> dict[str, switch_view.SwitchSnapshot]:
+        """Return the readings of each switch whose last poll succeeded."""
         is_shown = self.may_poll()
         polled = [name for name, each in self.polled.items() if is_shown and not each.problem]
-        nodes = [core.fleet.switches.get(SWITCH_PREFIX + name) for name in polled]
-        return switch_view.reading_cells([switch_view.take_snapshot(core, node) for node in nodes])
+        nodes = {name: core.fleet.switches.get(SWITCH_PREFIX + name) for name in polled}
+        return {name: switch_view.take_snapshot(core, node) for name, node in nodes.items()}

@@ -5,17 +5,17 @@ Values are taken from the fleet on the event loop, as they change there; everyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from collector.fleet.schema_columns import columns_of
 from collector.fleet.view_cells import ViewCell
 from collector.state.collector_state import CollectorState
 from collector.switches import links, switch_reading
-from railscope.catalog import INFO, METRICS
+from railscope.catalog import INFO, METRICS, switches as catalog
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Absent, Reading, from_stored
 from railscope.wire import WireEntity, WireSchema
@@ -81,6 +81,13 @@ def reading_cells(snapshots: Iterable[SwitchSnapshot]) -> Iterator[ViewCell]:
                     yield ViewCell(info, (*entity.key, *facts), 1)
 
 
+def link_cells(join: Callable[[], links.JoinedLinks], shown: Collection[str]) -> Iterator[ViewCell]:
+    """Yield the links of these switches. Blocking."""
+    for link in join().links.values() if shown else ():
+        if link.port[0] in shown:
+            yield ViewCell(catalog.LINK_INFO, (*link.port, *link.nic, link.rail), 1)
+
+
 def in_units(metric: Metric, value: int) -> int | float:
     """Return a stored value in base units; an integer stays exact."""
     numerator, denominator = metric.scale.as_integer_ratio()
@@ -90,14 +97,33 @@ def in_units(metric: Metric, value: int) -> int | float:
 # Ends of links -----------------------------------------------------------------------------------
 
 
+_SchemasOfEnds: TypeAlias = tuple[list[tuple[str, bytes]], list[tuple[str, dict[str, bytes]]]]
+"""Digests of the schemas with the ends of links: those of nodes, and those of switches by stream."""
+
+
 @dataclass(slots=True)
 class LinkEnds:
     """Ends of all links, from the schemas of nodes and switches; those of a schema are determined once."""
 
     core: CollectorState
+    cabling: Sequence[links.CabledLink] = ()
     _hosts: dict[bytes, tuple[links.HostEnd, ...]] = field(default_factory=dict)
+    _joined: tuple[_SchemasOfEnds, links.JoinedLinks] | None = None
 
-    def schemas(self) -> tuple[list[tuple[str, bytes]], list[tuple[str, dict[str, bytes]]]]:
+    def take(self) -> Callable[[], links.JoinedLinks]:
+        """Return a function that joins all links as of now; it blocks, and computes only after a change of a schema."""
+        return partial(self._join, self._schemas())
+
+    def _join(self, schemas: _SchemasOfEnds) -> links.JoinedLinks:
+        last = self._joined
+        if last and last[0] == schemas:
+            return last[1]
+        nodes, switches = schemas
+        joined = links.join_links(self._host_ends(nodes), self._switch_ends(switches), self.cabling)
+        self._joined = schemas, joined
+        return joined
+
+    def _schemas(self) -> _SchemasOfEnds:
         """Return the schemas of all nodes and switches, which change on the event loop."""
         fleet = self.core.fleet
         nodes = [
@@ -111,7 +137,7 @@ class LinkEnds:
         ]
         return nodes, switches
 
-    def hosts(self, schemas: Iterable[tuple[str, bytes]]) -> list[links.HostEnd]:
+    def _host_ends(self, schemas: Iterable[tuple[str, bytes]]) -> list[links.HostEnd]:
         """Return the ends of the NICs of all nodes. Blocking."""
         found = {}
         for _, digest in schemas:
@@ -120,7 +146,9 @@ class LinkEnds:
         self._hosts = found
         return [end._replace(node=node) for node, digest in schemas for end in found[digest]]
 
-    def switches(self, schemas: Iterable[tuple[str, dict[str, bytes]]]) -> list[links.SwitchEnd]:
+    def _switch_ends(
+        self, schemas: Iterable[tuple[str, dict[str, bytes]]]
+    ) -> list[links.SwitchEnd]:
         """Return the ends of the ports of all switches. Blocking."""
         ends: list[links.SwitchEnd] = []
         for name, streams in schemas:

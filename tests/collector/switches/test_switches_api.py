@@ -19,7 +19,9 @@ def poll_on_request(one: RunningCollector) -> None:
     one.collector.switches.polling.random_share = lambda: 1.0
 
 
-async def report_nic(one: RunningCollector, switch: str, port: str, node: str = "n1") -> None:
+async def report_nic(
+    one: RunningCollector, switch: str, port: str, node: str = "n1", at: int = 0
+) -> None:
     """Send frames of a node whose NIC eth0 receives LLDP of a switch port and has counters."""
     of_nic = Entity(entities.NIC, ("eth0",), {"rail": "3"})
     facts = {"switch": switch, "switch_port": port}
@@ -28,10 +30,10 @@ async def report_nic(one: RunningCollector, switch: str, port: str, node: str = 
     priority = Entity(entities.NIC_PRIORITY, ("eth0", "3"))
     columns = ((nic.PFC_RECEIVED, priority), (nic.SENT, of_nic))
     counters = Schema("nic", tuple(columns[i] for i in Schema.ordered(columns)))
-    sender = FrameSender(node)
+    sender = FrameSender(node, f"run-{at}")
     values = {nic.PFC_RECEIVED: 1013, nic.SENT: 10**18 + 1}
     row = [values[metric] for metric, _ in counters.columns]
-    frames = [*sender.frames(known, [[1]], at=0), *sender.frames(counters, [row], at=0)]
+    frames = [*sender.frames(known, [[1]], at=at), *sender.frames(counters, [row], at=at)]
     status, _ = await one.post(sender.body(frames, schemas=True), node=node)
     assert status == 200
 
@@ -101,3 +103,24 @@ async def test_cabling_file_that_contradicts_lldp_is_a_fault(
         ]  # fmt: skip
         switch = await one.json("/api/v1/switches/leaf-07")
         assert switch["cabling_faults"] == faults
+
+
+LINK = 'railscope_switch_link_info{{switch="leaf-07",port="{port}",node="n1",interface="eth0",rail="3"}} 1\n'
+
+
+async def test_link_has_an_info_metric_while_its_switch_is_read(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    async with run_collector(settings(tmp_path, agent), poll_on_request) as one:
+        await report_nic(one, "leaf-07", "Ethernet0")
+        assert "railscope_switch_link_info{" not in (await one.get("/metrics"))[1]
+        await polled(one)
+        _, text = await one.get("/metrics")
+        assert LINK.format(port="Ethernet0") in text
+        assert text.count("railscope_switch_link_info{") == 1
+        await report_nic(one, "leaf-07", "Ethernet4", at=1)
+        _, text = await one.get("/metrics")
+        assert LINK.format(port="Ethernet4") in text, "the cable was moved"
+        assert LINK.format(port="Ethernet0") not in text
+        one.collector.switches.polling.polled["leaf-07"].problem = "no answer"
+        assert "railscope_switch_link_info{" not in (await one.get("/metrics"))[1]
