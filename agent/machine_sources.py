@@ -19,6 +19,7 @@ from agent.sources import (
     nvme,
     rank_places,
     rdma,
+    source_bases,
     textfile,
 )
 from agent.sources.network import BondSource, LinkSource, ProtocolSource
@@ -43,12 +44,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
     claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
     places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
-    ranks, communicators = (
-        flight_recorder.RankReports(),
-        nccl_inspector.CommunicatorReports(),
-    )
+    ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
     ras_places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
-    nccl_ranks = nccl_ras.NcclRankReports()
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),

@@ -14,6 +14,7 @@ import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,6 +24,7 @@ from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
 from agent.sampling import source
+from agent.sources import source_bases
 from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
@@ -59,13 +61,6 @@ class RankReport:
     record: RankRecord | None
 
 
-@dataclass(slots=True)
-class RankReports:
-    """Reports of the last read, replaced as a whole: their readers are on other threads."""
-
-    reports: tuple[RankReport, ...] = ()
-
-
 class FlightRecorderSource(source.SourceWithoutResources):
     """Dumps by state, ranks by state, and events about ranks."""
 
@@ -75,11 +70,15 @@ class FlightRecorderSource(source.SourceWithoutResources):
     """It is read after the sources of processes and claims."""
 
     def __init__(
-        self, settings: CollectiveSettings, places: RankPlaces, results: RankReports
+        self,
+        settings: CollectiveSettings,
+        places: RankPlaces,
+        results: source_bases.ReportedReadings,
     ) -> None:
         self._settings = settings
         self._places = places
         self._results = results
+        self._reports: tuple[RankReport, ...] = ()
         self._dumps: dict[FileKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
         self._reported: set[tuple[str, ...]] = set()
@@ -122,8 +121,9 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._places.update(host)
         states = self._read_dumps(host, listing.files)
         states["excess"] += not listing.is_complete
-        self._results.reports = tuple(self._compare())
-        by_state = Counter(report.verdict.state for report in self._results.reports)
+        self._reports = tuple(self._compare())
+        self._results.readings = {r.entity: _rank_readings(r) for r in self._reports}
+        by_state = Counter(report.verdict.state for report in self._reports)
         into.put_readings(0, [states[state] for state in c.FILE_STATES])
         into.put_readings(len(c.FILE_STATES), [by_state[state] for state in RankState])
         into.events = self._new_events(host)
@@ -206,8 +206,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
         """Return an event for each verdict that was not reported before; of a group that waits, one for all ranks."""
         now, keys = host.clock.now(), set()
         events: list[frame.Event] = []
-        late = {r.entity.key[:3] for r in self._results.reports if r.verdict.state in _BLAMED}
-        for report in self._results.reports:
+        late = {r.entity.key[:3] for r in self._reports if r.verdict.state in _BLAMED}
+        for report in self._reports:
             verdict, collective = report.verdict, report.verdict.collective
             group = report.entity.key[:3]
             if verdict.state not in _EVENTS or collective is None:
@@ -235,7 +235,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         job, user, _, rank = late.entity.key
         return ", ".join(
             f"{other.verdict.collective.name} {other.verdict.collective.sequence} of group {other.entity.key[2]}"
-            for other in self._results.reports
+            for other in self._reports
             if other.entity.key[:2] == (job, user)
             and other.entity.key[3] == rank
             and other.verdict.state in {RankState.WAITING, RankState.STUCK}
@@ -283,38 +283,22 @@ def format_ranks(ranks: list[int]) -> str:
     return " ".join("-".join(map(str, run)) for run in runs)
 
 
-class CollectiveRankSource(source.SourceWithoutResources):
+class CollectiveRankSource(source_bases.ReportingSource):
     """State of each rank that has a dump or a process on this node."""
 
     name = "collective_rank"
-    family = "collectives"
-    stage = 2
-    is_in_memory = True
+    metrics = MappingProxyType(
+        {entities.COLLECTIVE_RANK: (c.RANK_STATE, c.RANK_WAIT, c.RANK_ENQUEUED, c.RANK_COMPLETED)}
+    )
 
-    def __init__(self, results: RankReports) -> None:
-        self._results = results
-        self._entities: tuple[frame.Entity, ...] = ()
 
-    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it reads the result of another source
-        """Create four columns for each rank."""
-        self._entities = tuple(report.entity for report in self._results.reports)
-        columns = source.ColumnBuilder()
-        for entity in self._entities:
-            columns.add_each((c.RANK_STATE, c.RANK_WAIT, c.RANK_ENQUEUED, c.RANK_COMPLETED), entity)
-        return columns.result()
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - as above
-        """Report the last comparison."""
-        reports = {report.entity: report for report in self._results.reports}
-        into.needs_probe = tuple(reports) != self._entities
-        for position, entity in enumerate(self._entities):
-            report = reports.get(entity)
-            if report is None:
-                into.put_none(4 * position, 4, reading.Absent.GONE)
-                continue
-            record, verdict = report.record, report.verdict
-            absent = reading.Absent.UNSUPPORTED
-            wait = absent if verdict.collective is None else verdict.waited_ns
-            sequences = (record.group.enqueued, record.group.completed) if record else (-1, -1)
-            numbers = [number if number >= 0 else absent for number in sequences]
-            into.put_readings(4 * position, [verdict.state.value, wait, *numbers])
+def _rank_readings(report: RankReport) -> tuple[reading.Reading, ...]:
+    record, verdict = report.record, report.verdict
+    absent = reading.Absent.UNSUPPORTED
+    wait = absent if verdict.collective is None else verdict.waited_ns
+    sequences = (record.group.enqueued, record.group.completed) if record else (-1, -1)
+    return (
+        verdict.state.value,
+        wait,
+        *(number if number >= 0 else absent for number in sequences),
+    )

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,6 +24,7 @@ from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from agent.sampling import source
+from agent.sources import source_bases
 from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
@@ -44,13 +46,6 @@ WINDOW_NS = 60 * SECOND_NS
 MAX_EVENTS = 64
 KEEP_NS = 900 * SECOND_NS
 """Time for which a communicator without new lines has series."""
-_CALL_METRICS = (
-    c.COMMUNICATOR_CALLS,
-    c.COMMUNICATOR_BYTES,
-    c.COMMUNICATOR_SECONDS,
-    c.COMMUNICATOR_BUS_BYTES,
-)
-_RANK_METRICS = (c.RANK_COMPARED, c.RANK_LAST, c.RANK_SECONDS, c.RANK_LATE)
 
 
 @dataclass(slots=True)
@@ -91,13 +86,6 @@ class FollowedCommunicator:
     straggler: int | None = None
 
 
-@dataclass(slots=True)
-class CommunicatorReports:
-    """Readings of the last read by entity, replaced as a whole: their readers are on other threads."""
-
-    readings: dict[frame.Entity, tuple[int, ...]] = field(default_factory=dict)
-
-
 class NcclInspectorSource(source.SourceWithoutResources):
     """Logs by state, and lines by state."""
 
@@ -107,7 +95,10 @@ class NcclInspectorSource(source.SourceWithoutResources):
     """It is read after the sources of processes and claims."""
 
     def __init__(
-        self, settings: CollectiveSettings, places: RankPlaces, results: CommunicatorReports
+        self,
+        settings: CollectiveSettings,
+        places: RankPlaces,
+        results: source_bases.ReportedReadings,
     ) -> None:
         self._directory = settings.nccl_inspector_directory
         self._places = places
@@ -360,31 +351,18 @@ class NcclInspectorSource(source.SourceWithoutResources):
                     )
 
 
-class CommunicatorSource(source.SourceWithoutResources):
+class CommunicatorSource(source_bases.ReportingSource):
     """Totals of each communicator."""
 
     name = "communicator"
-    family = "collectives"
-    stage = 2
-    is_in_memory = True
-
-    def __init__(self, results: CommunicatorReports) -> None:
-        self._results = results
-        self._entities: tuple[frame.Entity, ...] = ()
-
-    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it reads the result of another source
-        """Create columns for each kind of call and each rank."""
-        self._entities = tuple(self._results.readings)
-        columns = source.ColumnBuilder()
-        for entity in self._entities:
-            is_rank = entity.kind is entities.COMMUNICATOR_RANK
-            columns.add_each(_RANK_METRICS if is_rank else _CALL_METRICS, entity)
-        return columns.result()
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - as above
-        """Report the last totals."""
-        readings = self._results.readings
-        into.needs_probe = tuple(readings) != self._entities
-        for position, entity in enumerate(self._entities):
-            absent = (reading.Absent.GONE,) * len(_CALL_METRICS)
-            into.put_readings(len(_CALL_METRICS) * position, readings.get(entity, absent))
+    metrics = MappingProxyType(
+        {
+            entities.COMMUNICATOR_CALL: (
+                c.COMMUNICATOR_CALLS,
+                c.COMMUNICATOR_BYTES,
+                c.COMMUNICATOR_SECONDS,
+                c.COMMUNICATOR_BUS_BYTES,
+            ),
+            entities.COMMUNICATOR_RANK: (c.RANK_COMPARED, c.RANK_LAST, c.RANK_SECONDS, c.RANK_LATE),
+        }
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,7 +24,7 @@ from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.nccl_ras import ANSWERED, NCCL_RAS, PROTOCOL, NcclProcess, RasAnswer
 from agent.sampling import source
-from agent.sources import flight_recorder, rank_places
+from agent.sources import flight_recorder, rank_places, source_bases
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
@@ -70,13 +71,6 @@ class NcclRankReport:
 
     entity: frame.Entity
     verdict: NcclRankVerdict
-
-
-@dataclass(slots=True)
-class NcclRankReports:
-    """Reports of the last read, replaced as a whole: their readers are on other threads."""
-
-    reports: tuple[NcclRankReport, ...] = ()
 
 
 @dataclass(slots=True)
@@ -144,7 +138,7 @@ class NcclRasSource(source.SourceWithoutResources):
         self,
         settings: CollectiveSettings,
         places: rank_places.RankPlaces,
-        results: NcclRankReports,
+        results: source_bases.ReportedReadings,
     ) -> None:
         self._settings = settings
         self._places = places
@@ -181,7 +175,9 @@ class NcclRasSource(source.SourceWithoutResources):
         del into.events[MAX_EVENTS:]
         shown = [report for report in reports if _is_shown(report)]
         shown.sort(key=lambda report: report.verdict.state is NcclRankState.RUNNING)
-        self._results.reports = tuple(shown[:MAX_REPORTED])
+        self._results.readings = {
+            report.entity: _rank_readings(report.verdict) for report in shown[:MAX_REPORTED]
+        }
         into.put_readings(0, [states[state] for state in c.NCCL_PROCESS_STATES])
         into.put_readings(len(c.NCCL_PROCESS_STATES), [ranks[state] for state in NcclRankState])
 
@@ -395,38 +391,17 @@ def _waits_in(job: RasJob, late: NcclRankReport) -> str:
     )
 
 
-class NcclRankSource(source.SourceWithoutResources):
+class NcclRankSource(source_bases.ReportingSource):
     """State of the ranks of the last answers."""
 
     name = "nccl_rank"
-    family = "collectives"
-    stage = 2
-    is_in_memory = True
+    metrics = MappingProxyType(
+        {entities.NCCL_RANK: (c.NCCL_STATE, c.NCCL_LAUNCHED, c.NCCL_LAG, c.NCCL_UNCHANGED)}
+    )
 
-    def __init__(self, results: NcclRankReports) -> None:
-        self._results = results
-        self._entities: tuple[frame.Entity, ...] = ()
 
-    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it reads the result of another source
-        """Create four columns for each rank."""
-        self._entities = tuple(report.entity for report in self._results.reports)
-        columns = source.ColumnBuilder()
-        for entity in self._entities:
-            columns.add_each((c.NCCL_STATE, c.NCCL_LAUNCHED, c.NCCL_LAG, c.NCCL_UNCHANGED), entity)
-        return columns.result()
-
-    def read(self, host: Host, into: source.RowBuilder) -> None:  # noqa: ARG002 - as above
-        """Report the last answers."""
-        reports = {report.entity: report.verdict for report in self._results.reports}
-        into.needs_probe = tuple(reports) != self._entities
-        for position, entity in enumerate(self._entities):
-            verdict = reports.get(entity)
-            if verdict is None:
-                into.put_none(4 * position, 4, reading.Absent.GONE)
-                continue
-            has_count = verdict.launched is not None
-            counts = (verdict.launched, verdict.lag, verdict.unchanged_ns)
-            numbers = [
-                n if has_count and n is not None else reading.Absent.UNSUPPORTED for n in counts
-            ]
-            into.put_readings(4 * position, [verdict.state.value, *numbers])
+def _rank_readings(verdict: NcclRankVerdict) -> tuple[reading.Reading, ...]:
+    has_count = verdict.launched is not None
+    counts = (verdict.launched, verdict.lag, verdict.unchanged_ns)
+    absent = reading.Absent.UNSUPPORTED
+    return (verdict.state.value, *(n if has_count and n is not None else absent for n in counts))

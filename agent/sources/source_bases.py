@@ -17,7 +17,7 @@ from typing import TypeAlias
 from agent.host import Host
 from agent.sampling import counter_state, known_devices, source as base
 from railscope import counter_unwrap
-from railscope.catalog.declare import EventClass
+from railscope.catalog.declare import EntityKind, EventClass, Metric
 from railscope.catalog.entities import NIC, NODE
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.frame import Column, Entity, Event, NodeTimestamp
@@ -169,6 +169,43 @@ class ScanningSource(base.SourceWithoutResources, ABC):
             facts = {"event": self.changed.name, "changes": str(more)}
             events.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         return events
+
+
+@dataclass(slots=True)
+class ReportedReadings:
+    """Readings that a source has computed, by entity; replaced as a whole, as their reader is on another thread."""
+
+    readings: Mapping[Entity, Sequence[Reading]] = field(default_factory=dict)
+
+
+class ReportingSource(base.SourceWithoutResources):
+    """Base class of sources with the readings that another source has computed, each kind of entity with its metrics."""
+
+    family = "collectives"
+    stage = 2
+    is_in_memory = True
+    metrics: Mapping[EntityKind, tuple[Metric, ...]]
+
+    def __init__(self, results: ReportedReadings) -> None:
+        self._results = results
+        self._entities: tuple[Entity, ...] = ()
+
+    def probe(self, host: Host) -> base.ProbeResult:  # noqa: ARG002 - it reads the result of another source
+        """Create the columns of each entity."""
+        self._entities = tuple(self._results.readings)
+        columns = base.ColumnBuilder()
+        for entity in self._entities:
+            columns.add_each(self.metrics[entity.kind], entity)
+        return columns.result()
+
+    def read(self, host: Host, into: base.RowBuilder) -> None:  # noqa: ARG002 - as above
+        """Report the last readings."""
+        readings, position = self._results.readings, 0
+        into.needs_probe = tuple(readings) != self._entities
+        for entity in self._entities:
+            absent = (Absent.GONE,) * len(self.metrics[entity.kind])
+            into.put_readings(position, readings.get(entity, absent))
+            position += len(absent)
 
 
 ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]

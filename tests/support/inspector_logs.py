@@ -33,7 +33,7 @@ from agent.host.job_files import (
 from agent.host.live_host import LiveHost
 from agent.host.recorded_host import call_key
 from agent.sampling.source_reader import SourceReader
-from agent.sources import nccl_inspector
+from agent.sources import nccl_inspector, source_bases
 from agent.sources.rank_places import RankPlaces, SeenProcess
 from agent.topology.network import NetworkScanner
 from railscope.capture import CaptureMoment, Json
@@ -245,7 +245,7 @@ class InspectorDirectory:
         )
         for rank in range(4):
             self.add_process(4000 + rank, own_pid(rank), gpu_index=rank)
-        self.results = nccl_inspector.CommunicatorReports()
+        self.results = source_bases.ReportedReadings()
         self.settings = CollectiveSettings(
             nccl_inspector_directory=f"/{directory.relative_to(root)}"
         )
