@@ -22,6 +22,7 @@ from dashboards import (
     pair,
     rails,
     self_monitoring,
+    switches,
     tenant,
 )
 
@@ -35,6 +36,7 @@ DASHBOARDS = {
     "efficiency": efficiency,
     "health": health,
     "links": links,
+    "switches": switches,
     "jobs": jobs,
     "tenant": tenant,
     "billing": billing,

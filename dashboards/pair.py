@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import dashboard_parts, panels, query
+from dashboards import dashboard_parts, panels, query, switch_panels
 
 HERE = '{node="$node"}'
 GPU = '{node="$node", gpu="$gpu"}'
@@ -21,6 +21,8 @@ CHOICES = (
     dashboard_parts.DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
     dashboard_parts.DashboardVariable("gpu_address", "GPU's PCI address", f"railscope_gpu_info{ON_RAIL}", hidden=True, of="pci_address"),
     dashboard_parts.DashboardVariable("nic_address", "NIC's PCI address", f"railscope_nic_info{ON_RAIL}", hidden=True, of="pci_address"),
+    dashboard_parts.DashboardVariable("switch", "Switch", f"railscope_switch_link_info{NIC}", hidden=True),
+    dashboard_parts.DashboardVariable("port", "Switch port", f"railscope_switch_link_info{NIC}", hidden=True),
 )  # fmt: skip
 
 
@@ -137,4 +139,5 @@ SECTIONS = (
     ("", _summary),
     ("What happens on both at the same time?", _pair),
     ("What is between them?", _between),
+    ("What do the switch and the NIC count on their link?", switch_panels.pair_panels),
 )

@@ -69,7 +69,7 @@ Worst = Literal["highest", "lowest"]
 WORST = "Worst"
 """Title of the column of a grid by which its rows are sorted."""
 
-DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
+DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant", "switch": "railscope-switches"}
 """Labels with a detail dashboard for each value: a table cell links to it. That of a rail links to the console."""
 
 

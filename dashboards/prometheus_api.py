@@ -169,13 +169,17 @@ class Prometheus:
     async def choices(
         self, variables: Sequence[Mapping[str, Any]], made: Values | None = None
     ) -> AsyncIterator[Values]:
-        """Yield every combination of values of a dashboard's variables, as Grafana would offer them."""
+        """Yield every combination of values of a dashboard's variables, as Grafana would offer them.
+
+        A hidden variable without any value is empty.
+        """
         made = made or {}
         if not variables:
             yield made
             return
         variable, *rest = variables
-        for value in await self.offered_values(variable, made):
+        offered = await self.offered_values(variable, made)
+        for value in offered or ([""] if variable.get("hide") else []):
             async for choice in self.choices(rest, {**made, variable["name"]: value}):
                 yield choice
 

@@ -9,6 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks, xid_marks
 from dashboards.panels import ANY_IS_BAD, BELOW_OTHERS, PAUSE, Panel, bars, grid, lines, number
 from dashboards.query import EVENTS_PER_SECOND, SHARE, Query, build_query, with_port_rail, with_rail
+from dashboards.switch_panels import rail_panels
 
 UID = "railscope-rails"
 QUESTION = "Does every rail carry its share, and where does congestion come from?"
@@ -184,4 +185,5 @@ SECTIONS = (
     ("Does the fabric mark before it pauses?", _marks),
     ("Are all ports of a rail equal?", _shares),
     ("What happens between two scrapes?", _bursts),
+    ("Do switches and NICs count the same?", rail_panels),
 )

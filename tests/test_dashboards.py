@@ -65,6 +65,7 @@ def test_uids_are_unique_and_stable():
         "efficiency": "railscope-efficiency",
         "health": "railscope-health",
         "links": "railscope-links",
+        "switches": "railscope-switches",
         "jobs": "railscope-jobs",
         "tenant": "railscope-tenant",
         "billing": "railscope-billing",

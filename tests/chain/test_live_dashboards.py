@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from live_switches import LiveSwitches
 from PIL import Image
 
 from dashboards.build import dashboards
@@ -87,11 +88,16 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Incidents", "GPU time lost so far"): NO_LOSS,
     ("Tenant", "GPUs lost by class"): NO_LOSS,
     ("Self-monitoring", "Sources read less often"): "Budgets are off: replays are dear.",
+    (
+        "Rails and congestion",
+        "Pause frames that only one end counted",
+    ): "Both ends are read for less than its 15 minutes.",
 }
 """Panels without data here, by dashboard and title, with the reason."""
 ATTEMPTS: Mapping[str, Sequence[Values]] = {
     "node.json": [{"node": "n4"}],
     "pair.json": [{"node": "n2", "rail": "1"}, {"node": "n3"}],
+    "switches.json": [{"switch": "leaf-2"}],
     "tenant.json": [{"tenant": "slurm:research"}],
 }
 """More values of the variables of dashboards that show one device: not all devices show everything."""
@@ -199,7 +205,9 @@ async def prometheus(
         yield running
 
 
-async def start(site: ProgramDirectory, directory: Path) -> dict[str, Program]:
+async def start(
+    site: ProgramDirectory, directory: Path, switches: LiveSwitches
+) -> dict[str, Program]:
     """Start a collector and agents, all with short periods, to detect states of a few seconds."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     for kind, text in (("quotas", QUOTAS), ("inventory", INVENTORY), ("retired", RETIRED)):
@@ -212,6 +220,7 @@ async def start(site: ProgramDirectory, directory: Path) -> dict[str, Program]:
         RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS="0.5",
         RAILSCOPE_COLLECTOR_METERING__PERIOD_SECONDS="0.5",
         RAILSCOPE_COLLECTOR_METERING__QUIET_SECONDS="1",
+        **switches.settings,
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
@@ -224,7 +233,13 @@ async def start(site: ProgramDirectory, directory: Path) -> dict[str, Program]:
 
 @pytest.mark.timeout(400)  # waits twice, and draws every dashboard
 async def test_every_panel_shows_something(site: ProgramDirectory, tmp_path: Path) -> None:
-    agents = await start(site, tmp_path)
+    async with LiveSwitches(tmp_path).running() as switches:
+        await check_panels(site, tmp_path, await start(site, tmp_path, switches))
+
+
+async def check_panels(
+    site: ProgramDirectory, tmp_path: Path, agents: Mapping[str, Program]
+) -> None:
     pages = {
         node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
         for node, agent in agents.items()

@@ -1,0 +1,131 @@
+"""Queries of dashboards that join both ends of links, evaluated by the real engine of Prometheus."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.prometheus_api import fill_variables
+from tests.support.dashboards import DASHBOARDS
+
+LINK = 'node="n1", interface="eth0", rail="3", switch="leaf-07", port="Ethernet0"'
+VARIABLES = {
+    "rails": {"node": ".*", "rail": ".*"},
+    "pair": {"node": "n1", "interface": "eth0", "device": "mlx5_0", "switch": "leaf-07", "port": "Ethernet0"},
+    "switches": {"switch": "leaf-07"},
+}  # fmt: skip
+MINUTES = 20
+"""A quarter of an hour, for increments, and five minutes before it."""
+
+
+def expression(dashboard: str, panel: str, number: int = 0) -> str:
+    (found,) = (p for p in DASHBOARDS[f"{dashboard}.json"]["panels"] if p["title"] == panel)
+    values = {**VARIABLES[dashboard], "__rate_interval": "1m"}
+    return fill_variables(found["targets"][number]["expr"], values)
+
+
+def counter(name: str, labels: str, per_minute: int) -> dict[str, str]:
+    return {
+        "series": f"railscope_{name}_total{{{labels}}}",
+        "values": f"0+{per_minute}x{MINUTES}",
+    }
+
+
+def of_collectors(*names: str) -> Iterator[dict[str, str]]:
+    """Yield the series of both priorities of a switch's port and of its link, as each of these collectors has them."""
+    for name in names:
+        port = f'instance="{name}", switch="leaf-07", port="Ethernet0"'
+        for priority, sent in (("3", 600), ("4", 60)):
+            of_priority = f'{port}, priority="{priority}"'
+            yield counter("switch_port_transmit_pfc_pause_frames", of_priority, sent)
+            yield counter("switch_port_receive_pfc_pause_frames", of_priority, 120)
+        yield counter("switch_port_transmit_bytes", port, 60_000)
+        yield {
+            "series": f'railscope_switch_link_info{{instance="{name}", {LINK}}}',
+            "values": f"1x{MINUTES}",
+        }
+        yield {
+            "series": f'railscope_switch_up{{instance="{name}", switch="leaf-07"}}',
+            "values": f"1x{MINUTES}",
+        }
+
+
+NIC = (
+    counter("nic_receive_pfc_pause_frames", 'node="n1", interface="eth0", priority="3"', 540),
+    counter("nic_transmit_pfc_pause_frames", 'node="n1", interface="eth0", priority="3"', 240),
+    # a NIC without a known link
+    counter("nic_receive_pfc_pause_frames", 'node="n2", interface="eth0", priority="3"', 900),
+)
+
+
+def evaluate(
+    tmp_path: Path, query: str, series: list[dict[str, str]], expected: Mapping[str, float]
+) -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    asked: dict[str, Any] = {"expr": query, "eval_time": f"{MINUTES}m", "exp_samples": samples}
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
+    outcome = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+# Labels of a rail's grid, and of the pair's curves.
+ON_RAIL, ONE = '{node="n1", rail="3"}', "{}"
+OF_LINK = "{" + LINK.replace('rail="3", ', "") + "}"
+CASES: tuple[tuple[str, str, int, dict[str, float]], ...] = (
+    ("rails", "Pause frames to NICs, sent by switches", 0, {ON_RAIL: 11}),
+    ("rails", "Pause frames to NICs, received by NICs", 0, {ON_RAIL: 9}),
+    ("rails", "Pause frames to switches, received by switches", 0, {ON_RAIL: 4}),
+    ("rails", "Pause frames to switches, sent by NICs", 0, {ON_RAIL: 4}),
+    ("rails", "Both ends by rail", 0, {'{rail="3"}': 1000}),
+    ("rails", "Pause frames that only one end counted", 0, {OF_LINK: 1800}),
+    ("rails", "Pause frames that only one end counted", 1, {}),
+    ("pair", "Pause frames to the NIC", 0, {ONE: 11}),
+    ("pair", "Pause frames to the NIC", 1, {ONE: 9}),
+    ("pair", "Pause frames to the switch", 0, {ONE: 4}),
+    ("pair", "Pause frames to the switch", 1, {ONE: 4}),
+    ("switches", "Ports", 0, {'{switch="leaf-07", port="Ethernet0"}': 11}),
+    ("switches", "Switches read", 0, {ONE: 1}),
+    ("switches", "Links to NICs", 0, {ONE: 1}),
+)
+
+
+@pytest.mark.parametrize("collectors", [("a:9470",), ("a:9470", "b:9470")])
+@pytest.mark.parametrize("case", CASES)
+def test_both_ends_of_a_link(
+    tmp_path: Path, collectors: tuple[str, ...], case: tuple[str, str, int, dict[str, float]]
+) -> None:
+    """Series that two collectors have, as while one takes over from the other, count once."""
+    dashboard, panel, number, expected = case
+    query = expression(dashboard, panel, number)
+    if "offset" in query:  # the names of the NIC's row are another test's
+        query = query[query.rindex("(topk(") :].partition(" unless on")[0]
+    evaluate(tmp_path, query, [*of_collectors(*collectors), *NIC], expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_switches_panels_of_both_ends_are_empty(
+    tmp_path: Path, case: tuple[str, str, int, dict[str, float]]
+) -> None:
+    """The readings of NICs alone would suggest a difference."""
+    dashboard, panel, number, _ = case
+    evaluate(tmp_path, expression(dashboard, panel, number), [*NIC], {})
+
+
+def test_every_panel_with_readings_of_switches_states_the_reason_for_its_absence() -> None:
+    for dashboard in DASHBOARDS.values():
+        for panel in dashboard["panels"]:
+            if any("railscope_switch_" in target["expr"] for target in panel.get("targets", ())):
+                stated = panel["fieldConfig"]["defaults"].get("noValue")
+                assert stated == "no switch readings", panel["title"]
