@@ -28,6 +28,8 @@ _SESSION = "/user.slice/user-1000.slice/session-7.scope"
 _TEAMS = ("team-red", "team-blue")
 _TICKS_PER_SECOND = 100
 _JOB_AGE_SECONDS = 3600
+POD_NAME = "train-0"
+"""Pod of a job that has whole GPUs."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ def _pods(model: node_model.NodeModel) -> Iterator[SimulatedPod]:
             if tenant.name == workload.MPS_SERVER or _is_unclaimed(model, gpu, tenant):
                 continue
             if not cut and not shared:
-                whole = whole or _pod(model.spec, "train-0", "research", "nvidia.com/gpu")
+                whole = whole or _pod(model.spec, POD_NAME, "research", "nvidia.com/gpu")
                 whole.devices.append(gpu.identity.uuid)
                 whole.pids.append(tenant.pid)
                 continue
@@ -168,11 +170,15 @@ def _show_process(
     model: node_model.NodeModel, into: CaptureMoment, tenant: workload.GpuTenant, group: str
 ) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
-    started = model.spec.started_boot_ns // SECOND_NS - _JOB_AGE_SECONDS
-    ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
+    ticks = process_started_seconds(model.spec) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
     behind = " ".join(["R", *["0"] * 18, str(ticks)])
     into.files[f"/proc/{tenant.pid}/stat"] = f"{tenant.pid} ({tenant.name}) {behind} 0\n"
     into.files[f"/proc/{tenant.pid}/cgroup"] = f"0::{group}\n"
+
+
+def process_started_seconds(spec: NodeSpec) -> int:
+    """Return the start of the processes of a job, on the boot clock."""
+    return max(spec.started_boot_ns // SECOND_NS - _JOB_AGE_SECONDS, 1)
 
 
 def _pod_entry(pod: SimulatedPod) -> Json:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress, repeat
 from operator import ne
+from typing import TypeAlias
 
 from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
@@ -33,6 +34,8 @@ from simulator.spec import NodeSpec, seconds_to_ns
 _NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
 _NOTHING = object()
 _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
+NodeView: TypeAlias = Callable[[node_model.NodeModel, CaptureMoment], None]
+"""Adds the state of a model to a `CaptureMoment`."""
 
 
 class SimulatedDirectories:
@@ -170,9 +173,9 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
 class NodeInterfaces:
     """All interface views of a simulated node."""
 
-    def __init__(self, model: node_model.NodeModel) -> None:
+    def __init__(self, model: node_model.NodeModel, *views: NodeView) -> None:
         self._model = model
-        self._views = (
+        self._views: tuple[NodeView, ...] = (
             nvml.SimulatedNvml(model).show,
             host_files.show_driver_files,
             rdma_devices.show_rdma_devices,
@@ -188,6 +191,7 @@ class NodeInterfaces:
             owners.show_owners,
             kernel_log.SimulatedKernelLog(model).show,
             NicRemoval().show,
+            *views,
         )
 
     def show(self) -> CaptureMoment:
@@ -209,10 +213,10 @@ def _moments(
 
 
 class CaptureRecorder:
-    """Records the state of a model as differences."""
+    """Records the state of a model, in its own views and further ones, as differences."""
 
-    def __init__(self, model: node_model.NodeModel) -> None:
-        self._interfaces = NodeInterfaces(model)
+    def __init__(self, model: node_model.NodeModel, *views: NodeView) -> None:
+        self._interfaces = NodeInterfaces(model, *views)
         self._recorded: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
 
     def changes(self) -> CaptureMoment:

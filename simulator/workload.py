@@ -198,14 +198,19 @@ class GpuTenant:
     stays: bool = False
 
 
+def process_number(spec: NodeSpec, index: int) -> int:
+    """Return the first process on a GPU."""
+    return spec.stream("processes").randrange(20_000, 50_000) + 1 + index * _PIDS_PER_GPU
+
+
 class GpuSharing:
     """All tenants of one GPU, and those present after the last span."""
 
     def __init__(self, spec: NodeSpec, model: device_models.GpuModel, index: int) -> None:
         self.mode = spec.mode
         self.mig_devices = _mig_devices_of(spec, model, index) if spec.mode == "mig" else ()
-        first_pid = spec.stream("processes").randrange(20_000, 50_000)
-        pids = iter(range(first_pid + 1 + index * _PIDS_PER_GPU, 1 << 22))
+        first_pid = process_number(spec, 0) - 1
+        pids = iter(range(process_number(spec, index), 1 << 22))
         rng = spec.stream(f"gpu {index} tenants")
         inputs = _TenantInputs(model, rng, pids, first_pid, self.mig_devices)
         self.tenants = tuple(_TENANTS[spec.mode](inputs))

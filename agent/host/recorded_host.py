@@ -297,7 +297,9 @@ class SteppedHost:
         has_new_queries = bool(moment.names or moment.links)
         for section, answers in self._state.items():
             changed: dict[str, Json] = getattr(moment, section)
-            has_new_queries |= not changed.keys() <= answers.keys()
+            has_new_queries |= not changed.keys() <= answers.keys() and any(
+                not key.startswith(_JOB_FILES) for key in changed.keys() - answers.keys()
+            )
             answers.update(changed)
         self._log.records += moment.log
         return has_new_queries
@@ -363,6 +365,8 @@ class SteppedHost:
 
 
 _SETTINGS = ("netlink.dcb(", "netlink.fec(", "netlink.pause(")
+_JOB_FILES = "job_files."
+"""Calls about files that jobs write: each part of a log has a key of its own, and none is a device."""
 _COUNTS = {"statistics", "requests", "indications"}
 """Members of these answers about settings that are counters."""
 

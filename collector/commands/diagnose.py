@@ -53,7 +53,7 @@ _LENGTH_BYTES = 4
 _SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
-    "kernel", "tenancy",
+    "kernel", "tenancy", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
 
@@ -126,7 +126,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
 
     One subdirectory of --captures is the capture of one node. A file `arrivals.csv` beside them (node,sent,received:
     nanoseconds of the node's and of the collector's clock) states the clock offsets, and the
-    times at which the collector received from each node. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+    times at which the collector received from each node. A file `agent.toml` has the settings of the agents. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
     """
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
@@ -230,7 +230,8 @@ def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
         clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
     ]
     diagnosis, slots = _new_diagnosis(min(bounds), max(bounds), site)
-    for envelopes in _replay(captures):
+    config = directory / "agent.toml"
+    for envelopes in _replay(captures, ("--config", str(config)) if config.exists() else ()):
         _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
     if not diagnosis.devices.nodes:
         message = f"no frames in the captures of {directory}: expected at least one moment"
@@ -298,21 +299,31 @@ def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
                 diagnosis.add_receipt(Receipt(diagnosis.end_of(slot) - 1, node))
 
 
-def _replay(captures: Sequence[_CaptureRange]) -> Iterator[list[Envelope]]:
+def _replay(captures: Sequence[_CaptureRange], options: Sequence[str]) -> Iterator[list[Envelope]]:
     """Yield the envelopes of a few captures at a time, replayed in one process for each core."""
     cores = len(os.sched_getaffinity(0))
     size = min(-(-len(captures) // cores), MAX_CAPTURES_PER_PROCESS)
     directories = [capture.directory for capture in captures]
     parts = [directories[first : first + size] for first in range(0, len(captures), size)]
     with ThreadPoolExecutor(min(cores, len(parts))) as pool:
-        yield from pool.map(_replay_part, parts)
+        yield from pool.map(lambda part: _replay_part(part, options), parts)
 
 
-def _replay_part(directories: Sequence[Path]) -> list[Envelope]:
+def _replay_part(directories: Sequence[Path], options: Sequence[str]) -> list[Envelope]:
     """Return the frames of captures; those before the damage of a damaged one, of which it warns."""
     sources = [argument for name in _SOURCES for argument in ("--source", name)]
     paths = [str(directory) for directory in directories]
-    command = [sys.executable, "-P", "-m", "railscope", "agent", "replay", *sources, *paths]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "railscope",
+        "agent",
+        "replay",
+        *options,
+        *sources,
+        *paths,
+    ]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
     if finished.stderr:
         click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)

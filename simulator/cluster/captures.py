@@ -1,7 +1,8 @@
 """Captures of a simulated cluster, one for each node, and the ground truth of its faults.
 
 `DIRECTORY/NODE` is a capture as `railscope simulate node` writes it; that of a node that is down ends early.
-`DIRECTORY/arrivals.csv` has the heartbeats of all nodes. `DIRECTORY/truth.jsonl` has one line per fault: its
+`DIRECTORY/arrivals.csv` has the heartbeats of all nodes, `DIRECTORY/agent.toml` the settings of agents that read the records of
+collectives, if a job has any. `DIRECTORY/truth.jsonl` has one line per fault: its
 class and cause, the jobs and NICs that suffer from it, times in UTC, and the action. A
 victim is a job that is slower than without faults, or a NIC that is paused. Where faults
 overlap, the speed of jobs is that of the time in which a fault acts alone, if there is any.
@@ -22,6 +23,7 @@ import numpy as np
 from railscope.capture import CaptureMetadata, CaptureMoment, CaptureWriter
 from railscope.timestamps import SECOND_NS, format_timestamp
 from simulator import network_interfaces, simulation
+from simulator.cluster import collective_records, collectives
 from simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart, run_parts
@@ -168,8 +170,26 @@ class SampledCluster:
         self.model = ClusterModel(scenario, started_wall_ns, part)
         self.paths = [HeartbeatPath(scenario, spec, i) for i, spec in enumerate(self.model.specs)]
         self._truth = GroundTruthRecorder(self.model)
-        self._recorders = [simulation.CaptureRecorder(node) for node in self.model.nodes]
+        self._jobs = [
+            collectives.JobCollectives(self.model, job)
+            for job in self.model.jobs
+            if job.plan.collectives
+        ]
+        self._collectives = {
+            node: collective_records.NodeCollectives(job, place)
+            for job in self._jobs
+            for place, node in enumerate(job.job.plan.nodes)
+            if node in self.model.numbers
+        }
+        self._recorders = [
+            simulation.CaptureRecorder(node, *self._views(number))
+            for number, node in zip(self.model.numbers, self.model.nodes, strict=True)
+        ]
         self._rng = self.model.specs[0].shared_stream("samples")
+
+    def _views(self, number: int) -> list[simulation.NodeView]:
+        found = self._collectives.get(number)
+        return [found.show] if found else []
 
     def offsets(self) -> Iterator[int]:
         """Yield the offsets of the samples, each with its own deviation from the period."""
@@ -186,6 +206,10 @@ class SampledCluster:
         if offset_ns:
             self.model.advance(offset_ns)
             self._truth.add(span.start_ns)
+            for job in self._jobs:
+                job.advance(span)
+        for of_node in self._collectives.values():
+            of_node.advance()
         return span
 
     def changes(self) -> Iterator[CaptureMoment | None]:
@@ -252,6 +276,10 @@ def _write_part(plan: _CapturePlan, part: ClusterPart) -> None:
         rows = "".join(f"{','.join(map(str, row))}\n" for row in sorted(arrivals, key=_received_ns))
         (directory / "arrivals.csv").write_text(f"node,sent,received\n{rows}", encoding="utf-8")
         cluster.write_truth(directory)
+        if any(job.collectives for job in plan.scenario.jobs):
+            (directory / "agent.toml").write_text(
+                collective_records.SETTINGS_FILE, encoding="utf-8"
+            )
 
 
 def _received_ns(heartbeat: Heartbeat) -> int:

@@ -32,7 +32,7 @@ _MIN_CAPACITY = 1e-6
 _PORT_EFFECTS = (
     "brake", "margin_lost", "overrun", "marked", "paused", "retransmitted", "pcie_write_stall_percent",
 )  # fmt: skip
-"""Fields of `_Conditions` that are zero for a healthy device."""
+"""Fields of `ClusterConditions` that are zero for a healthy device."""
 _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
     **dict.fromkeys(("send", "deliver", "drain", "notifies", "reacts"), ("device", np.minimum)),
     **dict.fromkeys(
@@ -52,7 +52,7 @@ _EFFECTS: dict[str, tuple[str, Callable[[FloatArray, float], FloatArray]]] = {
 
 
 @dataclass(slots=True)
-class _Conditions:
+class ClusterConditions:
     """Conditions of all devices during a span.
 
     Arrays have the shape (nodes, rails), (nodes,), (nodes, filers) for `latency`, which is relative to the
@@ -77,6 +77,18 @@ class _Conditions:
     latency: FloatArray
     supply: FloatArray
     collective: FloatArray
+
+    def slowest(self, job: ClusterJob) -> float:
+        """Return the pace of the slowest GPU of a job, with the delay of its host, relative to its work."""
+        nodes = job.plan.nodes
+        pace = self.pace[nodes].min(axis=1) * (1.0 - self.delay[nodes])
+        return float((pace / [job.work_share(node) for node in nodes]).min())
+
+    def busy_shares(self, job: ClusterJob, node: int) -> list[float]:
+        """Return the share of the computing time in which each GPU of a node computes."""
+        work, pace = self.slowest(job) * job.work_share(node), self.pace[node]
+        shares: list[float] = np.divide(work, pace, out=np.ones_like(pace), where=pace > 0).tolist()
+        return shares
 
 
 @dataclass(slots=True)
@@ -113,7 +125,8 @@ class JobStep(NamedTuple):
 class ClusterModel:
     """A cluster after its last step; `nodes` have the models of the part's nodes, with these `numbers`.
 
-    `steps` are the jobs' last steps, `paused` is the share of the last step in which each NIC was paused.
+    `steps` are the jobs' last steps, `conditions` those of all devices in the last step, `paused` is the share of it in which each NIC
+    was paused.
     """
 
     def __init__(
@@ -153,6 +166,7 @@ class ClusterModel:
         groups = [*map(self._job_flows, self.jobs), *map(self._incast_flows, self._incasts)]
         self._solver = FlowSolver(self.topology, groups) if groups else None
         self.steps: list[JobStep] = []
+        self.conditions: ClusterConditions
         self.paused = np.zeros((self.topology.nodes, self.topology.rails))
 
     def _exchange_clocks(self) -> None:
@@ -202,10 +216,10 @@ class ClusterModel:
         rails = fault.indices or range(self.topology.rails)
         return incast_flows(fault.senders, fault.nodes[0], fault.effects()["incast"], rails)
 
-    def _conditions(self, span: TimeSpan) -> _Conditions:
+    def _conditions(self, span: TimeSpan) -> ClusterConditions:
         """Return the conditions of a span: those of the nodes, and the effects of the cluster's faults."""
         shape = (self.topology.nodes, self.topology.rails)
-        found = _Conditions(
+        found = ClusterConditions(
             FabricState.healthy(self.topology),
             pace=np.ones(shape),
             thermal_resistance=np.ones(shape),
@@ -227,7 +241,7 @@ class ClusterModel:
         self._limit_input(found)
         return found
 
-    def _limit_input(self, found: _Conditions) -> None:
+    def _limit_input(self, found: ClusterConditions) -> None:
         """Limit jobs to the rate at which file servers respond; a node with less input than others is late."""
         for index, job in enumerate(self.jobs):
             nodes = job.plan.nodes
@@ -241,7 +255,7 @@ class ClusterModel:
 
     def _add_node(
         self,
-        found: _Conditions,
+        found: ClusterConditions,
         number: int,
         faults: fault_schedule.NodeFaultSchedule,
         span: TimeSpan,
@@ -273,7 +287,7 @@ class ClusterModel:
             if gpu.lost or gpu.hung or gpu.stuck:
                 found.pace[number, index] = 0.0
 
-    def _add_fault(self, found: _Conditions, fault: PlannedClusterFault) -> None:
+    def _add_fault(self, found: ClusterConditions, fault: PlannedClusterFault) -> None:
         """Change the fields of a fault's effects."""
         indices = fault.indices or range(self.topology.rails)
         jobs = [index for index, job in enumerate(self.jobs) if job.plan.name == fault.job]
@@ -299,7 +313,7 @@ class ClusterModel:
     def advance(self, until_ns: int) -> None:
         """Advance to an offset into the simulation."""
         span = TimeSpan(self.offset_ns, until_ns)
-        found = self._conditions(span)
+        found = self.conditions = self._conditions(span)
         traffic = _Traffic(*(np.zeros_like(self.paused) for _ in _Traffic.__slots__))
         totals = [JobProgress() for _ in self.jobs]
         working = [job.working_share(span) for job in self.jobs]
@@ -317,7 +331,7 @@ class ClusterModel:
     def _substep(
         self,
         span: TimeSpan,
-        found: _Conditions,
+        found: ClusterConditions,
         traffic: _Traffic,
         totals: list[JobProgress],
         length_ns: int,
@@ -339,11 +353,11 @@ class ClusterModel:
         for index, job in enumerate(self.jobs):
             speed = float(rates.speeds[index]) if rates and index in active else 1.0
             speed *= float(found.collective[index])
-            slowest = _slowest(found, job)
+            slowest = found.slowest(job)
             present = self._present(job, span)
             progress = job.advance(span, slowest, speed, float(found.supply[index]), present)
             share[job.plan.nodes] = progress.exchange * job.traffic_share(progress)
-            _add_progress(totals[index], progress, weight)
+            totals[index].add(progress, weight)
         for index in incasts:
             share[[*self._incasts[index].nodes, *self._incasts[index].senders]] = 1.0
         if rates:
@@ -359,18 +373,15 @@ class ClusterModel:
         self,
         number: int,
         node: node_model.NodeModel,
-        found: _Conditions,
+        found: ClusterConditions,
         traffic: _Traffic,
         until_ns: int,
     ) -> None:
         demands: list[JobDemand] = [JobDemand()] * self.topology.rails
         if number in self._job_of:
             job, step = self.jobs[self._job_of[number]], self.steps[self._job_of[number]]
-            pace = found.pace[number]
-            slowest = _slowest(found, job)
-            work = slowest * job.work_share(number)
-            busy = np.divide(work, pace, out=np.ones_like(pace), where=pace > 0)
-            demands = job.demand(step.progress, busy.tolist(), float(found.delay[number]))
+            busy, delay = found.busy_shares(job, number), float(found.delay[number])
+            demands = job.demand(step.progress, busy, delay)
             for index in np.flatnonzero(found.launches[number] == 0).tolist():
                 demands[index] = JobDemand(present=demands[index].present)
         faults = self._node_faults[number]
@@ -399,22 +410,8 @@ class ClusterModel:
         node.advance_under(until_ns, node_model.NodeDemand(demands[0], demands, rails, host))
 
 
-def _slowest(found: _Conditions, job: ClusterJob) -> float:
-    """Return the pace of the slowest GPU of a job, with the delay of its host, relative to its work."""
-    nodes = job.plan.nodes
-    pace = found.pace[nodes].min(axis=1) * (1.0 - found.delay[nodes])
-    return float((pace / [job.work_share(node) for node in nodes]).min())
-
-
-def _add_progress(total: JobProgress, progress: JobProgress, weight: float) -> None:
-    """Add the progress of a substep; shares of time are weighted, iterations are not."""
-    for name in JobProgress.__slots__:
-        amount = getattr(progress, name) * (1.0 if name == "iterations" else weight)
-        setattr(total, name, getattr(total, name) + amount)
-
-
 def _port_conditions(
-    found: _Conditions, traffic: _Traffic, number: int, rail: int
+    found: ClusterConditions, traffic: _Traffic, number: int, rail: int
 ) -> conditions.PortConditions:
     """Return the conditions of a port as shares of the time in which it is busy."""
     at, leaf = (number, rail), (number * len(found.fabric.marks) // len(found.pace), rail)

@@ -51,6 +51,12 @@ class JobProgress:
     evaluating: float = 0.0
     iterations: float = 0.0
 
+    def add(self, progress: JobProgress, weight: float) -> None:
+        """Add the progress of a part of the span; shares of time are weighted, iterations are not."""
+        for name in self.__slots__:
+            amount = getattr(progress, name) * (1.0 if name == "iterations" else weight)
+            setattr(self, name, getattr(self, name) + amount)
+
 
 class ClusterJob:
     """A job and its position in the iteration, which takes `iteration_seconds` if nothing disturbs it."""
@@ -75,7 +81,7 @@ class ClusterJob:
         self._evaluation = TimeSpan(first_ns, first_ns + seconds_to_ns(plan.evaluation_seconds))
         self._load_drift = DriftNoise(rng, 20.0)
         self._load = plan.load
-        self._is_hung = False
+        self.is_hung = False
         """True in an exchange that makes no progress: no rank gets as far as a checkpoint, an evaluation or new input."""
         self._breaks = [
             TimeSpan(seconds_to_ns(begin), seconds_to_ns(begin + length))
@@ -100,7 +106,7 @@ class ClusterJob:
         return self._phase() == 1 and self.working_share(span) > 0
 
     def _checkpoint_share(self, span: TimeSpan) -> float:
-        if not self._checkpoint_period_ns or self._is_hung:
+        if not self._checkpoint_period_ns or self.is_hung:
             return 0.0
         return span.share_recurring(self._checkpoint, self._checkpoint_period_ns)
 
@@ -115,14 +121,14 @@ class ClusterJob:
         if self.plan.load < 1.0:
             drift = _LOAD_DRIFT * self._load_drift.advance(span.seconds)
             self._load = min(max(self.plan.load + drift, _MIN_LOAD), 1.0)
-        self._is_hung = pace <= 0 or (speed <= 0 and self._phase() == 1)
+        self.is_hung = pace <= 0 or (speed <= 0 and self._phase() == 1)
         checkpoint = self._checkpoint_share(span) * present
         work = self.working_share(span) * present
         progress = JobProgress(
             present=work / self._load + checkpoint,
             checkpoint=checkpoint,
         )
-        if not self._is_hung:
+        if not self.is_hung:
             progress.fetch = work * span.share_recurring(
                 self._fetch, seconds_to_ns(_FETCH_PERIOD_SECONDS)
             )
@@ -183,7 +189,7 @@ class ClusterJob:
         speed = progress.exchanged / progress.exchange if progress.exchange else 1.0
         demands = []
         for share in busy:
-            waits = (progress.computing + progress.updating) * max(1.0 - share - delay, 0.0)
+            waits = (progress.computing + progress.updating) * waiting_share(share, delay)
             spinning = _SPIN_ACTIVITY * (progress.exchange + waits)
             activity = (
                 self.plan.activity * progress.computing * share
@@ -211,3 +217,8 @@ class ClusterJob:
                 )
             )
         return demands
+
+
+def waiting_share(busy: float, delay: float) -> float:
+    """Return the share of the computing time in which a GPU waits in a collective for the slowest one."""
+    return max(1.0 - busy - delay, 0.0)

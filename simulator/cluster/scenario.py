@@ -71,6 +71,10 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     filer: Index = 0
     tenant: str = "research"
+    collectives: list[Literal["inspector", "ras", "flight_recorder"]] = []
+    """Records of its collectives that the job leaves on its nodes: logs of NCCL Inspector, answers of NCCL RAS, dumps of flight recorders."""
+    watchdog_seconds: PositiveSeconds = 600.0
+    """Time after which ranks that wait in a collective write the dumps of their flight recorders; the job goes on waiting."""
     breaks: list[tuple[float, float]] = []
     """Times without work, as begin and length in seconds: restarts, maintenance."""
 

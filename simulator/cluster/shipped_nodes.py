@@ -33,6 +33,7 @@ from railscope.capture import CaptureMetadata, CaptureMoment
 from railscope.frame import Frame, NodeTimestamp
 from railscope.http_server import HttpServer
 from railscope.timestamps import SECOND_NS
+from simulator.cluster import collective_records
 from simulator.cluster.arrivals import HeartbeatPath
 from simulator.cluster.captures import SampledCluster, make_output_directory
 from simulator.cluster.scenario import ClusterScenario
@@ -81,14 +82,16 @@ class NodeClock:
         return True
 
 
-def sampled_settings(settings: AgentSettings, step_seconds: float) -> AgentSettings:
-    """Return the settings of an agent that reads no source more often than the samples are."""
+def sampled_settings(settings: AgentSettings, scenario: ClusterScenario) -> AgentSettings:
+    """Return the settings of an agent that reads no source more often than the samples are, and the records of collectives."""
     periods = {
-        name: max(getattr(settings.period_seconds, name), step_seconds)
+        name: max(getattr(settings.period_seconds, name), scenario.step_seconds)
         for name in settings.period_seconds.__struct_fields__
     }
     replaced = msgspec.structs.replace(settings.period_seconds, **periods)
-    return msgspec.structs.replace(settings, period_seconds=replaced)
+    read = collective_records.SETTINGS if any(job.collectives for job in scenario.jobs) else {}
+    of_jobs = msgspec.structs.replace(settings.collectives, **read)
+    return msgspec.structs.replace(settings, period_seconds=replaced, collectives=of_jobs)
 
 
 def link_of(link: CollectorLink, node: str) -> CollectorLink:
@@ -193,7 +196,7 @@ class ShippedCluster:
     def __post_init__(self) -> None:
         """Create the nodes."""
         make_output_directory(self.directory)
-        settings = sampled_settings(self.settings, self.scenario.step_seconds)
+        settings = sampled_settings(self.settings, self.scenario)
         settings = self._with_tokens(settings)
         now = self.clock.now()
         past_ns = 0 if self.is_real_time else self.scenario.seconds * SECOND_NS
