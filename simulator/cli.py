@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import shlex
 import signal
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -24,15 +26,31 @@ from agent.host import Clock, Host, live_host, recorded_host
 from agent.sampling.meter import measure_memory
 from agent.sampling.source import format_count
 from agent.shipping.collector_client import CollectorLinkError
-from railscope import convert_errors, service, settings
+from railscope import convert_errors, server_connections, service, settings
 from railscope.capture import Capture, write_capture
-from simulator import SCENARIOS, NodeSpec, SimulatorError, capture_metadata, find_model, moments
+from railscope.durable_files import write_atomically
+from simulator import (
+    SCENARIOS,
+    NodeSpec,
+    SimulatorError,
+    capture_metadata,
+    find_model,
+    moments,
+    sonic_answers,
+)
 from simulator.cluster import score_scenarios, scoring
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.cluster_parts import count_processes
 from simulator.cluster.scenario import ScenarioError, read_scenario
 from simulator.cluster.shipped_nodes import ShippedCluster, ShippingOutcome
-from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
+from simulator.live import (
+    STEP_NS,
+    LiveNode,
+    LiveNodeFileError,
+    LiveSwitches,
+    LiveTimeline,
+    read_live_node,
+)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -78,6 +96,11 @@ def simulate() -> None:
     default="",
     help="Serve the metrics of the nodes at HOST:PORT and the ports that follow, while frames are sent.",
 )
+@click.option(
+    "--switches",
+    default="",
+    help="Serve the switches of the fabric by gNMI at HOST:PORT and the ports that follow, while frames are sent in real time.",
+)
 @config_option
 def cluster(
     scenario: Path,
@@ -93,7 +116,8 @@ def cluster(
 
     The settings are those of the nodes' agents. {node} in collector.token, token_file, certificate_file and key_file
     is replaced by the name of the node. Without any of these, each node gets a token, and tokens.toml in
-    DIRECTORY is the collector's file of tokens. With --listen, targets.json has the addresses for Prometheus.
+    DIRECTORY is the collector's file of tokens. With --listen, targets.json has the addresses for Prometheus; with
+    --switches, switches.toml is the collector's switches file.
 
     Exit status 1 if the collector did not acknowledge all frames.
     """
@@ -102,6 +126,9 @@ def cluster(
     with convert_errors((ScenarioError, CollectorLinkError), click.ClickException):
         try:
             plan = read_scenario(scenario)
+            if options["switches"] and not collector_urls:
+                message = "--switches without --collector: expected both"
+                raise click.UsageError(message)
             if collector_urls:
                 flags = collector_flags(collector_urls)
                 agents = settings.load(
@@ -111,8 +138,17 @@ def cluster(
                     flags=flags,
                 )
                 is_real_time = options["speed"] == "real-time"
+                if options["switches"]:
+                    _check_switches(is_present=is_real_time)
                 outcome = _ship(
-                    ShippedCluster(plan, directory, agents, is_real_time, options["listen"])
+                    ShippedCluster(
+                        plan,
+                        directory,
+                        agents,
+                        is_real_time,
+                        options["listen"],
+                        options["switches"],
+                    )
                 )
             else:
                 write_cluster(plan, directory, count_processes(plan.topology.nodes))
@@ -129,6 +165,16 @@ def cluster(
         )
         if outcome.dropped or outcome.waiting:
             raise click.exceptions.Exit(1)
+
+
+def _check_switches(*, is_present: bool = True) -> None:
+    """Raise UsageError or ClickException if switches cannot be served."""
+    if not is_present:
+        message = "--switches with --speed maximum: expected real-time, as a collector polls switches at the present"
+        raise click.UsageError(message)
+    if importlib.util.find_spec("grpc") is None:
+        message = "missing grpcio, which serving switches requires; fix: pip install 'railscope[switches]'"
+        raise click.ClickException(message)
 
 
 def _ship(shipped: ShippedCluster) -> ShippingOutcome:
@@ -197,6 +243,69 @@ def _seeds(text: str) -> range:
         message = f"invalid --seeds: {text!r}: expected A-B such as 0-9"
         raise click.UsageError(message)
     return range(int(first), int(last or first) + 1)
+
+
+@simulate.command()
+@click.argument(
+    "sources",
+    nargs=-1,
+    required=True,
+    metavar="SOURCE...",
+    type=click.Path(exists=True, path_type=Path),
+)
+@click.option(
+    "--listen",
+    default="127.0.0.1:9339",
+    show_default=True,
+    help="Address HOST:PORT of the first switch; the others have the ports that follow. Port 0: any.",
+)
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the collector's switches file here.  [default: standard output]",
+)
+def switches(sources: tuple[Path, ...], listen: str, file: Path | None) -> None:
+    """Serve SONiC switches by gNMI, without TLS, until stopped: recorded ones, or those of live nodes.
+
+    SOURCE is a directory with recorded answers, SWITCH/TARGET/PATH.json such as
+    leaf-07/COUNTERS_DB/COUNTERS/Ethernet*/Queues.json, or the file of a live node as for railscope simulate-agent: the
+    leaf switches of all of these nodes are simulated. The switches of a simulated cluster are served by railscope simulate cluster --switches.
+    """
+    _check_switches()
+    from simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
+
+    nodes = [source for source in sources if not source.is_dir()]
+    found: dict[str, sonic_answers.FindAnswer] = {}
+    with convert_errors(
+        (LiveNodeFileError, settings.SettingsError, OSError, ValueError), click.ClickException
+    ):
+        host, port = server_connections.split_address(listen)
+        if nodes:
+            clock = live_host.LiveClock()
+            found |= LiveSwitches(
+                [read_live_node(node) for node in nodes], lambda: clock.now().boot_ns
+            ).answers()
+        for source in sources:
+            if source.is_dir():
+                found |= sonic_answers.recorded_switches(source)
+        if not found:
+            message = "no switches: expected a directory SWITCH/TARGET with recorded answers"
+            raise click.ClickException(message)
+        asyncio.run(_serve(gnmi_server.serve_switches(found, host, port), len(found), file))
+
+
+async def _serve(server: AbstractAsyncContextManager[str], count: int, file: Path | None) -> None:
+    """Serve switches until a signal."""
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with server as text:
+        if file:
+            write_atomically(file, text.encode())
+        else:
+            click.echo(text)
+        click.echo(f"switches served: {count}", err=True)
+        await stopped.wait()
 
 
 def _problem(error: Exception) -> str:

@@ -17,6 +17,7 @@ from simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly, secon
 _GOODPUT = 0.97
 _WRITE_PACKETS = 256
 _PAUSE_QUANTA_BITS = 65535 * 512
+_LONG_PAUSE, _SHORT_PAUSE = 0.6, 0.2
 _MAX_MARKED, _NOTIFIED = 0.95, 0.8
 _NOTIFICATIONS_PER_SECOND = 20_000  # one per flow every 50 microseconds
 _SENDERS = 32
@@ -33,6 +34,16 @@ class TrafficDemand:
     busy: float
     send: float
     receive: float
+
+
+def refresh_ns(gigabits: float) -> float:
+    """Return the time after which a port that continues to pause sends the next frame: half of what one can pause."""
+    return _PAUSE_QUANTA_BITS / gigabits / 2
+
+
+def pause_frame_ns(gigabits: float) -> float:
+    """Return the time that a frame of lasting congestion pauses a port of this speed."""
+    return _LONG_PAUSE * refresh_ns(gigabits)
 
 
 class Cable:
@@ -71,9 +82,7 @@ class Cable:
         self._neighbour_offset_ns = rng.randrange(_LLDP_PERIOD_NS)
         self._loaded = 0.0
         self._packets_per_second = port.bytes_per_second / (port_model.DATA_FRAME_WORDS * 4)
-        # A pause frame can stop the peer for this long; a NIC that continues to pause sends the
-        # next one after half of it.
-        self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
+        self._refresh_ns = refresh_ns(port.gigabits)
         self._add_work_since_boot(uptime_ns)
 
     @property
@@ -210,7 +219,7 @@ class Cable:
         counters, rng = self.counters, self._rng
         paused, pausing = shares
         usual = self._usual_pauses_per_second * span.seconds * busy
-        extent = 1.0 if conditions.stuck else 0.6 if paused or pausing else 0.2
+        extent = 1.0 if conditions.stuck else _LONG_PAUSE if paused or pausing else _SHORT_PAUSE
         frame_ns = extent * self._refresh_ns * device_models.LANES / self.lanes
         frames = pausing * span.length_ns / frame_ns
         frames += rng.expovariate(20.0) * usual
@@ -277,7 +286,7 @@ class Cable:
         counters.notifications_handled = int(counters.marked_packets * _NOTIFIED)
         counters.pause_frames_received = int(self._usual_pauses_per_second * uptime_seconds)
         counters.pause_frames_sent = counters.pause_frames_received // 20
-        mean_ns = round(self._refresh_ns * 0.2)
+        mean_ns = round(self._refresh_ns * _SHORT_PAUSE)
         counters.paused_ns = counters.pause_frames_received * mean_ns
         counters.pausing_ns = counters.pause_frames_sent * mean_ns
         counters.neighbour_frames = uptime_ns // _LLDP_PERIOD_NS

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,12 +21,15 @@ from railscope import convert_errors
 from railscope.capture import SECTIONS, Json
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
-from simulator import fault_schedule, node_model, simulation
+from simulator import fault_schedule, node_model, simulation, sonic_answers
 from simulator.spec import NodeSpec, SimulatorError, seconds_to_ns
+from simulator.switch_ports import LeafSwitches
 
 STEP_NS = SECOND_NS
 MAX_STEPS = 60
 """A simulation that has fallen behind by more, for example after a suspend, takes one long step."""
+MAX_START_STEPS = 12 * 3600
+"""Steps from offset zero that a start repeats, so that a node continues as it was; each takes about a millisecond."""
 MAX_RECORDS = 4096
 """Bound of the kernel log, which is a ring buffer as well."""
 
@@ -128,6 +133,50 @@ def planned_occurrence(
     )
 
 
+def start_model(node: LiveNode, since_ns: int) -> node_model.NodeModel:
+    """Return the model of a node at an offset: the same one in every process, up to `MAX_START_STEPS`.
+
+    Beyond, the drivers are loaded again at this offset.
+    """
+    is_same = since_ns <= MAX_START_STEPS * STEP_NS
+    model = node_model.NodeModel(node.spec, FaultRounds(node), 0 if is_same else since_ns)
+    while model.offset_ns + STEP_NS <= since_ns:
+        model.advance(model.offset_ns + STEP_NS)
+    return model
+
+
+class LiveSwitches:
+    """Leaf switches of live nodes, whose agents simulate these nodes as well, with the same counters. Thread-safe."""
+
+    def __init__(self, nodes: Sequence[LiveNode], boot_ns: Callable[[], int]) -> None:
+        self._lock = threading.Lock()
+        self._boot_ns, self._started_boot_ns = boot_ns, nodes[0].started_boot_ns
+        if any(node.started_boot_ns != self._started_boot_ns for node in nodes):
+            message = "expected live nodes with the same started_boot_ns"
+            raise LiveNodeFileError(message)
+        since_ns = boot_ns() - self._started_boot_ns
+        self._models = [start_model(node, since_ns) for node in nodes]
+        self._leaves = LeafSwitches(self._models)
+
+    def answers(self) -> dict[str, sonic_answers.FindAnswer]:
+        """Return the function that answers for each switch."""
+        return {name: partial(self._find_answer, name) for name in self._leaves.switches}
+
+    def _find_answer(
+        self, switch: str, path: sonic_answers.TablePath
+    ) -> Mapping[str, object] | None:
+        with self._lock:
+            self._advance(self._boot_ns() - self._started_boot_ns)
+            return sonic_answers.find_answer(self._leaves.switches[switch], path)
+
+    def _advance(self, offset_ns: int) -> None:
+        behind = (offset_ns - self._models[0].offset_ns) // STEP_NS
+        for length in [1] * behind if behind <= MAX_STEPS else [behind]:
+            for model in self._models:
+                model.advance(model.offset_ns + length * STEP_NS)
+            self._leaves.advance(self._models[0].span)
+
+
 class LiveTimeline:
     """Present state of a live node, with the two read methods of a capture's timeline.
 
@@ -137,7 +186,7 @@ class LiveTimeline:
 
     def __init__(self, node: LiveNode, since_ns: int) -> None:
         self._lock = threading.Lock()
-        self._model = node_model.NodeModel(node.spec, FaultRounds(node), since_ns)
+        self._model = start_model(node, since_ns)
         self._views = simulation.NodeInterfaces(self._model)
         self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
         self._log: deque[tuple[int, str]] = deque(maxlen=MAX_RECORDS)

@@ -13,6 +13,7 @@ import errno
 import re
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from railscope.capture import CaptureMoment, Json, failure
 from simulator import (
@@ -232,10 +233,10 @@ def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
     The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of 32
     nodes. Storage has its own leaves. A node's number is the trailing number of its name.
     """
-    number = _node_number(model.spec.node)
-    storage = [cable for cable in model.cables if cable.port.rail is None]
+    leaves = neighbours_of(model)
     into.calls["lldp.neighbours()"] = {
-        cable.port.interface: _neighbour(cable, number, storage) for cable in model.present_cables
+        cable.port.interface: _neighbour(leaves[cable.port.interface], cable.port.interface)
+        for cable in model.present_cables
     }
 
 
@@ -250,20 +251,48 @@ def leaf_name(group: int, rail: int) -> str:
     return f"leaf-{group * MAX_GPUS + rail + 1}"
 
 
-def _neighbour(cable: fabric.Cable, node: int, storage: list[fabric.Cable]) -> dict[str, Json]:
-    group, place = divmod(max(node - 1, 0), _NODES_OF_A_GROUP)
-    rail = cable.port.rail
-    if rail is None:
-        leaf, name = MAX_GPUS + storage.index(cable), f"storage-leaf-{storage.index(cable) + 1}"
-    else:
-        leaf, name = group * MAX_GPUS + rail, leaf_name(group, rail)
+class LeafPort(NamedTuple):
+    """Port of a leaf switch; `place` is its number among the ports of the leaf."""
+
+    switch: str
+    chassis: str
+    management_address: str
+    place: int
+
+    @property
+    def alias(self) -> str:
+        """Name of the port, as LLDP has it: two NICs share one port of the front panel."""
+        return f"Ethernet{self.place // 2 + 1}/{self.place % 2 + 1}"
+
+
+def neighbours_of(model: node_model.NodeModel) -> dict[str, LeafPort]:
+    """Return the port at the other end of each cable of a node, by interface."""
+    group, place = divmod(max(_node_number(model.spec.node) - 1, 0), _NODES_OF_A_GROUP)
+    storage = [cable.port for cable in model.cables if cable.port.rail is None]
+    found = {}
+    for port in (cable.port for cable in model.cables):
+        if port.rail is None:
+            number = storage.index(port)
+            leaf, name = (
+                MAX_GPUS + number,
+                f"storage-leaf-{group * len(storage) + number + 1}",
+            )
+        else:
+            leaf, name = group * MAX_GPUS + port.rail, leaf_name(group, port.rail)
+        chassis = f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00"
+        address = f"10.1.{group % 256}.{leaf % 256}"
+        found[port.interface] = LeafPort(name, chassis, address, place)
+    return found
+
+
+def _neighbour(leaf: LeafPort, interface: str) -> dict[str, Json]:
     return {
-        "chassis": f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00",
-        "port": f"Ethernet{place // 2 + 1}/{place % 2 + 1}",
-        "port_description": f"to {cable.port.interface}",
-        "system": name,
+        "chassis": leaf.chassis,
+        "port": leaf.alias,
+        "port_description": f"to {interface}",
+        "system": leaf.switch,
         "system_description": "Cumulus Linux version 5.9.2 running on NVIDIA SN5600",
-        "management_address": f"10.1.{group % 256}.{leaf % 256}",
+        "management_address": leaf.management_address,
         "capabilities": ["bridge", "router"],
         "ttl_seconds": 120,
         "maximum_frame_bytes": _LARGEST_FRAME_BYTES,

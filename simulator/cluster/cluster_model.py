@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from railscope.timestamps import SECOND_NS
 from simulator import conditions, device_models, fault_schedule, nfs_mounts, node_model, port
 from simulator.cluster.cluster_parts import WHOLE_CLUSTER, ClusterPart
-from simulator.cluster.flow_rates import FabricRates, FabricState, FlowSolver
+from simulator.cluster.fabric_state import FabricState, FabricTraffic, QueueRates
+from simulator.cluster.flow_rates import FlowSolver
 from simulator.cluster.job_model import ClusterJob, JobProgress
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, PlannedClusterFault
 from simulator.cluster.topology import FloatArray, FlowGroup, collective_flows, incast_flows
@@ -91,30 +92,6 @@ class ClusterConditions:
         return shares
 
 
-@dataclass(slots=True)
-class _Traffic:
-    """Sums over the substeps of a step, weighted with their share of it; shape (nodes, rails)."""
-
-    busy: FloatArray
-    send: FloatArray
-    receive: FloatArray
-    pausing: FloatArray
-    paused: FloatArray
-    marked: FloatArray
-    slowed: FloatArray
-    lost: FloatArray
-    retried: FloatArray
-    misprioritized: FloatArray
-    unanswered: FloatArray
-
-    def add(self, rates: FabricRates, share: FloatArray) -> None:
-        """Add the rates of a substep for the share (nodes, 1) of the step in which each node exchanges."""
-        self.busy += share * ((rates.send > 0) | (rates.receive > 0))
-        for name in self.__slots__[1:]:
-            total: FloatArray = getattr(self, name)
-            total += share * getattr(rates, name)
-
-
 class JobStep(NamedTuple):
     """Progress of a job during a step, and the share of the step in which it could work."""
 
@@ -126,7 +103,7 @@ class ClusterModel:
     """A cluster after its last step; `nodes` have the models of the part's nodes, with these `numbers`.
 
     `steps` are the jobs' last steps, `conditions` those of all devices in the last step, `paused` is the share of it in which each NIC
-    was paused.
+    was paused; `traffic` and `queues` are what passed through the fabric.
     """
 
     def __init__(
@@ -168,6 +145,8 @@ class ClusterModel:
         self.steps: list[JobStep] = []
         self.conditions: ClusterConditions
         self.paused = np.zeros((self.topology.nodes, self.topology.rails))
+        self.traffic = FabricTraffic.zeros(self.topology)
+        self.queues = QueueRates.zeros(self.topology)
 
     def _exchange_clocks(self) -> None:
         """Update the clocks of all GPUs relative to those without throttling."""
@@ -314,7 +293,8 @@ class ClusterModel:
         """Advance to an offset into the simulation."""
         span = TimeSpan(self.offset_ns, until_ns)
         found = self.conditions = self._conditions(span)
-        traffic = _Traffic(*(np.zeros_like(self.paused) for _ in _Traffic.__slots__))
+        self.queues = QueueRates.zeros(self.topology)
+        self.traffic = traffic = FabricTraffic.zeros(self.topology)
         totals = [JobProgress() for _ in self.jobs]
         working = [job.working_share(span) for job in self.jobs]
         count = max(1, min(round(span.seconds / _SUBSTEP_SECONDS), _MAX_SUBSTEPS))
@@ -332,7 +312,7 @@ class ClusterModel:
         self,
         span: TimeSpan,
         found: ClusterConditions,
-        traffic: _Traffic,
+        traffic: FabricTraffic,
         totals: list[JobProgress],
         length_ns: int,
     ) -> None:
@@ -362,6 +342,7 @@ class ClusterModel:
             share[[*self._incasts[index].nodes, *self._incasts[index].senders]] = 1.0
         if rates:
             traffic.add(rates, share * weight)
+            self.queues.add(rates.queues, share * weight)
         stuck = found.fabric.stuck * (1.0 - share) * weight
         traffic.pausing += stuck
 
@@ -374,7 +355,7 @@ class ClusterModel:
         number: int,
         node: node_model.NodeModel,
         found: ClusterConditions,
-        traffic: _Traffic,
+        traffic: FabricTraffic,
         until_ns: int,
     ) -> None:
         demands: list[JobDemand] = [JobDemand()] * self.topology.rails
@@ -411,7 +392,7 @@ class ClusterModel:
 
 
 def _port_conditions(
-    found: ClusterConditions, traffic: _Traffic, number: int, rail: int
+    found: ClusterConditions, traffic: FabricTraffic, number: int, rail: int
 ) -> conditions.PortConditions:
     """Return the conditions of a port as shares of the time in which it is busy."""
     at, leaf = (number, rail), (number * len(found.fabric.marks) // len(found.pace), rail)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cluster.fabric_state import FabricRates, FabricState, QueueRates
 from simulator.cluster.topology import ClusterTopology, FloatArray, FlowGroup
 
 _BURST_EXCESS = 0.02
@@ -42,83 +43,6 @@ _UNREACHABLE = 1e-3
 _SATURATION_TOLERANCE = 1e-9
 _PASSES = 3
 """Passes in which pause of one pass limits the capacities of the next."""
-
-
-@dataclass(slots=True)
-class FabricState:
-    """Capacities relative to the line rate of a NIC, and settings, at a moment.
-
-    `send`, `deliver` (links of a NIC, to and from the leaf), `drain` (rate at which a NIC accepts data),
-    `stuck` (share of time in which it accepts nothing), `notifies` and `reacts` (congestion control of the
-    receiver and of the sender, 0 or 1), `unprotected` (share of sent traffic outside the lossless priority),
-    `leaks` (share of sent packets that the link to the leaf corrupts): shape (nodes, rails). `up`, `down` (links of a leaf to and from the
-    spines), `marks`, `pauses` (ECN and PFC of a leaf, 0 or 1) and `drops` (share of packets that a leaf
-    loses): shape (pods, rails).
-    """
-
-    send: FloatArray
-    deliver: FloatArray
-    drain: FloatArray
-    stuck: FloatArray
-    notifies: FloatArray
-    reacts: FloatArray
-    unprotected: FloatArray
-    leaks: FloatArray
-    up: FloatArray
-    down: FloatArray
-    marks: FloatArray
-    pauses: FloatArray
-    drops: FloatArray
-
-    @classmethod
-    def healthy(cls, topology: ClusterTopology) -> FabricState:
-        """Return the state of a fabric without faults."""
-        nics, leaves = (topology.nodes, topology.rails), (topology.pods, topology.rails)
-        uplink = np.full(leaves, topology.uplinks * topology.nodes_per_pod)
-        ones, zeros = np.ones, np.zeros
-        return cls(
-            ones(nics),
-            ones(nics),
-            ones(nics),
-            zeros(nics),
-            ones(nics),
-            ones(nics),
-            zeros(nics),
-            zeros(nics),
-            uplink,
-            uplink.copy(),
-            ones(leaves),
-            ones(leaves),
-            zeros(leaves),
-        )
-
-    def key(self) -> bytes:
-        """Return a value that is equal for equal states."""
-        return b"".join(getattr(self, field.name).tobytes() for field in fields(self))
-
-
-@dataclass(slots=True)
-class FabricRates:
-    """Result for flow groups that exchange at the same time.
-
-    `speeds` (groups,): relative to the requested rates. Per NIC (nodes, rails): `send` and `receive` as shares
-    of the line rate; `pausing` and `paused` as shares of time in which the NIC pauses the switch, or is paused by
-    it; `marked`, `lost` and `misprioritized` (outside the lossless priority) as shares of received packets;
-    `slowed` and `retried` as shares of sent packets whose receivers send notifications, or do not receive
-    them; `unanswered` is 1 if a receiver cannot be reached.
-    """
-
-    speeds: FloatArray
-    send: FloatArray
-    receive: FloatArray
-    pausing: FloatArray
-    paused: FloatArray
-    marked: FloatArray
-    lost: FloatArray
-    slowed: FloatArray
-    retried: FloatArray
-    misprioritized: FloatArray
-    unanswered: FloatArray
 
 
 @dataclass(slots=True)
@@ -160,6 +84,7 @@ class FlowSolver:
         self._topology = topology
         self._groups = groups
         self._usage = np.array([self._usage_of(group).flat() for group in groups])
+        self._remote = np.array([self._remote_usage_of(group) for group in groups])
         self._state_key = b""
         self._solved: dict[tuple[int, ...], FabricRates] = {}
 
@@ -179,6 +104,16 @@ class FlowSolver:
             total = np.bincount(places, amounts, len(values))
             values[:, rails] = total[:, np.newaxis]
         return usage
+
+    def _remote_usage_of(self, group: FlowGroup) -> tuple[FloatArray, FloatArray]:
+        """Return the rates of each NIC to and from other pods, that a group at full speed has."""
+        found = np.zeros((2, self._topology.nodes, self._topology.rails))
+        from_pod, to_pod = map(self._topology.pod_of, (group.sources, group.destinations))
+        remote = np.where(from_pod != to_pod, group.weights, 0.0)
+        for values, nodes in zip(found, (group.sources, group.destinations), strict=True):
+            total = np.bincount(nodes, remote, len(values))
+            values[:, group.rails] = total[:, np.newaxis]
+        return found[0], found[1]
 
     def solve(self, state: FabricState, active: Sequence[int]) -> FabricRates:
         """Return the rates while these groups exchange; those of the present state are cached."""
@@ -228,7 +163,9 @@ class FlowSolver:
         lost = np.maximum(lost, self._of_leaf(state.drops) * receives)
         all_speeds = np.zeros(len(self._groups))
         all_speeds[active] = speeds
-        feedback = self._feedback(state, queues, lost, active)
+        lost_by_leaf = lost.copy()
+        feedback = self._feedback(state, queues, (lost, lost_by_leaf), active)
+        remote = np.tensordot(speeds, self._remote[active], axes=1)
         wrong, unanswered = self._misdirected(state, all_speeds, active)
         receiver_stall = np.where(receives, 1.0 - np.minimum(state.drain, 1.0), 0.0)
         return FabricRates(
@@ -241,6 +178,7 @@ class FlowSolver:
                 wrong, rates.deliver, out=np.zeros_like(wrong), where=rates.deliver > 0
             ),
             unanswered=unanswered,
+            queues=self._queue_rates(state, queues, blocked, lost_by_leaf, remote),
             **feedback,
         )
 
@@ -255,7 +193,10 @@ class FlowSolver:
     def _propagate(
         self, state: FabricState, queues: _Resources, bursts: FloatArray, active: Sequence[int]
     ) -> _Resources:
-        """Return the share of time in which each port is paused by the queues and bursts that it feeds."""
+        """Return the share of time in which each port is paused by the queues and bursts that it feeds.
+
+        That of `deliver` is the time in which the queue in front of a NIC is at its limit.
+        """
         blocked = _Resources.zeros(self._topology)
         pauses, notified_share = self._of_leaf(state.pauses), self._notified_share(state)
         spine_marks = state.marks.max(axis=0)
@@ -267,6 +208,7 @@ class FlowSolver:
                 queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
             )
             into = np.maximum(into, bursts[path.to_nic] * (1.0 - reaction))
+            np.maximum.at(blocked.deliver, path.to_nic, into)
             into *= pauses[path.to_nic]
             protected = 1.0 - state.unprotected[path.from_nic]
             far = path.is_remote
@@ -277,10 +219,42 @@ class FlowSolver:
             np.maximum.at(blocked.send, path.from_nic, np.where(far, leaf, into) * protected)
         return blocked
 
+    def _queue_rates(
+        self,
+        state: FabricState,
+        queues: _Resources,
+        blocked: _Resources,
+        lost: FloatArray,
+        remote: FloatArray,
+    ) -> QueueRates:
+        """Return the state of the queues of the switches."""
+        spine_marks = state.marks.max(axis=0)
+        return QueueRates(
+            remote[0],
+            remote[1],
+            queues.deliver * self._of_leaf(state.marks) * _MARKED_SHARE_OF_EXCESS,
+            lost,
+            blocked.deliver,
+            queues.up * state.marks * _MARKED_SHARE_OF_EXCESS,
+            queues.down * spine_marks * _MARKED_SHARE_OF_EXCESS,
+            queues.up * _unlimited(state.marks),
+            queues.down * _unlimited(spine_marks),
+            blocked.up,
+            blocked.down,
+        )
+
     def _feedback(
-        self, state: FabricState, queues: _Resources, lost: FloatArray, active: Sequence[int]
+        self,
+        state: FabricState,
+        queues: _Resources,
+        losses: tuple[FloatArray, FloatArray],
+        active: Sequence[int],
     ) -> dict[str, FloatArray]:
-        """Return the shares of marked and lost packets to each NIC, and of notified and lost ones from it."""
+        """Return the shares of marked and lost packets to each NIC, and of notified and lost ones from it.
+
+        What the leaf loses of unprotected traffic is added to the second one of `losses`.
+        """
+        lost, lost_by_leaf = losses
         marked, slowed, retried = (np.zeros_like(state.send) for _ in range(3))
         received_lost = lost.copy()
         deliver = queues.deliver * self._of_leaf(state.marks)
@@ -292,7 +266,9 @@ class FlowSolver:
             np.maximum.at(marked, path.to_nic, share)
             np.maximum.at(slowed, path.from_nic, share * state.notifies[path.to_nic])
             overflow = _LOST_IN_BURSTS + _LOST_OF_EXCESS * queues.deliver[path.to_nic]
-            dropped = np.maximum(lost[path.to_nic], state.unprotected[path.from_nic] * overflow)
+            unprotected = state.unprotected[path.from_nic] * overflow
+            np.maximum.at(lost_by_leaf, path.to_nic, unprotected)
+            dropped = np.maximum(lost[path.to_nic], unprotected)
             dropped = np.maximum(dropped, state.leaks[path.from_nic])
             np.maximum.at(retried, path.from_nic, dropped)
             np.maximum.at(received_lost, path.to_nic, dropped)

@@ -36,6 +36,7 @@ from railscope.timestamps import SECOND_NS
 from simulator.cluster import collective_records
 from simulator.cluster.arrivals import HeartbeatPath
 from simulator.cluster.captures import SampledCluster, make_output_directory
+from simulator.cluster.cluster_switches import ClusterSwitches
 from simulator.cluster.scenario import ClusterScenario
 from simulator.spec import seconds_to_ns
 
@@ -189,6 +190,8 @@ class ShippedCluster:
     is_real_time: bool
     listen: str = ""
     """Address of the first metrics endpoint; the others have the ports that follow."""
+    switch_listen: str = ""
+    """Address of the first switch; the others have the ports that follow."""
     clock: Clock = field(default_factory=LiveClock)
     """Clocks of this host, from which those of the nodes are derived."""
     nodes: list[ShippedNode] = field(default_factory=list)
@@ -203,6 +206,7 @@ class ShippedCluster:
         self._started_ns = now.boot_ns - past_ns
         """Start of the simulation by the boot clock of this host."""
         self._cluster = SampledCluster(self.scenario, now.wall_ns - past_ns)
+        self._switches = ClusterSwitches(self._cluster.model) if self.switch_listen else None
         for about, path in zip(self._cluster.metadata(), self._cluster.paths, strict=True):
             clock = NodeClock(self.clock, about.started_boot_ns - self._started_ns)
             directory = self.directory / about.node
@@ -236,7 +240,7 @@ class ShippedCluster:
         """Simulate and ship until the end, or until cancelled. Raises SettingsError for an address."""
         allow_many_files()
         try:
-            async with self._serve(), asyncio.TaskGroup() as group:
+            async with self._serve(), self._serve_switches(), asyncio.TaskGroup() as group:
                 shipping = [group.create_task(node.run()) for node in self.nodes]
                 await self._ship_samples()
                 for task in shipping:
@@ -261,6 +265,19 @@ class ShippedCluster:
             for node in self.nodes:
                 await node.close()
 
+    @contextlib.asynccontextmanager
+    async def _serve_switches(self) -> AsyncIterator[None]:
+        """Serve the switches by gNMI, and write the switches file for the collector."""
+        if self._switches is None:
+            yield
+            return
+        from simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
+
+        host, first = server_connections.split_address(self.switch_listen)
+        async with gnmi_server.serve_switches(self._switches.answers(), host, first) as text:
+            durable_files.write_atomically(self.directory / "switches.toml", text.encode())
+            yield
+
     async def _ship_samples(self) -> None:
         unsent = 0
         max_unsent = min(_MAX_SAMPLES_IN_MEMORY // len(self.nodes), _MAX_SAMPLES_PER_FLUSH)
@@ -280,7 +297,9 @@ class ShippedCluster:
                 await _send(self.nodes)
 
     def _read(self, offset_ns: int) -> None:
-        self._cluster.advance(offset_ns)
+        span = self._cluster.advance(offset_ns)
+        if self._switches and span.length_ns:
+            self._switches.count(span)
         for node, moment in zip(self.nodes, self._cluster.changes(), strict=True):
             node.read(moment, offset_ns / SECOND_NS)
 

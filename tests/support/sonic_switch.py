@@ -12,7 +12,9 @@ from typing import Any
 
 import grpc
 
-from collector.switches.gnmi_reader import GET, message_class
+from simulator import gnmi_server
+
+encode_answer = gnmi_server.encode_answer
 
 PORTS, STATES = ("COUNTERS_DB", "COUNTERS", "Ethernet*"), ("APPL_DB", "PORT_TABLE")
 QUEUES = (*PORTS, "Queues")
@@ -117,15 +119,6 @@ def sonic_tables(port_count: int = 2) -> dict[tuple[str, ...], Row]:
     }  # fmt: skip
 
 
-def encode_answer(target: str, content: bytes, kind: str = "json_ietf_val") -> bytes:
-    """Return the message of an answer with a value."""
-    update = {"val": {kind: content}}
-    answer = message_class("GetResponse")(
-        notification=[{"prefix": {"target": target}, "update": [update]}]
-    )
-    return bytes(answer.SerializeToString())
-
-
 @dataclass
 class SonicSwitch:
     """The server's port, its answers, and the requests that it has received."""
@@ -142,9 +135,7 @@ class SonicSwitch:
 
     async def answer(self, body: bytes, context: Any) -> bytes:
         """Answer a request for one path."""
-        request = message_class("GetRequest").FromString(body)
-        (path,) = request.path
-        key = (request.prefix.target, *(element.name for element in path.elem))
+        key = gnmi_server.decode_path(body)
         self.requests.append(key)
         self.metadata.append(dict(context.invocation_metadata()))
         if key in self.silent:
@@ -171,21 +162,10 @@ async def sonic_switch(
     credentials: grpc.ServerCredentials | None = None, handler: Any = None
 ) -> AsyncIterator[SonicSwitch]:
     """Serve a switch on a free port of loopback; `handler` replaces the one of its answers."""
-    switch, server = SonicSwitch(), grpc.aio.server()
-    service, _, name = GET.strip("/").partition("/")
-    handler = handler or grpc.unary_unary_rpc_method_handler(switch.answer)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {name: handler}),)
-    )
-    address = "127.0.0.1:0"
-    switch.port = (
-        server.add_secure_port(address, credentials)
-        if credentials
-        else server.add_insecure_port(address)
-    )
-    await server.start()
-    try:
-        yield switch
-    finally:
-        switch.ended.set()
-        await server.stop(None)
+    switch = SonicSwitch()
+    async with gnmi_server.serve(handler or switch.answer, "127.0.0.1:0", credentials) as port:
+        switch.port = port
+        try:
+            yield switch
+        finally:
+            switch.ended.set()
