@@ -1,4 +1,4 @@
-"""Limits of long work on the event loop, of repeated log lines, and of repeated events of a minute."""
+"""Limits of long work on the event loop, and of repeated events of a minute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import gc
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,31 +51,6 @@ class TimeSlices:
 
 
 REPORT_PERIOD_SECONDS = 60.0
-_MAX_KEYS = 4096
-
-
-@dataclass(slots=True)
-class LogRateLimit:
-    """Decides for each key if a line is due; `repetitions` of that line is the count since the last one."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    suppressed: int = 0
-    """Number of lines that were not written."""
-    _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
-
-    def count_repetitions(self, *key: str) -> int | None:
-        """Return the number of occurrences since the last line; None if no line is due."""
-        now_seconds = self.monotonic()
-        since, count = self._keys.get(key, (now_seconds - REPORT_PERIOD_SECONDS, 0))
-        if now_seconds - since < REPORT_PERIOD_SECONDS:
-            self._keys[key] = since, count + 1
-            self.suppressed += 1
-            return None
-        self._keys[key] = now_seconds, 0
-        self._keys.move_to_end(key)
-        if len(self._keys) > _MAX_KEYS:
-            self._keys.popitem(last=False)
-        return count
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h11
 import structlog
@@ -47,6 +47,9 @@ class HttpServerRequest:
     query: str = ""
     peer: str = ""
     """Address of the client; empty for a Unix socket."""
+    peer_port: int = 0
+    checked: dict[str, Any] = field(default_factory=dict)
+    """What the check of the head has found, for the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,14 @@ class HttpServerResponse:
 
 
 RequestHandler = Callable[[HttpServerRequest], HttpServerResponse | Awaitable[HttpServerResponse]]
-HeadCheck = Callable[[HttpServerRequest], HttpServerResponse | None]
+HeadCheck = Callable[[HttpServerRequest], Awaitable[HttpServerResponse | None]]
 """Returns the response to a request whose body is not to be read; None if it is."""
 
 
 class _RequestHandling(NamedTuple):
     respond: RequestHandler
     max_body_bytes: int | None
-    check_head: HeadCheck
+    check_head: HeadCheck | None
 
 
 class HttpServer:
@@ -85,7 +88,7 @@ class HttpServer:
         self,
         respond: RequestHandler,
         max_body_bytes: int | None = None,
-        check_head: HeadCheck = lambda _request: None,
+        check_head: HeadCheck | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._handling = _RequestHandling(respond, max_body_bytes, check_head)
@@ -161,7 +164,7 @@ class _HttpConversation:
         self._connection = connection
         self._respond, self._max_body_bytes, self._check_head = handling
         peer = writer.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._peer, self._peer_port = peer[:2] if isinstance(peer, tuple) else ("", 0)
         self._reader = reader
         self._writer = writer
         self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
@@ -178,30 +181,30 @@ class _HttpConversation:
             self._connection.begin_response()
             if isinstance(request, HttpServerResponse):
                 more = {**request.headers, "Connection": "close"}
-                await self._send(b"POST", request, request.body, more)
+                await self._send("POST", request, request.body, more)
                 await self._linger()
                 return
-            await self._answer(*request)
+            await self._answer(request)
             self._connection.begin_idle()
             if self._state.our_state is h11.MUST_CLOSE:
                 return
             self._state.start_next_cycle()
 
-    async def _next_request(self) -> tuple[h11.Request, bytes] | HttpServerResponse | None:
+    async def _next_request(self) -> HttpServerRequest | HttpServerResponse | None:
         """Return the next request and its body (empty if none is accepted); None at the end.
 
         Returns the response if the body is not to be read.
         """
-        request: h11.Request | None = None
+        request: HttpServerRequest | None = None
         body = bytearray()
         while True:
             event = self._state.next_event()
             if event is h11.NEED_DATA:
                 self._state.receive_data(await self._reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
-                request = event
-                _check_framing(request)
-                if rejection := self._check_head(self._served(request)):
+                _check_framing(event)
+                request = self._served(event)
+                if self._check_head and (rejection := await self._check_head(request)):
                     return rejection
             elif isinstance(event, h11.Data) and self._max_body_bytes is not None:
                 body += event.data
@@ -211,7 +214,7 @@ class _HttpConversation:
                     )
                     raise h11.RemoteProtocolError(message, error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
-                return request, bytes(body)
+                return replace(request, body=bytes(body))
             elif isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
                 return None
 
@@ -224,16 +227,15 @@ class _HttpConversation:
                 while await self._reader.read(READ_BYTES):
                     pass
 
-    def _served(self, request: h11.Request, content: bytes = b"") -> HttpServerRequest:
+    def _served(self, request: h11.Request) -> HttpServerRequest:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
         path, _, query = request.target.decode("latin-1").partition("?")
         method = request.method.decode("latin-1")
-        return HttpServerRequest(path, headers, method, content, query, self._peer)
+        return HttpServerRequest(path, headers, method, b"", query, self._peer, self._peer_port)
 
-    async def _answer(self, request: h11.Request, content: bytes) -> None:
-        served = self._served(request, content)
+    async def _answer(self, served: HttpServerRequest) -> None:
         if served.method in {"GET", "HEAD"} or self._max_body_bytes is not None:
             answer = self._respond(served)
             response = answer if isinstance(answer, HttpServerResponse) else await answer
@@ -248,19 +250,19 @@ class _HttpConversation:
             else:
                 body = gzip.compress(body, GZIP_LEVEL)
             more["Content-Encoding"] = "gzip"
-        await self._send(request.method, response, body, more)
+        await self._send(served.method, response, body, more)
 
     async def _reject(self, error: h11.RemoteProtocolError) -> None:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
             response = HttpServerResponse.text(str(error), status)
-            await self._send(b"GET", response, response.body, {"Connection": "close"})
+            await self._send("GET", response, response.body, {"Connection": "close"})
             if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 await self._linger()
 
     async def _send(
-        self, method: bytes, response: HttpServerResponse, body: bytes, more: dict[str, str]
+        self, method: str, response: HttpServerResponse, body: bytes, more: dict[str, str]
     ) -> None:
         headers = {
             "Content-Type": response.content_type,
@@ -274,7 +276,7 @@ class _HttpConversation:
             headers=list(headers.items()),
         )
         pieces = [self._state.send(head)]
-        if method != b"HEAD":
+        if method != "HEAD":
             pieces.append(self._state.send(h11.Data(body)))
         pieces.append(self._state.send(h11.EndOfMessage()))
         self._writer.write(b"".join(piece for piece in pieces if piece))

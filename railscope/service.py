@@ -20,7 +20,9 @@ import signal
 import socket
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeAlias, TypeVar, cast
 
@@ -248,3 +250,31 @@ def configure_logs(level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LOG_STREAM)),
         cache_logger_on_first_use=False,
     )
+
+
+REPEATED_LINE_SECONDS = 60.0
+_MAX_KEYS = 4096
+
+
+@dataclass(slots=True)
+class LogRateLimit:
+    """Decides for each key if a line is due; `repetitions` of that line is the count since the last one."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    suppressed: int = 0
+    """Number of lines that were not written."""
+    _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
+
+    def count_repetitions(self, *key: str) -> int | None:
+        """Return the number of occurrences since the last line; None if no line is due."""
+        now_seconds = self.monotonic()
+        since, count = self._keys.get(key, (now_seconds - REPEATED_LINE_SECONDS, 0))
+        if now_seconds - since < REPEATED_LINE_SECONDS:
+            self._keys[key] = since, count + 1
+            self.suppressed += 1
+            return None
+        self._keys[key] = now_seconds, 0
+        self._keys.move_to_end(key)
+        if len(self._keys) > _MAX_KEYS:
+            self._keys.popitem(last=False)
+        return count

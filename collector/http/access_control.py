@@ -32,7 +32,6 @@ from aiohttp.web_urldispatcher import AbstractRoute
 
 from collector.access import access_trail, authentication, credentials as access
 from collector.audit.collector_records import DeniedRequest
-from collector.work_limits import LogRateLimit
 from railscope import service, wire
 from railscope.server_connections import source_of
 
@@ -185,7 +184,7 @@ class RequestAuthorizer:
     """Called with the route and the reason of each denied request."""
     declared_routes: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
     """Declared routes. Other routes of the application are not served."""
-    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
     sessions: authentication.BrowserSessions = field(default_factory=authentication.BrowserSessions)
     browser_page: BrowserPage = lambda _request, _status, _text, _credential: None
     """Returns the page for a browser of an answer without content; None for other clients."""

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from collector import config, work_limits
+from collector import config
 from collector.access.credentials import Credential, Role
 from collector.audit import collector_records, event_records
 from collector.fleet import fleet, sheets
@@ -67,7 +67,7 @@ class Ingest:
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
-    log_limit: work_limits.LogRateLimit = field(default_factory=work_limits.LogRateLimit)
+    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
     closed_reason: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from collector import administrator_files, view_refresh, work_limits
+from collector import administrator_files, view_refresh
 from collector.access.credentials import Credential, Role, tenant_account, tenant_cells
 from collector.access.tokens_file import TokensFile
 from collector.account.account_cells import account_json, cluster_cells
@@ -56,7 +56,7 @@ class CollectorMetrics:
     connections: server_connections.ServerConnections
     conflicts: IdentityConflictDetector
     quarantine: state_checkpointer.RecordQuarantine
-    limits: Sequence[work_limits.LogRateLimit] = ()
+    limits: Sequence[service.LogRateLimit] = ()
     """All rate limits of log lines."""
     audit: Callable[[], list[view_cells.ViewCell]] = list
     """Returns the cells of the audit log's components."""

@@ -34,9 +34,8 @@ from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
 from collector.fleet.fleet import characters_of
-from collector.work_limits import LogRateLimit
 from collector.workloads.job_roster import JobKey
-from railscope import durable_files
+from railscope import durable_files, service
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.wire import Batch, WireSchema
 
@@ -127,7 +126,7 @@ class DiagnosisEngine:
     """State of which the webhook was notified, by incident."""
     history: GroupHistory = field(default_factory=GroupHistory)
     failures: int = 0
-    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
     unknown_nodes: Callable[[], Iterable[str]] = tuple
     """Returns nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
     _diagnosis: ClusterDiagnosis | None = None

@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 import structlog
 
-from collector import config, work_limits
+from collector import config
 from collector.evidence import evidence_book, first_receipts, node_intervals
 from collector.fleet import fleet as fleets
 from collector.fleet.schemas import KnownSchema, StoredSchemas
 from collector.framelog import received_frames, segment_files
 from collector.metering.evidence import GAP_NS
+from railscope import service
 from railscope.device_names import Names
 from railscope.wire import BYTES_PER_VALUE, Batch, Envelope, WireEntity
 
@@ -69,7 +70,7 @@ class CollectorState:
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
     events: fleets.RecentEvents = field(default_factory=fleets.RecentEvents)
-    log_limit: work_limits.LogRateLimit = field(default_factory=work_limits.LogRateLimit)
+    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
     listeners: list[Callable[[fleets.SeenEvent], None]] = field(default_factory=list)
     """Called with every event of a new frame.

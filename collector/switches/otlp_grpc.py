@@ -18,7 +18,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from collector import config
-from railscope import otlp_metrics, server_connections, service
+from railscope import otlp_metrics, otlp_receiving, server_connections, service
 from railscope.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -95,9 +95,10 @@ class _Export:
             body = await self._read(context)
             rejected, problem = await self._receiver.receive(peer, body, otlp_metrics.PROTOBUF)
         except otlp_metrics.OtlpRejectedError as error:
-            self._receiver.count_rejection(error, peer)
+            self._receiver.endpoint.count_rejection(error, peer)
             code = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(code, str(error), _retry_details(code, str(error)))
+        self._receiver.requests[otlp_receiving.STORED] += 1
         return otlp_metrics.success_body(otlp_metrics.PROTOBUF, rejected, problem)
 
     async def _read(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:

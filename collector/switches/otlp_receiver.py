@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib import import_module
@@ -27,8 +27,7 @@ from collector.switches import (
     switch_settings,
     switch_view,
 )
-from collector.work_limits import LogRateLimit
-from railscope import http_server, otlp_metrics, server_connections, service
+from railscope import http_server, otlp_metrics, otlp_receiving, server_connections, service
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.otlp_metrics import OtlpRejectedError
@@ -39,15 +38,9 @@ log = structlog.get_logger(__name__)
 
 MAX_CONNECTIONS = 1024
 """Several for each of the switches that the file may have."""
-MAX_LOOP_BYTES = 8 << 10
-"""Larger bodies, and compressed ones, are decoded in a thread: 64 ports take tens of milliseconds."""
-MAX_DECODED, MAX_WAITING = 2, 4
-"""Requests that are decoded concurrently, as each takes many times its size meanwhile; requests of a switch that wait."""
-RATE_WINDOW_SECONDS = 10.0
-_LISTEN_RETRY_SECONDS = 5.0
+MAX_DECODED = 2
+"""Requests that are decoded concurrently, as each takes many times its size meanwhile."""
 _MISSED_PERIODS = 3
-_RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
-_ENCODINGS = (otlp_metrics.PROTOBUF, otlp_metrics.JSON)
 
 
 def check_libraries(*, has_grpc: bool) -> None:
@@ -68,14 +61,11 @@ def check_libraries(*, has_grpc: bool) -> None:
 
 @dataclass(slots=True)
 class PushingSwitch:
-    """A switch that pushes: one request at a time, those that wait, and its recent rate."""
+    """A switch that pushes, and the limit of its requests."""
 
     settings: switch_settings.ConfiguredSwitch
     pushes: switch_pushes.SwitchPushes
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
-    allowance: float = 0.0
-    counted_at: float = float("-inf")
+    limit: otlp_receiving.SenderLimit = field(default_factory=otlp_receiving.SenderLimit)
 
     def is_recent(self, timestamp_ns: int, now_ns: int) -> bool:
         """True if a push of this time may still be the last one."""
@@ -110,11 +100,20 @@ class OtlpReceiver:
     grpc_port: int = 0
     """As above, for gRPC."""
     is_listening_grpc: asyncio.Event = field(default_factory=asyncio.Event)
-    requests: Counter[str] = field(default_factory=Counter)
-    """Requests by result."""
-    log_limit: LogRateLimit = field(default_factory=LogRateLimit)
+    endpoint: otlp_receiving.OtlpEndpoint = field(init=False)
     _started_ns: int = 0
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODED))
+
+    def __post_init__(self) -> None:
+        """Create the endpoint."""
+        self.endpoint = otlp_receiving.OtlpEndpoint(
+            self._check_http, self._receive_http, "docs/switches.md"
+        )
+
+    @property
+    def requests(self) -> Counter[str]:
+        """Requests by result."""
+        return self.endpoint.requests
 
     @classmethod
     def from_settings(
@@ -154,34 +153,18 @@ class OtlpReceiver:
         self._started_ns = self.wall_ns()
         async with asyncio.TaskGroup() as group:
             if self.settings.listen:
-                group.create_task(self._keep_listening(self._serve_http))
+                group.create_task(otlp_receiving.keep_listening(self._serve_http))
             if self.settings.grpc_listen:
-                group.create_task(self._keep_listening(self._serve_grpc))
-
-    async def _keep_listening(self, serve: Callable[[], Awaitable[None]]) -> None:
-        problem = ""
-        while True:
-            try:
-                await serve()
-            except (SettingsError, OSError) as error:
-                if str(error) != problem:
-                    log.error("otlp_receiver_failed", problem=str(error))
-                problem = str(error)
-            await asyncio.sleep(_LISTEN_RETRY_SECONDS)
+                group.create_task(otlp_receiving.keep_listening(self._serve_grpc))
 
     async def _serve_http(self) -> None:
         """Serve until cancelled. Raises SettingsError."""
-        server = http_server.HttpServer(
-            self.respond, otlp_metrics.MAX_BODY_BYTES, self.check_head, MAX_CONNECTIONS
-        )
         tls = server_connections.server_tls(self.settings.certificate_file, self.settings.key_file)
-        try:
-            host, self.port = await server.start(self.settings.listen, tls)
-            self.is_listening.set()
-            log.info("otlp_receiver_started", address=f"{host}:{self.port}", protocol="http")
-            await asyncio.get_running_loop().create_future()
-        finally:
-            await server.close()
+        await self.endpoint.serve(self.settings.listen, tls, MAX_CONNECTIONS, self._note_listening)
+
+    def _note_listening(self, _host: str, port: int) -> None:
+        self.port = port
+        self.is_listening.set()
 
     async def _serve_grpc(self) -> None:
         """Serve until cancelled. Raises SettingsError and OSError."""
@@ -195,61 +178,13 @@ class OtlpReceiver:
             )
             await asyncio.get_running_loop().create_future()
 
-    # HTTP ----------------------------------------------------------------------------------------
+    async def _check_http(self, request: http_server.HttpServerRequest) -> None:
+        self.check_sender(request.peer)
 
-    def check_head(
-        self, request: http_server.HttpServerRequest
-    ) -> http_server.HttpServerResponse | None:
-        """Return the response to a request whose body is not to be read."""
-        try:
-            _check_route(request)
-            self.check_sender(request.peer)
-            length = request.headers.get("content-length", "0")
-            otlp_metrics.check_size(int(length), otlp_metrics.MAX_BODY_BYTES, "bytes")
-        except OtlpRejectedError as error:
-            return self._rejection(error, request)
-        return None
-
-    async def respond(
-        self, request: http_server.HttpServerRequest
-    ) -> http_server.HttpServerResponse:
-        """Return the response to a request with its body."""
-        media_type = _media_type(request)
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        try:
-            rejected, problem = await self.receive(request.peer, request.body, media_type, encoding)
-        except OtlpRejectedError as error:
-            return self._rejection(error, request)
-        body = otlp_metrics.success_body(media_type, rejected, problem)
-        return http_server.HttpServerResponse(body, media_type)
-
-    def _rejection(
-        self, error: OtlpRejectedError, request: http_server.HttpServerRequest
-    ) -> http_server.HttpServerResponse:
-        self.count_rejection(error, request.peer)
-        media_type = _media_type(request)
-        media_type = media_type if media_type in _ENCODINGS else otlp_metrics.PROTOBUF
-        body = otlp_metrics.problem_body(media_type, error.status, str(error))
-        headers = (
-            {"Retry-After": str(otlp_metrics.RETRY_SECONDS)} if error.status in _RETRIED else {}
-        )
-        return http_server.HttpServerResponse(body, media_type, error.status, headers)
-
-    # Both protocols ------------------------------------------------------------------------------
-
-    def count_rejection(self, error: OtlpRejectedError, peer: str) -> None:
-        """Count and log a rejected request."""
-        self.requests[error.reason] += 1
-        repetitions = self.log_limit.count_repetitions(error.reason, peer)
-        if repetitions is not None:
-            log.warning(
-                "otlp_request_rejected",
-                sender=peer,
-                reason=error.reason,
-                problem=str(error),
-                repetitions=repetitions,
-                advice="docs/switches.md",
-            )
+    async def _receive_http(
+        self, request: http_server.HttpServerRequest, media_type: str, encoding: str
+    ) -> tuple[int, str]:
+        return await self.receive(request.peer, request.body, media_type, encoding)
 
     def check_sender(self, peer: str) -> None:
         """Raise OtlpRejectedError for an unknown sender, one that sends too often, or if no request is accepted."""
@@ -257,14 +192,7 @@ class OtlpReceiver:
         if not self.may_receive():
             message = "another collector receives"
             raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "storage")
-        now_seconds, rate = self.monotonic(), self.settings.requests_per_second
-        passed = now_seconds - switch.counted_at
-        switch.allowance = min(rate * RATE_WINDOW_SECONDS, switch.allowance + passed * rate)
-        switch.counted_at = now_seconds
-        if switch.allowance < 1:
-            message = f"too many requests: expected at most {rate:g} per second"
-            raise OtlpRejectedError(message, HTTPStatus.TOO_MANY_REQUESTS, "rate")
-        switch.allowance -= 1
+        switch.limit.count_request(self.monotonic(), self.settings.requests_per_second)
 
     def _find_switch(self, peer: str) -> PushingSwitch:
         switch = self.switches.get(switch_settings.canonical_address(peer))
@@ -281,16 +209,8 @@ class OtlpReceiver:
         Raises OtlpRejectedError if none was stored.
         """
         switch = self._find_switch(peer)
-        if switch.waiting >= MAX_WAITING:
-            message = f"too many requests at a time: expected at most {MAX_WAITING}"
-            raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "busy")
-        switch.waiting += 1
-        try:
-            async with switch.lock, self._turns:
-                push = await self._store(switch, body, media_type, encoding)
-        finally:
-            switch.waiting -= 1
-        self.requests["stored"] += 1
+        async with switch.limit.turn(self._turns):
+            push = await self._store(switch, body, media_type, encoding)
         if not push.rejected:
             return 0, ""
         names = (name for name in switch_pushes.REJECTED if push.results[name])
@@ -306,7 +226,7 @@ class OtlpReceiver:
             unpacked = otlp_metrics.unpack_body(body, encoding)
             return pushes.decode(otlp_metrics.decode_metrics(unpacked, media_type), now)
 
-        is_small = len(body) <= MAX_LOOP_BYTES and not encoding
+        is_small = len(body) <= otlp_receiving.MAX_LOOP_BYTES and not encoding
         push = decode() if is_small else await service.run_in_thread(decode)
         if push.reading.streams:
             frames = await service.run_in_thread(pushes.frames.frames, push.reading, now)
@@ -348,17 +268,3 @@ class OtlpReceiver:
         """Return the readings that are still pushed, of all switches."""
         now_ns, switches = self.wall_ns(), self.switches.values() if self.may_receive() else ()
         return {each.settings.name: each.take_snapshot(core, now_ns) for each in switches}
-
-
-def _media_type(request: http_server.HttpServerRequest) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _check_route(request: http_server.HttpServerRequest) -> None:
-    """Raise OtlpRejectedError unless this is a request of OTLP."""
-    if request.path != otlp_metrics.METRICS_PATH:
-        message = f"unknown path: expected {otlp_metrics.METRICS_PATH}"
-        raise OtlpRejectedError(message, HTTPStatus.NOT_FOUND, "path")
-    if request.method != "POST":
-        message = "invalid method: expected POST"
-        raise OtlpRejectedError(message, HTTPStatus.METHOD_NOT_ALLOWED, "path")

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from collector.config import IngestLimits
 from collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
-from collector.work_limits import LogRateLimit
+from railscope.service import LogRateLimit
 
 
 def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():

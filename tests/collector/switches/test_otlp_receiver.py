@@ -220,12 +220,12 @@ async def test_rate_is_limited_with_the_time_to_wait(tmp_path):
 async def test_requests_of_a_switch_that_wait_are_bounded(tmp_path):
     async with receiving(tmp_path) as (_, receiver):
         switch = receiver.switches["127.0.0.1"]
-        await switch.lock.acquire()
+        await switch.limit.lock.acquire()
         async with asyncio.TaskGroup() as group:
             body = cumulus.protobuf_body(value())
             posts = [group.create_task(post(receiver, body)) for _ in range(5)]
             done, _ = await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
-            switch.lock.release()
+            switch.limit.lock.release()
         (rejected,) = done
         assert rejected.result()[0] == 503
         assert [each.result()[0] for each in posts if each is not rejected] == [200] * 4
