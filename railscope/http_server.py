@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 MAX_CONNECTIONS, MAX_OF_AN_ADDRESS = 64, 32
 MAX_HEADER_BYTES = 16 << 10
 WRITE_SECONDS = 30.0
+BODY_SECONDS = 15.0
+"""Limit from the end of the headers of a request to the end of its body."""
 LINGER_SECONDS = 2.0
 """Time for which the rest of a rejected body is read and dropped: a reset would overtake the response."""
 GZIP_LEVEL = 1
@@ -49,7 +51,7 @@ class HttpServerRequest:
     """Address of the client; empty for a Unix socket."""
     peer_port: int = 0
     checked: dict[str, Any] = field(default_factory=dict)
-    """What the check of the head has found, for the response."""
+    """Results of the check of the head, for the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,22 @@ HeadCheck = Callable[[HttpServerRequest], Awaitable[HttpServerResponse | None]]
 """Returns the response to a request whose body is not to be read; None if it is."""
 
 
+class RequestChecks(NamedTuple):
+    """Checks of requests before their responses."""
+
+    check_head: HeadCheck | None = None
+    body_seconds: float = BODY_SECONDS
+    on_invalid: Callable[[HTTPStatus, str], None] = lambda _status, _problem: None
+    """Called with the status of each response to an invalid request, and the problem."""
+
+
+NO_CHECKS = RequestChecks()
+
+
 class _RequestHandling(NamedTuple):
     respond: RequestHandler
     max_body_bytes: int | None
-    check_head: HeadCheck | None
+    checks: RequestChecks
 
 
 class HttpServer:
@@ -88,10 +102,10 @@ class HttpServer:
         self,
         respond: RequestHandler,
         max_body_bytes: int | None = None,
-        check_head: HeadCheck | None = None,
+        checks: RequestChecks = NO_CHECKS,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        self._handling = _RequestHandling(respond, max_body_bytes, check_head)
+        self._handling = _RequestHandling(respond, max_body_bytes, checks)
         self._max_connections = max_connections
         self._acceptor: server_connections.ConnectionAcceptor | None = None
         self.port = 0
@@ -162,7 +176,7 @@ class _HttpConversation:
         connection: server_connections.ServerConnection,
     ) -> None:
         self._connection = connection
-        self._respond, self._max_body_bytes, self._check_head = handling
+        self._handling, self._checks = handling, handling.checks
         peer = writer.get_extra_info("peername")
         self._peer, self._peer_port = peer[:2] if isinstance(peer, tuple) else ("", 0)
         self._reader = reader
@@ -195,23 +209,32 @@ class _HttpConversation:
 
         Returns the response if the body is not to be read.
         """
+        try:
+            async with asyncio.timeout(None) as limit:
+                return await self._read_request(limit)
+        except TimeoutError as error:
+            message = f"incomplete body after {self._checks.body_seconds:g} s"
+            raise h11.RemoteProtocolError(message, error_status_hint=408) from error
+
+    async def _read_request(
+        self, limit: asyncio.Timeout
+    ) -> HttpServerRequest | HttpServerResponse | None:
         request: HttpServerRequest | None = None
-        body = bytearray()
+        body, max_bytes = bytearray(), self._handling.max_body_bytes
         while True:
             event = self._state.next_event()
             if event is h11.NEED_DATA:
                 self._state.receive_data(await self._reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
                 _check_framing(event)
-                request = self._served(event)
-                if self._check_head and (rejection := await self._check_head(request)):
+                request, check_head = self._served(event), self._checks.check_head
+                if check_head and (rejection := await check_head(request)):
                     return rejection
-            elif isinstance(event, h11.Data) and self._max_body_bytes is not None:
+                limit.reschedule(asyncio.get_running_loop().time() + self._checks.body_seconds)
+            elif isinstance(event, h11.Data) and max_bytes is not None:
                 body += event.data
-                if len(body) > self._max_body_bytes:
-                    message = (
-                        f"request body too long: expected at most {self._max_body_bytes} bytes"
-                    )
+                if len(body) > max_bytes:
+                    message = f"request body too long: expected at most {max_bytes} bytes"
                     raise h11.RemoteProtocolError(message, error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return replace(request, body=bytes(body))
@@ -236,8 +259,8 @@ class _HttpConversation:
         return HttpServerRequest(path, headers, method, b"", query, self._peer, self._peer_port)
 
     async def _answer(self, served: HttpServerRequest) -> None:
-        if served.method in {"GET", "HEAD"} or self._max_body_bytes is not None:
-            answer = self._respond(served)
+        if served.method in {"GET", "HEAD"} or self._handling.max_body_bytes is not None:
+            answer = self._handling.respond(served)
             response = answer if isinstance(answer, HttpServerResponse) else await answer
         else:
             response = HttpServerResponse.text(
@@ -256,9 +279,10 @@ class _HttpConversation:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
+            self._checks.on_invalid(status, str(error))
             response = HttpServerResponse.text(str(error), status)
             await self._send("GET", response, response.body, {"Connection": "close"})
-            if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            if status in {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT}:
                 await self._linger()
 
     async def _send(

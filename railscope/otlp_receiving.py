@@ -28,6 +28,8 @@ RATE_WINDOW_SECONDS = 10.0
 STORED = "stored"
 _LISTEN_RETRY_SECONDS = 5.0
 _RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_INVALID = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "size", HTTPStatus.REQUEST_TIMEOUT: "timeout"}
+"""Reasons of requests that are not valid as requests of HTTP; others are of the format."""
 _ENCODINGS = (otlp_metrics.PROTOBUF, otlp_metrics.JSON)
 
 
@@ -77,6 +79,7 @@ class OtlpEndpoint:
     """Stores a request by media type and encoding; returns the number of points that were not stored, and why."""
     advice: str
     """Documentation about rejected requests."""
+    body_seconds: float = http_server.BODY_SECONDS
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by result."""
     log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
@@ -89,8 +92,9 @@ class OtlpEndpoint:
         on_listening: Callable[[str, int], None],
     ) -> None:
         """Serve until cancelled. Raises SettingsError if the address cannot be used."""
+        checks = http_server.RequestChecks(self.check_head, self.body_seconds, self._count_invalid)
         server = http_server.HttpServer(
-            self.respond, otlp_metrics.MAX_BODY_BYTES, self.check_head, max_connections
+            self.respond, otlp_metrics.MAX_BODY_BYTES, checks, max_connections
         )
         try:
             host, port = await server.start(listen, tls)
@@ -138,6 +142,10 @@ class OtlpEndpoint:
             {"Retry-After": str(otlp_metrics.RETRY_SECONDS)} if error.status in _RETRIED else {}
         )
         return http_server.HttpServerResponse(body, media_type, error.status, headers)
+
+    def _count_invalid(self, status: HTTPStatus, problem: str) -> None:
+        reason = _INVALID.get(status, "format")
+        self.count_rejection(OtlpRejectedError(problem, status, reason), "")
 
     def count_rejection(self, error: OtlpRejectedError, sender: str) -> None:
         """Count and log a rejected request."""
