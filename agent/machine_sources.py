@@ -10,6 +10,7 @@ from agent.sources import (
     flight_recorder,
     gpudirect,
     hardware_sensors,
+    inspector_pushes,
     nccl_inspector,
     nccl_metrics,
     nccl_ras,
@@ -45,6 +46,9 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
     places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
     ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
+    pushes = None
+    if settings.collectives.nccl_inspector_listen:
+        pushes = inspector_pushes.InspectorPushes(places)
     ras_places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
     bursts = settings.bursts
     burst_sampling: list[Source] = [
@@ -87,9 +91,9 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         claims,
         flight_recorder.FlightRecorderSource(settings.collectives, places, ranks),
         flight_recorder.CollectiveRankSource(ranks),
-        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators),
+        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators, pushes),
         nccl_inspector.CommunicatorSource(communicators),
-        nccl_metrics.NcclMetricsSource(settings.collectives, places),
+        nccl_metrics.NcclMetricsSource(settings.collectives, places, pushes),
         nccl_ras.NcclRasSource(settings.collectives, ras_places, nccl_ranks),
         nccl_ras.NcclRankSource(nccl_ranks),
         *(burst_sampling if bursts.enabled else ()),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent.config import AgentSettings
-from agent.endpoint import claims_endpoint
+from agent.endpoint import claims_endpoint, inspector_receiver
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
@@ -134,6 +134,13 @@ class Agent:
         )
         self._shipper: Shipper | None = None
         self._exporter: OtlpExporter | None = None
+        self.receiver: inspector_receiver.InspectorReceiver | None = None
+        for source in self.sampler.sources:
+            if isinstance(source, nccl_inspector.NcclInspectorSource) and source.pushes:
+                listen = self.settings.collectives.nccl_inspector_listen
+                self.receiver = inspector_receiver.InspectorReceiver(
+                    listen, source.pushes, self.host
+                )
         self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
         self._claims = claims_endpoint.ClaimsEndpoint(
             self.settings.tenancy, self._state, self._tenancy, self.host.clock
@@ -211,6 +218,8 @@ class Agent:
                     group.create_task(self._shipper.run())
                 if self._exporter:
                     group.create_task(self._exporter.run())
+                if self.receiver:
+                    group.create_task(self.receiver.run())
                 for witness in self._witnesses():
                     group.create_task(witness)
         finally:

@@ -26,8 +26,8 @@ MAX_POINTS = 50_000
 MAX_GROUPS = 50_000
 """Resources, scopes and metrics of a request, which may be empty: two bytes each."""
 MAX_PROTOBUF_BYTES = 8 << 20
-MAX_JSON_PARTS = 1_000_000
-"""Objects and arrays of a JSON body: a point has about ten; each takes some 100 bytes of memory."""
+JSON_PARTS = 20
+"""Objects and arrays of a JSON body per point of the bound: a point has about ten; each takes some 100 bytes of memory."""
 MAX_ATTRIBUTES, MAX_TEXT = 32, 255
 """Attributes of a resource or a point, and characters of a name, a key or a value."""
 RETRY_SECONDS = 5
@@ -113,15 +113,19 @@ def decode_metrics(body: bytes, media_type: str, max_points: int = MAX_POINTS) -
     if media_type == PROTOBUF:
         return _Decoder(_ProtobufFields, max_points).decode(_parse_protobuf(body))
     if media_type == JSON:
-        return _Decoder(_JsonFields, max_points).decode(_parse_json(body))
+        return _Decoder(_JsonFields, max_points).decode(_parse_json(body, JSON_PARTS * max_points))
     message = f"content type {printable(media_type[:80])!r}: expected {PROTOBUF} or {JSON}"
     raise OtlpRejectedError(message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "media_type")
 
 
 def _parse_protobuf(body: bytes) -> Any:
     check_size(len(body), MAX_PROTOBUF_BYTES, "bytes after decompression")
-    from google.protobuf import message  # noqa: PLC0415 - an extra, loaded where it is needed
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415 - as above
+    try:
+        from google.protobuf import message  # noqa: PLC0415 - an extra, loaded where it is needed
+        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2  # noqa: PLC0415 - as above
+    except ImportError as error:
+        text = f"content type {PROTOBUF}: missing {error.name}: expected {JSON}"
+        raise OtlpRejectedError(text, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "media_type") from error
 
     try:
         return metrics_service_pb2.ExportMetricsServiceRequest.FromString(body).resource_metrics
@@ -130,8 +134,8 @@ def _parse_protobuf(body: bytes) -> Any:
         raise OtlpRejectedError(text, HTTPStatus.BAD_REQUEST, "format") from error
 
 
-def _parse_json(body: bytes) -> Any:
-    check_size(body.count(b"{") + body.count(b"["), MAX_JSON_PARTS, "objects and arrays")
+def _parse_json(body: bytes, max_parts: int) -> Any:
+    check_size(body.count(b"{") + body.count(b"["), max_parts, "objects and arrays")
     try:
         return msgspec.json.decode(body, type=_JsonRequest).resource_metrics or ()
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

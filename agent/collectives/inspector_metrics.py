@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -39,6 +40,7 @@ _COUNTS = {
     "nccl_p2p_dropped_total": "dropped",
 }
 """Counts of the process, which the plugin writes on request."""
+METRIC_NAMES = _KIND_LABELS.keys() | _COUNTS.keys()
 _MICROSECOND_NS = 1000
 _MAX_COUNT = 1 << 62
 
@@ -66,40 +68,46 @@ def parse_metrics(content: bytes) -> InspectorMetrics:
     if not content.endswith(b"\n"):
         message = "no line break at the end"
         raise CollectiveFormatError(message)
-    reports: dict[tuple[str, ...], ReportedCalls] = {}
-    lines: Counter[str] = Counter()
-    found = InspectorMetrics(lines=lines)
+    collector, lines = MetricsCollector(), Counter[str]()
     for line in content.decode(errors="surrogateescape").split("\n")[:-1]:
         if line and not line.startswith("#"):
-            is_read = _read_line(line, found, reports)
+            match = _LINE.fullmatch(line)
+            is_read = match and collector.add(
+                match[1], dict(_LABEL.findall(match[2])), _parse_value(match.groups()[-1])
+            )
             lines["read" if is_read else "malformed"] += 1
-    found.reports = list(reports.values())
-    return found
+    return collector.collect(lines)
 
 
-def _read_line(
-    line: str, found: InspectorMetrics, reports: dict[tuple[str, ...], ReportedCalls]
-) -> bool:
-    """Add the value of a line; False if it is malformed."""
-    match = _LINE.fullmatch(line)
-    value = _parse_value(match.groups()[-1]) if match else -1.0
-    if match is None or not 0 <= value < _MAX_COUNT:
-        return False
-    name, labels = match[1], dict(_LABEL.findall(match[2]))
-    if count := _COUNTS.get(name):
-        setattr(found, count, (getattr(found, count) or 0) + round(value))
+class MetricsCollector:
+    """Values of one dump of a process, which become its reports."""
+
+    def __init__(self) -> None:
+        self._reports: dict[tuple[str, ...], ReportedCalls] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> bool:
+        """Add a value; False if it, or one of its labels, is malformed."""
+        if not 0 <= value < _MAX_COUNT:
+            return False
+        if count := _COUNTS.get(name):
+            self._counts[count] = self._counts.get(count, 0) + round(value)
+            return True
+        key = _key(labels, _KIND_LABELS.get(name, ""))
+        is_time = name.endswith("microseconds")
+        largest = MAX_DURATION_NS / _MICROSECOND_NS if is_time else MAX_BANDWIDTH_GBS
+        if not key or value > largest:
+            return False
+        report = self._reports.setdefault(key, ReportedCalls(key))
+        if is_time:
+            report.duration_ns = round(value * _MICROSECOND_NS)
+        else:
+            report.bus_bytes_per_second = round(value * 10**9)
         return True
-    key = _key(labels, _KIND_LABELS.get(name, ""))
-    is_time = name.endswith("microseconds")
-    largest = MAX_DURATION_NS / _MICROSECOND_NS if is_time else MAX_BANDWIDTH_GBS
-    if not key or value > largest:
-        return False
-    report = reports.setdefault(key, ReportedCalls(key))
-    if is_time:
-        report.duration_ns = round(value * _MICROSECOND_NS)
-    else:
-        report.bus_bytes_per_second = round(value * 10**9)
-    return True
+
+    def collect(self, lines: dict[str, int]) -> InspectorMetrics:
+        """Return the reports, with the number of lines by state."""
+        return InspectorMetrics(list(self._reports.values()), lines, **self._counts)
 
 
 def _parse_value(text: str) -> float:
@@ -110,7 +118,7 @@ def _parse_value(text: str) -> float:
         return -1.0
 
 
-def _key(labels: dict[str, str], kind_label: str) -> tuple[str, ...]:
+def _key(labels: Mapping[str, str], kind_label: str) -> tuple[str, ...]:
     """Return the key of a line; empty if one of its labels is invalid."""
     kind, size = labels.get(kind_label, ""), labels.get("message_size", "")
     counts = labels.get("nranks", ""), labels.get("n_nodes", "")

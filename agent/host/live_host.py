@@ -33,6 +33,7 @@ from agent.host import (
     network_calls,
     nvml,
     owners,
+    tcp_sockets,
     textfiles,
 )
 from railscope.capture import Json
@@ -336,6 +337,7 @@ class LiveHost(files.RootedFiles):
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
             job_files.JOB_FILES: job_files.JobFileCalls(self).call,
             nccl_ras.NCCL_RAS: self._ras.call,
+            tcp_sockets.TCP_SOCKETS: tcp_sockets.TcpSocketCalls(self, live=self._live).call,
         }
 
     @cached_property

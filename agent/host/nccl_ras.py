@@ -14,15 +14,15 @@ import errno
 import os
 import re
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
 from agent.collectives import CollectiveFormatError, ras_answers
+from agent.host import tcp_sockets
 from agent.host.files import RootedFiles
 from railscope.capture import Json
 from railscope.timestamps import SECOND_NS
@@ -32,18 +32,15 @@ MAX_ANSWER_BYTES = 16 << 20
 """Some 28,000 ranks over all communicators; decoded, it takes three times as much."""
 MAX_LINE_BYTES = 1024
 MAX_EVENT_BYTES = 64 << 10
-MAX_MONITORS = 16
+MAX_MONITORS, MAX_PACKAGES = 16, 16_384
 MAX_CONNECTIONS = 16
 """Connections per address until a selected process accepts one; of eight processes, all had accepted one after 16."""
-MAX_DESCRIPTORS = 16_384
-"""Maximum number of descriptors of a process among which its accepted socket is searched."""
 ADDRESSES = ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
 """Addresses of `localhost`: NCCL listens on the first one that its resolver returns."""
 PROTOCOLS = frozenset({2})
 ANSWERED, UNREACHABLE, PROTOCOL = "answered", "unreachable", "protocol"
 TIMEOUT, TOO_LARGE, MALFORMED = "timeout", "too_large", "malformed"
 OTHER_USER, OTHER_PROCESS = "user", "process"
-_LISTENING = b"0A"
 _LIBRARY = re.compile(
     rb"^\S+ \S+ \S+ \S+ \S+ +(/.*/libnccl\.so(?:\.(\d[\d.]{0,31}))?)(?: \(deleted\))?$",
     re.MULTILINE,
@@ -160,7 +157,7 @@ class RasCalls:
     def __init__(
         self, files: RootedFiles, *, live: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._files = files
+        self._files, self._sockets = files, tcp_sockets.TcpSocketCalls(files)
         self._live = live
         self._clock = clock
         self._monitors: dict[int, _Monitor] = {}
@@ -211,7 +208,7 @@ class RasCalls:
             return b""
         try:
             names = islice(
-                os.scandir(self._files.real(f"/proc/{pid}/root{match[1]}")), MAX_DESCRIPTORS
+                os.scandir(self._files.real(f"/proc/{pid}/root{match[1]}")), MAX_PACKAGES
             )
             versions = {found[1] for entry in names if (found := _WHEEL.fullmatch(entry.name))}
         except OSError:
@@ -300,7 +297,7 @@ class RasCalls:
         """Connect until one of the processes accepts, and use that connection."""
         state = UNREACHABLE
         for family, address in ADDRESSES:
-            users = set(self._listening_users(family, address, port))
+            users = set(self._sockets.listening_users(family, address, port))
             if user not in users:
                 state = OTHER_USER if users else state
                 continue
@@ -339,52 +336,13 @@ class RasCalls:
         except OSError:  # reset by the process
             return RasAnswer(MALFORMED, pid)
 
-    def _connections(self, family: int) -> Iterator[list[bytes]]:
-        name = "tcp6" if family == socket.AF_INET6 else "tcp"
-        for line in self._files.read(f"/proc/self/net/{name}").splitlines()[1:]:
-            yield line.split()
-
-    def _listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
-        """Return the users of the sockets that listen on an address, or on all addresses."""
-        local = _endpoint(family, address, port)
-        wildcard = re.sub(rb"\w+(?=:)", lambda match: b"0" * len(match[0]), local)
-        return (
-            int(fields[7])
-            for fields in self._connections(family)
-            if fields[3] == _LISTENING and fields[1] in {local, wildcard}
-        )
-
     def _accepting_process(self, connected: socket.socket, pids: Iterable[int]) -> int:
         """Return the process that has the other end of a connection; 0 if it is none of these."""
-        server = _endpoint(connected.family, *connected.getpeername()[:2])
-        client = _endpoint(connected.family, *connected.getsockname()[:2])
-        for fields in self._connections(connected.family):
-            if fields[1:3] == [server, client]:
-                socket_name = f"socket:[{fields[9].decode()}]"
-                return next((pid for pid in pids if self._has_descriptor(pid, socket_name)), 0)
-        return 0
-
-    def _has_descriptor(self, pid: int, target: str) -> bool:
-        try:
-            with os.scandir(self._files.real(f"/proc/{pid}/fd")) as entries:
-                for entry in islice(entries, MAX_DESCRIPTORS):
-                    try:
-                        if os.readlink(entry.path) == target:  # noqa: PTH115 - many of them
-                            return True
-                    except FileNotFoundError:
-                        continue  # closed since
-        except OSError:
-            return False  # ended, or not permitted: then it is not queried
-        return False
+        server, client = connected.getpeername()[:2], connected.getsockname()[:2]
+        _, inode = self._sockets.find_socket(connected.family, server, client)
+        return next((pid for pid in pids if self._sockets.has_socket(pid, inode)), 0)
 
 
 def _unescape(path: bytes) -> bytes:
     r"""Return a path of /proc/PID/mountinfo, which has a space as `\040` (proc(5))."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8) & 0xFF]), path)
-
-
-def _endpoint(family: int, address: str, port: int) -> bytes:
-    """Return an endpoint as /proc/net/tcp has it: words of the address in the byte order of the node."""
-    packed = socket.inet_pton(family, address)
-    words = struct.unpack(f"={len(packed) // 4}I", packed)
-    return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}".encode()

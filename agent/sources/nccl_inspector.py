@@ -24,7 +24,7 @@ from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from agent.sampling import source
-from agent.sources import source_bases
+from agent.sources import inspector_pushes, source_bases
 from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
@@ -99,10 +99,13 @@ class NcclInspectorSource(source.SourceWithoutResources):
         settings: CollectiveSettings,
         places: RankPlaces,
         results: source_bases.ReportedReadings,
+        pushes: inspector_pushes.InspectorPushes | None = None,
     ) -> None:
-        self._directory = settings.nccl_inspector_directory
+        self._directory, self._listed = settings.nccl_inspector_directory, ""
         self._places = places
         self._results = results
+        self.pushes = pushes
+        """Pushes of the receiver; None without one."""
         self._logs: dict[tuple[str, str], FollowedLog] = {}
         self._jobs: dict[JobKey, dict[str, FollowedCommunicator]] = {}
         self._states: Counter[str] = Counter()
@@ -110,19 +113,24 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._skipped_bytes = self._replaced = self._dropped = self._reads = 0
 
     def probe(self, host: Host) -> source.ProbeResult:
-        """Create columns if the directory exists."""
+        """Create columns if the directory exists, or if there is a receiver."""
         subject = "NCCL Inspector"
-        if not self._directory:
-            finding = source.ProbeFinding.absent(subject, "switched off")
-            return source.ProbeResult(findings=(finding,))
-        try:
-            count = len(self._list(host).files)
-        except OSError as error:
-            if reading.reason_of(error) is reading.Absent.GONE:
-                detail = f"{self._directory} does not exist"
-                finding = source.ProbeFinding.absent(subject, detail)
+        finding = source.ProbeFinding.absent(subject, "switched off")
+        self._listed = ""
+        if self._directory:
+            try:
+                count = len(self._list(host).files)
+            except OSError as error:
+                if reading.reason_of(error) is reading.Absent.GONE:
+                    detail = f"{self._directory} does not exist"
+                    finding = source.ProbeFinding.absent(subject, detail)
+                else:
+                    finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
             else:
-                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
+                detail = f"{source.format_count(count, 'log')} in {self._directory}"
+                finding = source.ProbeFinding.supported(subject, detail)
+                self._listed = self._directory
+        if not self._listed and not self.pushes:
             return source.ProbeResult(findings=(finding,))
         columns = source.ColumnBuilder()
         for state in c.INSPECTOR_FILE_STATES:
@@ -136,8 +144,12 @@ class NcclInspectorSource(source.SourceWithoutResources):
             c.INSPECTOR_DROPPED,
         )
         columns.add_each(node, frame.Entity(entities.NODE))
-        detail = f"{source.format_count(count, 'log')} in {self._directory}"
-        return columns.result(source.ProbeFinding.supported(subject, detail))
+        for result in c.INSPECTOR_REQUEST_RESULTS if self.pushes else ():
+            about = frame.Entity(entities.INSPECTOR_REQUEST, (result,))
+            columns.add(c.INSPECTOR_REQUESTS, about)
+        for result in c.INSPECTOR_POINT_RESULTS if self.pushes else ():
+            columns.add(c.INSPECTOR_POINTS, frame.Entity(entities.INSPECTOR_POINT, (result,)))
+        return columns.result(finding)
 
     def _list(self, host: Host) -> JobFileListing:
         answer = host.call(JOB_FILES, "list_inspector", self._directory)
@@ -147,13 +159,14 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Read new lines, and report the totals."""
         if not into.reasons:
             return
-        listing = self._list(host)
+        listing = self._list(host) if self._listed else JobFileListing()
         self._places.update(host)
         self._reads += 1
         self._states = Counter(excess=not listing.is_complete)
         self._follow(listing.files)
         self._read_new_lines(host)
         now = host.clock.now()
+        self._add_pushed_calls(now.boot_ns)
         self._close_comparisons(now.boot_ns)
         into.events = list(islice(self._stragglers(now), MAX_EVENTS))
         self._results.readings = dict(self._readings())
@@ -161,7 +174,24 @@ class NcclInspectorSource(source.SourceWithoutResources):
         readings = [self._states[state] for state in c.INSPECTOR_FILE_STATES]
         readings += [self._lines[state] for state in c.INSPECTOR_LINE_STATES]
         readings += [self._skipped_bytes, waiting, self._replaced, self._dropped]
+        if self.pushes:
+            readings += [self.pushes.requests[result] for result in c.INSPECTOR_REQUEST_RESULTS]
+            readings += [self.pushes.points[result] for result in c.INSPECTOR_POINT_RESULTS]
         into.put_readings(0, readings)
+
+    def _add_pushed_calls(self, now_ns: int) -> None:
+        """Add the calls that were pushed since the last read; they have no rank."""
+        for process, calls in (self.pushes.take_calls() if self.pushes else {}).items():
+            of_job = self._jobs.setdefault(process.job, {})
+            for name, call in calls:
+                communicator = of_job.get(name) or FollowedCommunicator()
+                add = communicator.totals.add
+                is_added = add(call, None, self._reads, may_grow=False)
+                if not is_added and not self._is_full(process.job):
+                    is_added = add(call, None, self._reads)
+                    of_job[name] = communicator
+                communicator.updated_ns = now_ns
+                self._lines["read" if is_added else "excess"] += 1
 
     def _follow(self, files: Iterable[JobFile]) -> None:
         """Find the logs to read, and where their next lines begin."""
@@ -273,16 +303,20 @@ class NcclInspectorSource(source.SourceWithoutResources):
             return "conflict"
         totals, rank, ranks = communicator.totals, header.rank, header.n_ranks
         if not totals.add(call, rank, self._reads, ranks=ranks, may_grow=False):
-            sizes = {
-                key: sum(other.totals.size for other in job.values())
-                for key, job in self._jobs.items()
-            }
-            if sizes[followed.job] >= MAX_JOB_ENTITIES or sum(sizes.values()) >= MAX_ENTITIES:
+            if self._is_full(followed.job):
                 return "excess"
             totals.add(call, rank, self._reads, ranks=ranks)
             communicator.facts.setdefault(rank, followed.facts)
             of_job[header.id] = communicator
         return "read"
+
+    def _is_full(self, job: JobKey) -> bool:
+        """True if a job, or the node, may have no more kinds and ranks."""
+        sizes = {
+            key: sum(other.totals.size for other in of_job.values())
+            for key, of_job in self._jobs.items()
+        }
+        return sizes[job] >= MAX_JOB_ENTITIES or sum(sizes.values()) >= MAX_ENTITIES
 
     def _close_comparisons(self, now_ns: int) -> None:
         """Compare the ranks in older collectives, and forget the communicators of jobs that have ended."""

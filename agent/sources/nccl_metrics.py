@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -20,6 +20,7 @@ from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedMetrics
 from agent.sampling import source
+from agent.sources import inspector_pushes
 from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
@@ -51,24 +52,29 @@ class NcclMetricsSource(source.SourceWithoutResources):
     stage = 1
     """It is read after the sources of processes and claims."""
 
-    def __init__(self, settings: CollectiveSettings, places: RankPlaces) -> None:
+    def __init__(
+        self,
+        settings: CollectiveSettings,
+        places: RankPlaces,
+        pushes: inspector_pushes.InspectorPushes | None = None,
+    ) -> None:
         self._directory = settings.nccl_inspector_directory
         self._places = places
+        self._pushes = pushes
         self._files: dict[tuple[str, str], FoundMetrics] = {}
+        self._has_files = False
         self._readings: dict[frame.Column, int] = {}
         self._columns: tuple[frame.Column, ...] = ()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Create columns for the reports of the last read, if there is a file."""
         self._columns = ()
-        if not self._directory:
-            return source.ProbeResult()
         try:
-            has_files = bool(self._list(host).files)
+            self._has_files = bool(self._directory and self._list(host).files)
         except OSError:
-            return source.ProbeResult()  # the source of the logs reports it
+            self._has_files = False  # the source of the logs reports it
         columns = source.ColumnBuilder()
-        if has_files or self._files:
+        if self._has_files or self._files or self._pushes:
             for state in c.METRICS_FILE_STATES:
                 columns.add(
                     c.METRICS_FILES, frame.Entity(entities.INSPECTOR_METRICS_FILE, (state,))
@@ -89,11 +95,12 @@ class NcclMetricsSource(source.SourceWithoutResources):
         """Read the files that have changed, and report all."""
         if not into.reasons:
             return
-        listing = self._list(host)
+        is_listed = self._has_files or self._files
+        listing = self._list(host) if is_listed else JobFileListing()
         self._places.update(host)
         states = self._read_files(host, listing.files)
         states["excess"] += not listing.is_complete
-        lines = self._report()
+        lines = self._report(host.clock.now().boot_ns)
         numbers = [states[state] for state in c.METRICS_FILE_STATES]
         numbers += [lines[state] for state in c.METRICS_LINE_STATES]
         into.put_readings(0, numbers)
@@ -141,17 +148,14 @@ class NcclMetricsSource(source.SourceWithoutResources):
         opened = msgspec.convert(answer, OpenedMetrics)
         return opened.metrics if opened.user == file.user else "owner"
 
-    def _report(self) -> Counter[str]:
+    def _report(self, now_ns: int) -> Counter[str]:
         """Compute the readings; return the number of lines by state."""
         lines: Counter[str] = Counter()
         of_job: Counter[JobKey] = Counter()
         self._readings = {}
-        for file, metrics in self._files.values():
-            if isinstance(metrics, str):
-                continue
+        for job, gpu, metrics in self._found(now_ns):
             lines.update(metrics.lines)
-            job = file.job, file.user
-            key = self._places.find_gpu(job, file.subject), file.job, str(file.user)
+            key = gpu, job[0], str(job[1])
             for report in metrics.reports:
                 if of_job[job] >= MAX_JOB_REPORTS or of_job.total() >= MAX_REPORTS:
                     lines["excess"] += 1
@@ -168,3 +172,12 @@ class NcclMetricsSource(source.SourceWithoutResources):
             if metrics.dropped is not None:
                 self._readings[c.REPORTED_DROPPED, of_gpu] = metrics.dropped
         return lines
+
+    def _found(self, now_ns: int) -> Iterator[tuple[JobKey, str, InspectorMetrics]]:
+        """Yield job, GPU and content of each file and of each recent push."""
+        for file, metrics in self._files.values():
+            if not isinstance(metrics, str):
+                job = file.job, file.user
+                yield job, self._places.find_gpu(job, file.subject), metrics
+        for pushed in self._pushes.recent_metrics(now_ns) if self._pushes else ():
+            yield pushed.process.job, pushed.process.gpu, pushed.metrics

@@ -78,6 +78,7 @@ class RankPlaces:
     def update(self, host: Host) -> None:
         """Read the processes of the latest lists; forget those that ended long ago."""
         now_ns = host.clock.now().boot_ns
+        processes = dict(self.processes)  # replaced as a whole: it is read on several threads
         by_pid: dict[int, list[inventory.GpuDevice]] = {}
         for gpu in self.gpus.gpus.values():
             listed = self.lists.get(gpu.entity.key[0])
@@ -93,8 +94,8 @@ class RankPlaces:
                 facts = place | self._holder(pid) | {"pid": str(pid)}
                 process = msgspec.convert(answer, RankProcess)
                 uuids = frozenset(gpu.entity.key[0] for gpu in gpus)
-                self.processes[pid] = SeenProcess(process, facts, now_ns, uuids)
-        recent = sorted(self.processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]
+                processes[pid] = SeenProcess(process, facts, now_ns, uuids)
+        recent = sorted(processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]
         self.processes = {p: s for p, s in recent if now_ns - s.seen_ns < KEEP_PROCESS_NS}
 
     def _place(self, host: Host, gpu: inventory.GpuDevice) -> dict[str, str]:
@@ -146,6 +147,13 @@ class RankPlaces:
         """Return the facts of the only process of a job with a number in its own namespace."""
         found = [s.facts for s in self.candidates(key).values() if s.process.own_pid == own_pid]
         return found[0] if len(found) == 1 else {}
+
+    def job_of(self, pid: int) -> JobKey | None:
+        """Return the job of a process by its claim or else its environment; None if other holders have one like it."""
+        listed = self.processes[pid]
+        workload = listed.facts.get("workload", "").rpartition("/")[2]
+        key = workload or next(iter(listed.process.jobs), ""), listed.process.user
+        return key if pid in self.candidates(key) else None
 
     def find_gpu(self, key: JobKey, uuid: str) -> str:
         """Return a GPU with a process of a job, by its UUID in any notation; empty if there is none."""

@@ -1,0 +1,328 @@
+"""Pushes of NCCL Inspector by OTLP: the same series as of its files, senders by their sockets, and hostile senders."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
+from support.inspector_logs import (
+    InspectorDirectory,
+    collective,
+    gpu_uuid,
+    metrics,
+    send,
+    straggling,
+    whole_lines,
+)
+from support.inspector_pushes import (
+    PushedNode,
+    call_points,
+    push_body,
+    receiving_node,
+    report_points,
+)
+from support.textfiles import page_of
+from test_nccl_metrics import MetricsDirectory
+
+from agent.collectives.inspector import MAX_BANDWIDTH_GBS
+from agent.config import AgentSettings, CollectiveSettings
+from agent.endpoint.inspector_receiver import InspectorReceiver
+from agent.host.live_host import LiveHost
+from agent.host.tcp_sockets import TcpSocketCalls
+from agent.service import Agent
+from agent.sources import inspector_pushes
+from agent.sources.inspector_pushes import MAX_REPORTS, decode_push
+from railscope import otlp_metrics
+from railscope.catalog import collectives as c
+from railscope.otlp_metrics import MetricPoint, MetricsRequest, ResourcePoints
+from railscope.settings import SettingsError
+
+
+async def test_pushed_reports_have_the_series_of_the_metrics_file(tmp_path: Path) -> None:
+    files = MetricsDirectory(tmp_path)
+    files.write(metrics(bandwidth=678.263, time=9498.47))
+    wanted = [line for line in page_of(files.find()).splitlines() if "_reported_" in line]
+    async with receiving_node() as node:
+        points = report_points(bandwidth=678.263, time=9498.47)
+        assert await node.post(push_body(points)) == (200, b"{}")
+        page = page_of(node.read_metrics())
+        assert [line for line in page.splitlines() if "_reported_" in line] == wanted
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 1}
+        assert node.counts(c.INSPECTOR_POINTS) == {"stored": 2}
+        node.clock.advance(301)
+        assert "_reported_bus" not in page_of(node.read_metrics())
+
+
+async def test_pushed_calls_have_the_totals_of_the_logs_without_ranks(tmp_path: Path) -> None:
+    calls = [*straggling(0, 6), collective(1, 1 << 30, 9000, "AllGather"), send(1, 4096, 90, 1)]
+    logs = InspectorDirectory(tmp_path)
+    logs.append(0, whole_lines(0, calls))
+    logs.close()
+    async with receiving_node() as node:
+        body = push_body([point for call in calls for point in call_points(call)])
+        assert await node.post(body) == (200, b"{}")
+        node.read()
+        totals = {" ".join(entity.key[2:]): list(n) for entity, n in node.totals.readings.items()}
+        assert totals == {name: n for name, n in logs.totals.items() if not name.endswith(" 0")}
+        assert len(totals) == 3
+        assert node.counts(c.INSPECTOR_LINES) == {"read": len(calls)}
+        assert node.counts(c.INSPECTOR_POINTS) == {"stored": 3 * len(calls)}
+
+
+async def test_a_sender_is_found_by_its_socket_and_not_by_its_attributes() -> None:
+    async with receiving_node() as node:
+        node.places.processes.clear()
+        node.add_process(1, gpus=[1], workload="60937")
+        status, body = await node.post(push_body(report_points(bandwidth=1)))
+        assert status == 403
+        assert b"unknown sender" in body
+        node.add_process(os.getpid(), gpus=[3], workload="team-a/run-7", source="kubernetes")
+        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 200
+        page = page_of(node.read_metrics())
+        assert f'{{gpu="{gpu_uuid(3)}",job_directory="run-7",user="{os.geteuid()}",' in page
+        assert "60937" not in page
+
+
+async def test_a_process_that_is_not_on_a_gpu_any_more_is_unknown() -> None:
+    async with receiving_node() as node:
+        node.clock.advance(61)
+        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 403
+
+
+@pytest.mark.parametrize("other", [{"user": str(os.geteuid() + 1)}, {}])
+async def test_a_sender_needs_one_holder_of_its_user(other: dict[str, str]) -> None:
+    async with receiving_node() as node:
+        if other:
+            node.add_process(os.getpid(), **other)
+        else:
+            node.add_process(1, owner="another")
+        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 403
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"unknown_sender": 1}
+
+
+async def test_another_process_is_found_by_its_number() -> None:
+    script = (
+        "import sys, urllib.request as u\n"
+        "sys.stdin.readline()\n"
+        "request = u.Request(sys.argv[1], sys.argv[2].encode(), {'Content-Type': 'application/json'})\n"
+        "u.urlopen(request)\n"
+    )
+    async with receiving_node() as node:
+        host, port = node.receiver.address
+        url = f"http://{host}:{port}/v1/metrics"
+        body = push_body(report_points(bandwidth=2)).decode()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, url, body, stdin=asyncio.subprocess.PIPE
+        )
+        node.add_process(child.pid, gpus=[5])
+        await child.communicate(b"\n")
+        assert child.returncode == 0
+        assert f'gpu="{gpu_uuid(5)}"' in page_of(node.read_metrics())
+
+
+async def test_reports_of_a_process_on_several_gpus_are_of_none() -> None:
+    async with receiving_node() as node:
+        node.add_process(os.getpid(), gpus=[0, 1])
+        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 200
+        assert node.counts(c.INSPECTOR_POINTS) == {"ambiguous": 1}
+        assert "_reported_bus" not in page_of(node.read_metrics())
+
+
+def nested(depth: int) -> bytes:
+    """Return a body with an attribute of nested arrays."""
+    value = '{"arrayValue":{"values":[' * depth + '{"intValue":"1"}' + "]}}" * depth
+    attribute = f'{{"key":"a","value":{value}}}'
+    return f'{{"resourceMetrics":[{{"resource":{{"attributes":[{attribute}]}}}}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "result"),
+    [
+        (gzip.compress(bytes(64 << 20)), {"Content_Encoding": "gzip"}, 413, "size"),
+        (bytes(5 << 20), {}, 413, "size"),
+        (nested(20_000), {}, 400, "format"),
+        (b"{}", {"Content_Encoding": "br"}, 415, "media_type"),
+        (b"{}", {"Content_Type": "text/plain"}, 415, "media_type"),
+        (b"{", {}, 400, "format"),
+        (b"{}", {"path": "/v1/logs"}, 404, "path"),
+        (gzip.compress(push_body([("a", {"b": str(number)}, 1) for number in range(20_000)])), {"Content_Encoding": "gzip"}, 413, "size"),
+    ],
+    ids=["zip bomb", "too long", "deep", "encoding", "media type", "no JSON", "path", "points"],
+)  # fmt: skip
+async def test_hostile_pushes_are_rejected_and_counted_and_the_next_one_is_accepted(
+    body: bytes, headers: dict[str, str], status: int, result: str
+) -> None:
+    async with receiving_node() as node:
+        assert (await node.post(body, **headers))[0] == status
+        assert node.counts(c.INSPECTOR_REQUESTS) == {result: 1}
+        assert (await node.post(push_body(report_points(bandwidth=1))))[0] == 200
+
+
+async def test_a_million_attributes_are_rejected() -> None:
+    attributes = b",".join([b'{"key":"a","value":{}}'] * 1_000_000)
+    metric = (
+        b'{"name":"nccl_bus_bandwidth_gbs","gauge":{"dataPoints":[{"attributes":[%b]}]}}'
+        % attributes
+    )
+    body = gzip.compress(b'{"resourceMetrics":[{"scopeMetrics":[{"metrics":[%b]}]}]}' % metric)
+    async with receiving_node() as node:
+        assert (await node.post(body, Content_Encoding="gzip"))[0] == 413
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"size": 1}
+
+
+async def test_too_many_attributes_and_combinations_are_a_partial_success() -> None:
+    name, attributes, _ = report_points(bandwidth=1)[0]
+    wide = attributes | {f"a{number}": "" for number in range(40)}
+    many = [(name, attributes | {"comm_name": str(number)}, 1.0) for number in range(600)]
+    async with receiving_node() as node:
+        status, body = await node.post(push_body([*many, (name, wide, 1.0), (name, {}, -1.0)]))
+        assert status == 200
+        partial = json.loads(body)["partialSuccess"]
+        assert partial["rejectedDataPoints"] == "90"
+        assert partial["errorMessage"] == "points not stored: 1 invalid, 89 limit"
+        assert node.counts(c.INSPECTOR_POINTS) == {"stored": 512, "invalid": 1, "limit": 89}
+
+
+@pytest.mark.parametrize(
+    ("length", "content", "status", "result"),
+    [
+        ("Content-Length: 10", b"1", b"408", "timeout"),
+        ("Transfer-Encoding: chunked", b"500001\r\n" + bytes(5 << 20), b"413", "size"),
+        ("Transfer-Encoding: chunked", b"no length\r\n", b"400", "format"),
+    ],
+)
+async def test_a_slow_or_endless_body_gets_a_status_and_is_counted(
+    length: str, content: bytes, status: bytes, result: str
+) -> None:
+    node = PushedNode()
+    node.receiver.endpoint.body_seconds = 0.2
+    async with receiving_node(node):
+        reader, writer = await asyncio.open_connection(*node.receiver.address)
+        writer.write(f"POST /v1/metrics HTTP/1.1\r\nHost: a\r\n{length}\r\n\r\n".encode() + content)
+        line = await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
+        assert line.split()[1] == status
+        assert node.counts(c.INSPECTOR_REQUESTS) == {result: 1}
+
+
+async def test_a_process_that_pushes_too_often_is_limited() -> None:
+    async with receiving_node() as node:
+        body = push_body(report_points(bandwidth=1))
+        statuses = Counter([(await node.post(body))[0] for _ in range(25)])
+        assert statuses == {200: 20, 429: 5}
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 20, "rate": 5}
+
+
+async def test_calls_that_wait_are_bounded_and_accepted_after_a_read() -> None:
+    calls = [point for number in range(2000) for point in call_points(collective(number, 1, 1))]
+    body = push_body(calls)
+    async with receiving_node() as node:
+        assert [(await node.post(body))[0] for _ in range(3)] == [200, 200, 503]
+        node.read()
+        assert (await node.post(body))[0] == 200
+        assert node.counts(c.INSPECTOR_LINES) == {"read": 6000}
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 3, "busy": 1}
+
+
+async def test_the_official_exporter_is_answered_in_protobuf() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    gauge = provider.get_meter("nccl-inspector").create_gauge("nccl_bus_bandwidth_gbs")
+    (_, attributes, _), *_ = report_points(bandwidth=3)
+    gauge.set(3.0, attributes)
+    async with receiving_node() as node:
+        host, port = node.receiver.address
+        exporter = OTLPMetricExporter(f"http://{host}:{port}/v1/metrics")
+        data = reader.get_metrics_data()
+        result = await asyncio.to_thread(exporter.export, data)  # noqa: TID251 - a client
+        exporter.shutdown()
+        provider.shutdown()
+        assert result is MetricExportResult.SUCCESS
+        assert "per_second" in page_of(node.read_metrics())
+
+
+NAMES = st.sampled_from([*inspector_pushes._CALL_VALUES, *inspector_pushes.METRIC_NAMES, "other"])  # noqa: SLF001 - all names
+TEXTS = st.text(max_size=8) | st.sampled_from(["1", "AllReduce", "4-5MB", "0x1f"])
+KEYS = st.sampled_from(
+    ["comm_id", "comm_name", "nranks", "n_nodes", "collective", "p2p_operation", "message_size", "coll_sn",
+     "coll_msg_size_bytes", "p2p_sn", "p2p_msg_size_bytes", "p2p_peer", "x"]
+)  # fmt: skip
+POINTS = st.builds(
+    MetricPoint,
+    NAMES,
+    st.sampled_from(["gauge", "sum"]),
+    st.dictionaries(KEYS, TEXTS),
+    st.integers(0, 1 << 63),
+    st.none() | st.floats() | st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+@given(st.lists(POINTS, max_size=60), st.integers(0, 9))
+def test_any_points_are_counted_once_and_stay_within_the_bounds(
+    points: list[MetricPoint], excessive: int
+) -> None:
+    push = decode_push(MetricsRequest([ResourcePoints({}, points)], excessive))
+    assert push.points.total() == len(points) + excessive
+    assert min(push.points.values(), default=0) >= 0
+    assert len(push.metrics.reports) <= MAX_REPORTS
+    for report in push.metrics.reports:
+        assert (report.bus_bytes_per_second or 0) <= MAX_BANDWIDTH_GBS * 10**9
+    for _, call in push.calls:
+        assert 0 <= call.bus_bytes < 1 << 63
+        assert not call.is_compared
+
+
+@given(st.binary(max_size=200), st.sampled_from([otlp_metrics.JSON, otlp_metrics.PROTOBUF]))
+def test_any_body_is_decoded_or_rejected(body: bytes, media_type: str) -> None:
+    with suppress(otlp_metrics.OtlpRejectedError):
+        decode_push(otlp_metrics.decode_metrics(body, media_type))
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_process_at_the_other_end_is_known_until_it_closes(
+    family: socket.AddressFamily,
+) -> None:
+    calls = TcpSocketCalls(LiveHost(Path("/")))
+    address = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.create_server((address, 0), family=family) as server:
+        client = socket.create_connection(server.getsockname()[:2])
+        accepted, _ = server.accept()
+        ends = (*client.getsockname()[:2], *client.getpeername()[:2])
+        assert calls.call("owners", *ends, 1, os.getpid()) == [os.geteuid(), os.getpid()]
+        assert calls.call("owners", *ends[:1], 1, *ends[2:], os.getpid()) == []
+        client.close()
+        assert calls.call("owners", *ends, os.getpid()) == []
+        accepted.close()
+
+
+async def test_an_agent_receives_on_loopback_only(tmp_path: Path) -> None:
+    def agent(listen: str) -> Agent:
+        collectives = CollectiveSettings(nccl_inspector_listen=listen)
+        settings = AgentSettings(
+            node="n1", state_directory=str(tmp_path), listen="127.0.0.1:0", collectives=collectives
+        )
+        return Agent(settings, LiveHost(tmp_path))
+
+    with pytest.raises(SettingsError, match=r"nccl_inspector_listen '0\.0\.0\.0:4318': expected"):
+        agent("0.0.0.0:4318")
+    assert agent("").receiver is None
+    running = agent("127.0.0.1:0")
+    assert isinstance(running.receiver, InspectorReceiver)
+    task = asyncio.create_task(running.run())
+    await asyncio.wait_for(running.receiver.is_listening.wait(), 60)
+    _, writer = await asyncio.open_connection(*running.receiver.address)
+    writer.close()
+    task.cancel()
+    await asyncio.wait({task})
