@@ -67,6 +67,8 @@ SHAPED_ONSET_SECONDS, SHAPED_FAULT_SECONDS = 900, 480
 def run_shaped_case(name: str, seed: int) -> tuple[ClusterDiagnosis, DrawnFault | None, float]:
     """Run a case in a cluster of drawn shape, second by second; return its node-hours as well."""
     cluster = ShapedCluster(seed, fault=bool(name))
+    if name == "nvlink_errors":
+        cluster.gpu_kind = "all"  # the only evidence is a counter that other kinds lack
     fault = FAULTS[name](cluster) if name else None
     seconds = SHAPED_ONSET_SECONDS + SHAPED_FAULT_SECONDS if name else HEALTHY_SLOTS * SLOT_SECONDS
     feed = SampledFeed(cluster, seconds)
@@ -107,7 +109,7 @@ def outcome_of(
     hours: float,
     onset_seconds: int = ONSET_SLOT * SLOT_SECONDS,
 ) -> RunOutcome:
-    """Return the result of a run."""
+    """Return the result of a run. The deadline is not before the fourth sample: three missing ones prove that a node is stale."""
     outcome = RunOutcome(name, hours)
     reported = [
         incident
@@ -124,8 +126,13 @@ def outcome_of(
         ]
         found = FaultOutcome(fault.incident_class, 1.0)
         onset_ns = START_NS + onset_seconds * SECOND_NS
-        limit_seconds = goal_of(fault.incident_class).deadline_seconds + 2 * SLOT_SECONDS
-        delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= onset_ns]
+        period_seconds = max(each.period_seconds for each in diagnosis.contacts.values())
+        deadline_seconds = goal_of(fault.incident_class).deadline_seconds
+        limit_seconds = max(deadline_seconds, 4 * period_seconds) + 2 * SLOT_SECONDS
+        earliest_ns = (
+            onset_ns - SLOT_SECONDS * SECOND_NS
+        )  # the last frame before a silence may be lost
+        delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= earliest_ns]
         found.delay_seconds = next((each for each in delays if each <= limit_seconds), None)
         best = max(reported, key=lambda incident: incident.confidence, default=None)
         found.ranked_first = best is not None and is_cause(diagnosis, best, fault)

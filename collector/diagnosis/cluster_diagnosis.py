@@ -37,6 +37,8 @@ from railscope.wire import Batch
 
 SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
 WINDOW_SLOTS = 3
+MAX_PAUSE_SLOTS = 18
+"""Longest pause of a job that is remembered: a longer one was none of its own."""
 MAX_SEEN_EVENTS = 4096
 """Events of a node by which repeated ones are recognized."""
 
@@ -90,6 +92,7 @@ class ClusterDiagnosis:
         self.drift = settings_advice.ConfigDrift()
         self._loads = network_advice.StandingLoads()
         self._progress: dict[JobKey, int] = {}
+        self._pauses: dict[JobKey, int] = {}
         self._exchanges: dict[JobKey, int] = {}
         self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
@@ -189,7 +192,7 @@ class ClusterDiagnosis:
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
         view.states = {job.key: _job_state(view, job) for job in jobs}
         self._add_progress(view, slot)
-        for of_job in (self._progress, self._exchanges, self._waits):
+        for of_job in (self._progress, self._pauses, self._exchanges, self._waits):
             for key in of_job.keys() - view.states.keys():
                 del of_job[key]
         self._add_to_minute(view)
@@ -206,7 +209,10 @@ class ClusterDiagnosis:
     def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
         for key, state in view.states.items():
             if state.exchange_now >= job_detectors.STALLED_SPEED:
+                pause = slot - self._progress.get(key, slot) - 1
+                self._pauses[key] = min(max(pause, self._pauses.get(key, 0)), MAX_PAUSE_SLOTS)
                 self._progress[key] = slot
+            state.longest_pause_slots = self._pauses.get(key, 0)
             state.progress_slot = self._progress.get(key, -1)
             if state.exchange >= node_detectors.MIN_EXCHANGE:
                 self._exchanges[key] = slot

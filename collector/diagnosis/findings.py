@@ -44,6 +44,9 @@ class Cause(NamedTuple):
     job: JobKey | None = None
 
 
+CHANGE = "change of peers"
+
+
 @dataclass(frozen=True, slots=True)
 class FindingEvidence:
     """One value that supports a finding, and the value that it is compared with."""
@@ -54,6 +57,15 @@ class FindingEvidence:
     comparison: str
     """Meaning of the threshold: a limit, the median of peers, the device's own baseline."""
     device: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """True if the value is a change relative to that of peers, not a value of the signal."""
+        return self.comparison == CHANGE
+
+
+Evidence: TypeAlias = tuple[FindingEvidence, ...]
+"""Evidence of one finding; the first one determines its onset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,6 @@ class ExpectedGain:
     gpu_seconds_per_hour: float = np.nan
 
 
-CHANGE = "change of peers"
 """Comparison of a value relative to the past, not of the signal itself."""
 
 
@@ -77,7 +88,7 @@ class Finding:
 
     incident_class: str
     cause: Cause
-    evidence: tuple[FindingEvidence, ...]
+    evidence: Evidence
     strength: float = 1.0
     """Distance of the evidence from its threshold, from 0 to 1, relative to the largest one of the class."""
     severity: str = ""
@@ -215,6 +226,8 @@ class JobState:
 
     progress_slot: int = -1
     """Last slot in which the job made progress."""
+    longest_pause_slots: int = 0
+    """Longest time without progress from which the job continued."""
     exchange_slot: int = -1
     """Last slot in whose minute its NICs sent data; -1 for none."""
 

@@ -10,18 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    CHANGE,
-    Cause,
-    DiagnosisView,
-    ExpectedGain,
-    Finding,
-    FindingEvidence,
-)
+from collector.diagnosis.findings import Cause, DiagnosisView, Evidence, ExpectedGain, Finding
 from collector.diagnosis.incident_classes import CLASSES, ChangeKind, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.ranking import CauseIndex, Reach, may_explain, reach_of
+from collector.diagnosis.ranking import REFUTED, CauseIndex, Reach, may_explain, reach_of
 from collector.diagnosis.signals import SIGNALS
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -57,7 +50,7 @@ class Incident:
     onset_ns: int
     detected_ns: int
     severity: Severity
-    evidence: tuple[FindingEvidence, ...]
+    evidence: Evidence
     reach: Reach
     confidence: float
     ended_ns: int = 0
@@ -225,7 +218,7 @@ class IncidentTracker:
         slot, evidence = view.signals.slot, finding.evidence[0]
         kind = {"nic": DeviceKind.NIC, "gpu": DeviceKind.GPU}.get(finding.cause.kind)
         first = slot
-        is_signal = kind and evidence.signal in SIGNALS[kind] and evidence.comparison != CHANGE
+        is_signal = kind and evidence.signal in SIGNALS[kind] and not evidence.is_change
         if kind and is_signal and evidence.value > evidence.threshold:
             for back in range(1, ONSET_SLOTS):
                 value = view.signals.table(kind, 1, back)[evidence.signal][finding.cause.position]
@@ -245,6 +238,7 @@ class IncidentTracker:
             incident = candidate.incident = self._open(view, candidate, kind, slot)
             self.incidents.append(incident)
             self._note(ChangeKind.OPENED, incident)
+            self._end_refuted(incident)
         elif incident.ended_ns:
             if recent < kind.min_evaluations:
                 return
@@ -369,6 +363,16 @@ class IncidentTracker:
         if slot - max(incident.last_slot, self._resumed_slot) >= CLOSE_SLOTS:
             incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
             self._note(ChangeKind.CLOSED, incident)
+
+    def _end_refuted(self, incident: Incident) -> None:
+        """End the incident that an opened one refutes, and link it."""
+        refuted = REFUTED.get(incident.class_name, ""), incident.cause
+        found = self._candidates.get(refuted)
+        other = found.incident if found else None
+        if other is not None and not other.ended_ns:
+            other.ended_ns, other.explained_by = incident.detected_ns, incident.incident_id
+            self._note(ChangeKind.CLOSED, other)
+            del self._candidates[refuted]
 
     def _explain_late(self) -> None:
         """Link an incident to one that opened after it and explains it, of one device also if it began much later."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
 from collector.diagnosis import findings
-from collector.diagnosis.job_detectors import MIN_WAITING_USE, is_stalled
+from collector.diagnosis.job_detectors import MIN_WAITING_USE, STALLED_SPEED
+from collector.diagnosis.quantities import DeviceKind
 from railscope.timestamps import SECOND_NS
 
 WORKING_SPEED = 0.3
@@ -109,28 +110,41 @@ def stale_nodes(
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
         slots = contact.age_seconds(now_ns) * findings.SLOTS_PER_MINUTE / 60
         stale_slot = view.signals.slot - slots
-        if any(
-            _waits(state, stale_slot) and state.progress_slot < stale_slot + PROGRESS_SLOTS
-            for state in states
-        ):
+        stopped = [state for state in states if _has_stopped(state, stale_slot)]
+        if any(_hangs(view, state) for state in stopped):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif (
             has_receipts
-            and states
-            and (
-                contact.age_seconds(now_ns) > thresholds.longest_checkpoint_seconds
-                or any(state.speed > WORKING_SPEED for state in states)
-            )
+            and not stopped
+            and any(_works(state, contact.age_seconds(now_ns), thresholds) for state in states)
         ):
             yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
 
-def _waits(state: findings.JobState, stale_slot: float) -> bool:
-    """True if a job makes no progress; one without a past if its busy GPUs stopped to exchange data when the node did."""
+def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
+    """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then."""
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
     was_active = state.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
     is_waiting = is_idle and was_active and state.utilization_now > MIN_WAITING_USE
-    return is_stalled(state) or bool(is_waiting)
+    has_stopped = is_waiting or state.exchange_now < STALLED_SPEED
+    return bool(has_stopped and state.progress_slot < stale_slot + PROGRESS_SLOTS)
+
+
+def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
+    """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements."""
+    pause = view.signals.slot - state.progress_slot
+    if not state.utilization_now > MIN_WAITING_USE:  # a checkpoint, or its processes have ended
+        return pause > max(state.longest_pause_slots, findings.SLOTS_PER_MINUTE)
+    timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
+    misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
+    return pause > state.longest_pause_slots or bool(misses.any())
+
+
+def _works(state: findings.JobState, age_seconds: float, thresholds: NodeThresholds) -> bool:
+    """True if a job continues without a node, or if nothing shows its progress for longer than a checkpoint."""
+    if np.isnan(state.exchange_now):
+        return state.speed > WORKING_SPEED or age_seconds > thresholds.longest_checkpoint_seconds
+    return bool(state.exchange_now > WORKING_SPEED)
 
 
 def wrong_clocks(

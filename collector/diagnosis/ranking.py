@@ -87,9 +87,11 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "xid_event": {Relation.DEVICE: _GPU_FAILURES[:3], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
     "gpu_unresponsive": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("node_down",)},
     "gpu_lost": {Relation.NODE: ("node_down",)},
-    "agent_partition": {Relation.NODE: ("node_down",)},
 }  # fmt: skip
 """Classes that may explain a class, by the property that both share."""
+
+REFUTED = {"agent_partition": "node_down", "node_down": "agent_partition"}
+"""Conclusions from the same silence of a node: the later one has seen more of its job, and ends the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,3 +260,50 @@ def test_a_node_is_not_down_if_its_job_went_on_without_it() -> None:
     found = incidents_of(cut)
     assert ("agent_partition", "node") in classes_of(found)
     assert ("node_down", "node") not in classes_of(found)
+
+
+def pause(cluster: DrawnCluster, row: Row, since: int, *, slots: int) -> None:
+    """All GPUs of the first job spin for some slots, as in a checkpoint, and miss no acknowledgement."""
+    if 0 <= since < slots:
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+
+
+def test_a_node_is_not_down_if_its_job_is_in_a_checkpoint_like_those_before() -> None:
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+        for begin in (-30, -15, 0):
+            pause(cluster, row, since - begin, slots=6)
+
+    found = incidents_of(cut)
+    assert classes_of(found) == {("agent_partition", "node")}
+
+
+def test_a_node_with_a_job_that_goes_on_after_all_is_separated() -> None:
+    """The first checkpoint of a job begins as its node is cut off: the conclusion is replaced, not kept."""
+
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+        pause(cluster, row, since, slots=8)
+
+    down, separated = incidents_of(cut)
+    assert (down.class_name, separated.class_name) == ("node_down", "agent_partition")
+    assert down.ended_ns == separated.detected_ns
+    assert down.explained_by == separated.incident_id
+    assert not separated.ended_ns
+
+
+def test_a_node_is_down_also_when_its_waiting_job_is_stopped() -> None:
+    """The GPUs of the other nodes are idle before the receipts are late: a watchdog has ended the processes."""
+
+    def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            job = cluster.jobs[0]
+            row.stale_nodes.add(job.nodes[1])
+            cluster.slow_job(row, job, 0.0)
+            row.gpu["utilization"][job.nodes] = row.gpu["activity"][job.nodes] = 0.0
+
+    found = incidents_of(stop)
+    assert ("node_down", "node") in classes_of(found)
+    assert ("agent_partition", "node") not in classes_of(found)
