@@ -52,7 +52,8 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    losses on its rail only in its own jobs.
 4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
    that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
-   GPU no longer waits for the remapping of a row.
+   GPU no longer waits for the remapping of a row. `node_down` and `agent_partition` are conclusions from the same silence: if the job
+   goes on after all, or stops, the later one ends and explains the other.
 
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
