@@ -1,4 +1,4 @@
-"""Ports of NICs: the connected switch port (LLDP), and the plugged transceiver or cable.
+"""Ports of NICs: MAC addresses, the connected switch port (LLDP), and the plugged transceiver or cable.
 
 Neighbours are announced by the switch. The host collects the frames, which arrive about every 30
 seconds, and drops a neighbour when its time to live has expired (IEEE 802.1AB). Until a link has
@@ -11,6 +11,7 @@ slow bus: rarely, and on the source's own thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from agent.host import Host, Json
@@ -39,8 +40,12 @@ _LLDP_SUBJECT = "LLDP neighbours"
 _LLDP_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or accept that these are missing"
 
 
+_MAC_ADDRESS = re.compile(r"(?!00(:00){5})[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+"""Of an Ethernet interface: an address of InfiniBand has 20 bytes."""
+
+
 class NeighbourSource(ScanningSource):
-    """Neighbour of every physical interface."""
+    """MAC addresses and neighbour of every physical interface."""
 
     name = "neighbour"
     family = "neighbour"
@@ -59,6 +64,7 @@ class NeighbourSource(ScanningSource):
             name: base.parsed_reading(host.read, f"{NET}/{name}/carrier")
             for name in physical_interfaces(host)
         }
+        scan.described_entities += filter(None, (_address(host, name) for name in links))
         if not links:
             scan.findings.append(base.ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
             return scan
@@ -105,6 +111,17 @@ def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSErr
     for interface in links:
         scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
     scan.findings.append(base.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
+
+
+def _address(host: Host, interface: str) -> Entity | None:
+    """Return the addresses of an interface; a member of a bond has that of the bond, and its own permanent one."""
+    files = ("address", "bonding_slave/perm_hwaddr")
+    texts = (base.read_text(host, f"{NET}/{interface}/{file}").lower() for file in files)
+    address, permanent = (text if _MAC_ADDRESS.fullmatch(text) else "" for text in texts)
+    facts = base.nonempty_facts(
+        mac_address=address, permanent_mac_address="" if permanent == address else permanent
+    )
+    return Entity(entities.NIC_ADDRESS, (interface,), facts) if facts else None
 
 
 def _column(interface: str) -> Column:

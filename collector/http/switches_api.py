@@ -185,7 +185,8 @@ def _fault_document(fault: links.CablingFault) -> dict[str, Any]:
     switch, port = fault.port
     ends = {"found": fault.found, "stated": fault.stated}
     named = {end: {"node": n, "interface": interface} for end, (n, interface) in ends.items()}
-    return {"kind": fault.kind, "switch": switch, "port": port, **named}
+    expected = {"expected_leaves": fault.expected} if fault.expected else {}
+    return {"kind": fault.kind, "switch": switch, "port": port, **named, **expected}
 
 
 def _json(metric: Metric, reading: Reading) -> int | float | str:

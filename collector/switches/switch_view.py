@@ -163,11 +163,15 @@ def _facts(schema: WireSchema | None, kind: str) -> dict[tuple[str, ...], dict[s
 
 
 def _host_ends(schema: WireSchema) -> Iterator[links.HostEnd]:
-    neighbours = _facts(schema, "nic_neighbour")
+    neighbours, addresses = _facts(schema, "nic_neighbour"), _facts(schema, "nic_address")
     for key, nic in _facts(schema, "nic").items():
         facts = neighbours.get(key, {})
-        announced = (facts.get(name, "") for name in ("switch", "switch_port", "chassis"))
-        yield links.HostEnd("", key[0], nic.get("rail", ""), *announced)
+        switch, port, chassis = (
+            facts.get(name, "") for name in ("switch", "switch_port", "chassis")
+        )
+        reported = addresses.get(key, {})
+        macs = tuple(reported.get(name, "") for name in ("permanent_mac_address", "mac_address"))
+        yield links.HostEnd("", key[0], nic.get("rail", ""), switch, port, chassis, macs)
 
 
 def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[links.SwitchEnd]:
@@ -183,4 +187,5 @@ def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[links
             switch_facts.get("chassis", ""),
             neighbour.get("system_name", ""),
             neighbour.get("neighbour_port", ""),
+            neighbour.get("chassis", ""),
         )

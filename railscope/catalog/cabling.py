@@ -1,4 +1,4 @@
-"""Transceivers and cables of NICs, and the switch ports that they lead to."""
+"""MAC addresses, transceivers and cables of NICs, and the switch ports that they lead to."""
 
 # fmt: off
 from railscope.catalog import declare, entities
@@ -17,6 +17,8 @@ TRANSCEIVER_TEMPERATURE_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_tem
 TRANSCEIVER_RECEIVE_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_receive_power_threshold_watts", "Received power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO, detail=declare.BASIC)
 TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_threshold_watts", "Sent power at which the transceiver itself raises this alarm or warning.", about=entities.NIC_TRANSCEIVER_THRESHOLD, scale=declare.NANO)
 TRANSCEIVER_EVENT = declare.EventClass("nic_transceiver_changed", entities.NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
+
+ADDRESS_INFO = declare.MetricTable(entities.NIC_ADDRESS, origin="/sys/class/net/<interface>/address, bonding_slave/perm_hwaddr").info("railscope_nic_address_info", "MAC address of this NIC, by which switches name it, and its permanent one where it differs, as for members of a bond.")
 
 # Neighbours --------------------------------------------------------------------------------------
 NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into, and the settings that the port announces (DCBX).", about=entities.NIC_NEIGHBOUR)

@@ -61,6 +61,7 @@ NIC_DCQCN = EntityKind("nic_dcqcn", ("interface", "parameter"), part_of=NIC)
 NIC_SETTINGS = EntityKind("nic_settings", ("interface",), ("firmware", "mtu", "autonegotiation", "fec", "pause", "pfc", "trust", "dscp_map", "applications", "dcbx", "traffic_classes", "bandwidth", "scheduling", "rate_limits", "buffer_of_priority", "ecn_notification", "ecn_reaction", "np_cnp_dscp", "np_cnp_prio", "rdma_cm_tos", "rdma_cm_mode", "rdma_traffic_class", "gid_types", "hash"), part_of=NIC)
 NIC_TRANSCEIVER = EntityKind("nic_transceiver", ("interface",), ("type", "vendor", "part_number", "revision", "serial", "media", "length_metres"), part_of=NIC)
 NIC_TRANSCEIVER_THRESHOLD = EntityKind("nic_transceiver_threshold", ("interface", "threshold"), part_of=NIC)
+NIC_ADDRESS = EntityKind("nic_address", ("interface",), ("mac_address", "permanent_mac_address"), part_of=NIC)
 NIC_NEIGHBOUR = EntityKind("nic_neighbour", ("interface",), ("switch", "switch_port", "chassis", "management_address", "port_description", "vlan", "largest_frame_bytes", "pfc", "dscp_map"), part_of=NIC)
 
 RDMA_PORT = EntityKind("rdma_port", ("device", "port"), ("driver", "pci_address", "firmware", "board", "hca", "link_layer", "interface", "rail", "role"))

@@ -68,6 +68,26 @@ def test_the_neighbour_of_every_nic() -> None:
     )
 
 
+def test_mac_addresses_of_nics_do_not_depend_on_lldp() -> None:
+    """A member of a bond also has its permanent address; interfaces of InfiniBand and unset addresses have none."""
+    host = rails(5)
+    addresses = {
+        "eth0": "02:bb:00:00:00:00", "eth1": "02:BB:00:00:00:00",
+        "eth2": "00:00:00:00:00:00", "eth3": ":".join(["80", *["00"] * 18, "01"]),
+    }  # fmt: skip
+    host.files |= {f"{NET}/{name}/address": f"{text}\n" for name, text in addresses.items()}
+    host.files[f"{NET}/eth0/bonding_slave/perm_hwaddr"] = "02:bb:00:00:00:00\n"
+    host.files[f"{NET}/eth1/bonding_slave/perm_hwaddr"] = "02:bb:00:00:00:01\n"
+    host.calls[CALL] = DENIED
+    assert facts(read_once(NeighbourSource(), host), "nic_address") == {
+        "eth0": {"mac_address": "02:bb:00:00:00:00"},
+        "eth1": {
+            "mac_address": "02:bb:00:00:00:00",
+            "permanent_mac_address": "02:bb:00:00:00:01",
+        },
+    }
+
+
 def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
     """A neighbour is not reported after its link went down, even before it expires."""
     host = rails(4)

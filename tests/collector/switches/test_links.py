@@ -15,17 +15,27 @@ NIC = ("gpu-0001", "eth0")
 PORT = ("leaf-07", "Ethernet0")
 
 
+OTHER = ("gpu-0002", "eth0")
+OWN = "02:bb:00:00:00:01"
+
+
 def host(
-    switch: str = "", port: str = "", chassis: str = "", nic: links.Nic = NIC
+    switch: str = "", port: str = "", chassis: str = "", nic: links.Nic = NIC, *addresses: str
 ) -> links.HostEnd:
-    return links.HostEnd(*nic, "3", switch, port, chassis)
+    return links.HostEnd(*nic, "3", switch, port, chassis, addresses)
 
 
-def end(neighbour: str = "", neighbour_port: str = "", port: str = "Ethernet0") -> links.SwitchEnd:
+def end(
+    neighbour: str = "", neighbour_port: str = "", port: str = "Ethernet0", chassis: str = ""
+) -> links.SwitchEnd:
     names = (f"TO-{port}", f"etp-{port}", "")
     return links.SwitchEnd(
-        "leaf-07", port, names, "leaf-07.example", CHASSIS, neighbour, neighbour_port
+        "leaf-07", port, names, "leaf-07.example", CHASSIS, neighbour, neighbour_port, chassis
     )
+
+
+def with_addresses(nic: links.Nic, *addresses: str) -> links.HostEnd:
+    return host("", "", "", nic, *addresses)
 
 
 def joined(
@@ -70,17 +80,195 @@ def test_cabling_file_is_used_without_lldp_and_confirms_otherwise():
 
 
 def test_ends_that_contradict_each_other_are_a_fault_and_the_host_counts():
-    other = ("gpu-0002", "eth0")
-    hosts = [host("leaf-07", "Ethernet0"), host(nic=other)]
+    hosts = [host("leaf-07", "Ethernet0"), host(nic=OTHER)]
     found = joined(hosts, [end("gpu-0002", "eth0")])
     assert found.links[PORT].nic == NIC
-    assert found.faults == [links.CablingFault("ends_differ", PORT, NIC, other)]
+    assert found.faults == [links.CablingFault("ends_differ", PORT, NIC, OTHER)]
 
 
-def test_two_servers_at_one_port_are_a_fault():
-    other = ("gpu-0002", "eth0")
-    hosts = [host("leaf-07", "Ethernet0"), host("leaf-07", "Ethernet0", nic=other)]
-    assert joined(hosts, [end()]).faults == [links.CablingFault("several_hosts", PORT, NIC, other)]
+def test_two_servers_at_one_port_are_a_fault_and_are_not_linked():
+    hosts = [host("leaf-07", "Ethernet0"), host("leaf-07", "Ethernet0", nic=OTHER)]
+    found = joined(hosts, [end()], links.CabledLink(*PORT, "gpu-0003", "eth0"))
+    assert found.links == {}
+    assert found.faults == [
+        links.CablingFault("file_differs", PORT, links.NO_NIC, ("gpu-0003", "eth0")),
+        links.CablingFault("several_hosts", PORT, NIC, OTHER),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows", "kind"),
+    [
+        ([end("gpu-0002", "eth0")], [], "switch_lldp"),
+        ([end("gpu-0002", "an interface without a name")], [], "switch_lldp"),
+        ([end()], [links.CabledLink(*PORT, *OTHER)], "cabling_file"),
+        ([end("gpu-0002")], [links.CabledLink(*PORT, *NIC)], "switch_lldp"),
+    ],
+)
+def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, rows, kind):
+    hosts = [host("leaf-07", "Ethernet0"), host("leaf-07", "Ethernet0", nic=OTHER)]
+    found = joined(hosts, ends, *rows)
+    assert (found.links[PORT].nic, found.links[PORT].evidence) == (OTHER, ("host_lldp", kind))
+    assert links.CablingFault("several_hosts", PORT, OTHER, NIC) in found.faults
+
+
+# MAC addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["02:bb:00:00:00:01", "02-BB-00-00-00-01", "02bb.0000.0001", "02bb00000001", " 0x02BB00000001"],
+)
+def test_mac_addresses_are_compared_in_any_notation(text):
+    assert links.mac_address(text) == OWN
+    found = joined([with_addresses(NIC, OWN)], [end("", text, chassis=text)])
+    assert found == links.JoinedLinks({PORT: links.PortLink(PORT, NIC, "3", ("switch_lldp",))}, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Ethernet1/1", "02:bb:00:00:00", "02:bb-00:00:00:01", "02bb.00000001", OWN + ":02",
+     "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:0e"],
+)  # fmt: skip
+def test_texts_other_than_the_mac_address_of_a_device(text):
+    assert links.mac_address(text) == ""
+
+
+def test_mac_address_of_a_switch_port_is_a_name_of_it():
+    port = end()._replace(names=("02-CC-00-00-00-01",))
+    found = joined([host("", "02:cc:00:00:00:01", "02AA.0000.0007")], [port])
+    assert found.links[PORT].evidence == ("host_lldp",)
+
+
+def test_default_settings_of_a_server_and_its_interface_names_are_joined_by_the_chassis():
+    """lldpd announces the MAC address of the first interface as its chassis."""
+    first = with_addresses(("gpu-0001", "mgmt0"), "02:bb:00:00:00:00")
+    found = joined([host(), first], [end("", "eth0", chassis="02:bb:00:00:00:00")])
+    assert {port: link.nic for port, link in found.links.items()} == {PORT: NIC}
+
+
+def test_members_of_a_bond_are_distinguished_by_their_permanent_addresses():
+    first, second = with_addresses(NIC, OWN), ("gpu-0001", "eth1")
+    member = with_addresses(second, "02:bb:00:00:00:02", OWN)
+    ports = [end("", OWN), end("", "02:bb:00:00:00:02", "Ethernet4")]
+    found = joined([first, member], ports)
+    assert [link.nic for link in found.links.values()] == [NIC, second]
+    assert found.faults == []
+
+
+def test_address_of_two_interfaces_of_a_node_determines_the_node_only():
+    found = joined(
+        [with_addresses(NIC, OWN), with_addresses(("gpu-0001", "eth1"), OWN)], [end("", OWN)]
+    )
+    assert found == links.JoinedLinks({}, [])
+
+
+def test_mac_address_that_two_nodes_report_joins_none_and_is_a_fault_that_names_both():
+    hosts = [with_addresses(NIC, OWN), with_addresses(OTHER, OWN.upper())]
+    found = joined(hosts, [end("gpu-0002", OWN)])
+    assert found.links == {}
+    assert found.faults == [links.CablingFault("duplicate_address", PORT, NIC, OTHER)]
+
+
+def test_node_that_reports_the_address_of_another_does_not_take_its_link():
+    owner = host("leaf-07", "Ethernet0", "", OTHER, OWN)
+    found = joined([owner, with_addresses(NIC, OWN)], [end("gpu-0002", OWN)])
+    assert found.links[PORT].nic == OTHER
+    assert found.faults == [links.CablingFault("duplicate_address", PORT, OTHER, NIC)]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [end("gpu-0002", OWN), end("", OWN, chassis="02:bb:00:00:00:02")],
+    ids=["name", "chassis"],
+)
+def test_mac_address_of_one_node_with_the_name_of_another_is_a_fault(ends):
+    hosts = [with_addresses(NIC, OWN), with_addresses(OTHER, "02:bb:00:00:00:02")]
+    found = joined(hosts, [ends])
+    assert found.links == {}
+    assert found.faults == [links.CablingFault("nodes_differ", PORT, NIC, ("gpu-0002", ""))]
+
+
+@pytest.mark.parametrize("neighbour", ["gpu-0001.other.example", ""])
+def test_host_name_or_chassis_of_two_nodes_is_a_fault_unless_the_other_one_decides(neighbour):
+    nics = [(f"gpu-0001.{site}", "eth0") for site in "ab"]
+    chassis = "02:bb:00:00:00:00"
+    hosts = [
+        with_addresses(nics[0], chassis),
+        with_addresses(nics[1], "" if neighbour else chassis),
+    ]
+    found = joined(hosts, [end(neighbour, "eth0", chassis="" if neighbour else chassis)])
+    assert found.links == {}
+    both = [(node, "") for node, _ in nics]
+    assert found.faults == [links.CablingFault("nodes_differ", PORT, *both)]
+    assert joined(hosts[:1], [end(neighbour, "eth0", chassis=chassis)]).links[PORT].nic == nics[0]
+    assert joined(hosts, [end("gpu-0001.b", "eth0")]).links[PORT].nic == nics[1]
+    if neighbour:
+        decided = joined(hosts, [end(neighbour, "eth0", chassis=chassis)])
+        assert decided.links[PORT].nic == nics[0]
+
+
+def test_nic_at_two_switch_ports_is_a_fault_at_both():
+    ports = [end("", OWN), end("", OWN, "Ethernet4")]
+    found = joined([with_addresses(NIC, OWN)], ports)
+    assert found.links == {}
+    second = ("leaf-07", "Ethernet4")
+    assert found.faults == [
+        links.CablingFault("several_ports", port, links.NO_NIC, NIC) for port in (PORT, second)
+    ]
+    row = links.CabledLink(*second, *NIC)
+    assert joined([with_addresses(NIC, OWN)], ports, row).links[second].nic == NIC
+    by_host = joined([host("leaf-07", "Ethernet0", "", NIC, OWN)], ports)
+    assert by_host.links[PORT].evidence == ("host_lldp", "switch_lldp")
+    assert by_host.faults == [links.CablingFault("ends_differ", second, links.NO_NIC, NIC)]
+
+
+# Rails -------------------------------------------------------------------------------------------
+
+
+def test_nic_on_a_leaf_of_another_rail_is_a_fault_without_any_switch():
+    """Two cables of one node are exchanged."""
+    hosts = [
+        links.HostEnd(f"n{node}", f"eth{rail}", str(rail), f"leaf-{leaf}", f"Ethernet{node}")
+        for node in range(4)
+        for rail, leaf in enumerate((1, 0) if node == 2 else (0, 1))
+    ]
+    assert joined(hosts, []) == links.JoinedLinks(
+        {},
+        [
+            links.CablingFault("wrong_rail", ("leaf-0", "Ethernet2"), ("n2", "eth1"), expected=("leaf-1",)),
+            links.CablingFault("wrong_rail", ("leaf-1", "Ethernet2"), ("n2", "eth0"), expected=("leaf-0",)),
+        ],
+    )  # fmt: skip
+
+
+def test_leaf_of_a_link_counts_by_whatever_evidence_it_is_known():
+    leaves = [
+        links.SwitchEnd(f"leaf-{leaf}", f"p{node}", (), f"l{leaf}.example", "", "", f"02:00:00:00:{node:02x}:{leaf:02x}")
+        for leaf in range(2)
+        for node in range(4)
+    ]  # fmt: skip
+    hosts = [
+        links.HostEnd(f"n{node}", f"eth{rail}", str(rail), addresses=(f"02:00:00:00:{node:02x}:{rail:02x}",))
+        for node in range(4)
+        for rail in range(2)
+    ]  # fmt: skip
+    assert joined(hosts, leaves).faults == []
+    exchanged = [
+        each._replace(interface=f"eth{1 - int(each.rail)}", rail=str(1 - int(each.rail)))
+        if each.node == "n3"
+        else each
+        for each in hosts
+    ]
+    # One NIC is known by the name that the switch announces to it.
+    exchanged[0] = links.HostEnd("n0", "eth0", "0", "l0", "a port that is unknown")
+    found = [
+        (fault.port, fault.found, fault.expected) for fault in joined(exchanged, leaves).faults
+    ]
+    assert found == [
+        (("leaf-0", "p3"), ("n3", "eth1"), ("leaf-1",)),
+        (("leaf-1", "p3"), ("n3", "eth0"), ("leaf-0",)),
+    ]
 
 
 def test_cable_at_another_port_than_the_file_states_is_a_fault():
@@ -96,21 +284,58 @@ def test_name_of_two_switches_determines_none():
     assert joined([host("leaf-07.example", "Ethernet0", CHASSIS)], [end(), second]).links == {}
 
 
-TEXT = st.sampled_from(["", "leaf-07", "leaf-08", "n1", "n2", "eth0", "eth1", "Ethernet0", "a.b"])
+# Properties --------------------------------------------------------------------------------------
 
-
-@given(
-    st.lists(st.builds(links.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT)),
-    st.lists(st.builds(links.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), TEXT, TEXT, TEXT, TEXT)),
-    st.lists(st.builds(links.CabledLink, TEXT, TEXT, TEXT, TEXT)),
+TEXT = st.sampled_from(
+    ["", "leaf-07", "leaf-08", "n1", "n2", "eth0", "Ethernet0", "a.b", OWN, "02bb00000001", "02-bb-00-00-00-02"]
+)  # fmt: skip
+HOSTS = st.lists(
+    st.builds(links.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT, TEXT)),
+    unique_by=lambda host: host[:2],
 )
+ENDS = st.lists(
+    st.builds(links.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), TEXT, TEXT, TEXT, TEXT, TEXT),
+    unique_by=lambda end: end[:2],
+)
+ROWS = st.lists(st.builds(links.CabledLink, TEXT, TEXT, TEXT, TEXT), unique_by=lambda row: row[:2])
+
+
+@given(HOSTS, ENDS, ROWS)
 def test_every_link_has_evidence_and_no_evidence_both_confirms_and_contradicts(hosts, ends, rows):
     found = links.join_links(hosts, ends, rows)
     assert len({link.nic for link in found.links.values()}) == len(found.links)
+    assert {fault.kind for fault in found.faults} <= set(links.FAULT_KINDS)
     for port, link in found.links.items():
         assert link.port == port
         assert link.evidence
+        assert len(set(link.evidence)) == len(link.evidence)
         assert all(fault.stated != link.nic for fault in found.faults if fault.port == port)
+
+
+@given(HOSTS, ENDS, ROWS, st.randoms())
+def test_links_and_faults_do_not_depend_on_the_order_of_the_evidence(hosts, ends, rows, random):
+    found = links.join_links(hosts, ends, rows)
+    for evidence in (hosts, ends, rows):
+        random.shuffle(evidence)
+    assert links.join_links(hosts, ends, rows) == found
+
+
+@given(
+    HOSTS,
+    ENDS,
+    ROWS,
+    st.builds(links.HostEnd, st.just("hostile"), TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT)),
+)
+def test_node_takes_no_link_of_another_silently(hosts, ends, rows, hostile):
+    """With another node, a link remains, or a fault names its port or its NIC."""
+    before = links.join_links(hosts, ends, rows)
+    after = links.join_links([*hosts, hostile], ends, rows)
+    for port, link in before.links.items():
+        if after.links.get(port, link).nic != link.nic or port not in after.links:
+            assert any(
+                fault.port == port or link.nic in (fault.found, fault.stated)
+                for fault in after.faults
+            )
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,14 @@ from typing import Any
 from makers import FrameSender
 from running_collector import RunningCollector, run_collector, settings_in
 
+from collector.access.credentials import digest_token
 from collector.config import IngestLimits, SwitchesSettings
 from railscope.catalog import cabling, entities, nic
 from railscope.frame import Entity, Schema
 from tests.support import snmpd
+
+ADDRESS = "02:bb:00:00:00:01"
+"""MAC address of each NIC, as its switch port receives it."""
 
 
 def poll_on_request(one: RunningCollector) -> None:
@@ -26,7 +30,8 @@ async def report_nic(
     of_nic = Entity(entities.NIC, ("eth0",), {"rail": "3"})
     facts = {"switch": switch, "switch_port": port}
     neighbour = Entity(entities.NIC_NEIGHBOUR, ("eth0",), facts)
-    known = Schema("neighbour", ((cabling.NEIGHBOUR_KNOWN, of_nic),), (neighbour,))
+    addresses = Entity(entities.NIC_ADDRESS, ("eth0",), {"mac_address": ADDRESS})
+    known = Schema("neighbour", ((cabling.NEIGHBOUR_KNOWN, of_nic),), (neighbour, addresses))
     priority = Entity(entities.NIC_PRIORITY, ("eth0", "3"))
     columns = ((nic.PFC_RECEIVED, priority), (nic.SENT, of_nic))
     counters = Schema("nic", tuple(columns[i] for i in Schema.ordered(columns)))
@@ -79,10 +84,53 @@ async def test_switches_with_ports_links_and_counters_of_both_ends(
         assert {"metric": absent, "absent": "unsupported"} in port["readings"]
         listed = await one.json("/api/v1/links")
         assert listed["links"] == [
-            {"switch": "leaf-07", "port": "Ethernet0", "node": "n1", "interface": "eth0", "rail": "3", "evidence": ["host_lldp"]}
+            {"switch": "leaf-07", "port": "Ethernet0", "node": "n1", "interface": "eth0", "rail": "3", "evidence": ["host_lldp", "switch_lldp"]}
         ]  # fmt: skip
         status, _ = await one.get("/api/v1/switches/leaf-99")
         assert status == 404
+
+
+async def test_nic_that_receives_no_lldp_is_linked_by_the_mac_address_that_the_switch_receives(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    async with run_collector(settings(tmp_path, agent), poll_on_request) as one:
+        await polled(one)
+        await report_nic(one, "", "", node="n1")
+        (link,) = (await one.json("/api/v1/links"))["links"]
+        assert (link["node"], link["interface"], link["port"]) == ("n1", "eth0", "Ethernet0")
+        assert link["evidence"] == ["switch_lldp"]
+        await report_nic(one, "", "", node="n2")
+        listed = await one.json("/api/v1/links")
+        assert listed["links"] == []
+        (fault,) = listed["cabling_faults"]
+        assert fault["kind"] == "duplicate_address"
+        assert [fault[end]["node"] for end in ("found", "stated")] == ["n1", "n2"]
+
+
+async def test_nic_on_a_leaf_of_another_rail_is_a_fault(tmp_path: Path):
+    with_tokens, tokens = settings_in(tmp_path), tmp_path / "tokens.toml"
+    tokens.write_text(
+        tokens.read_text().replace("n3 =", f'n4 = "{digest_token("token-n4")}"\nn3 =')
+    )
+    async with run_collector(with_tokens, poll_on_request) as one:
+        usual = (("3", "leaf-3"), ("4", "leaf-4"))
+        cables = {"n1": usual, "n2": usual, "n3": usual, "n4": (("3", "leaf-4"),)}
+        for node, of_node in cables.items():
+            nics = [Entity(entities.NIC, (f"eth{rail}",), {"rail": rail}) for rail, _ in of_node]
+            neighbours = [
+                Entity(entities.NIC_NEIGHBOUR, each.key, {"switch": leaf, "switch_port": node})
+                for each, (_, leaf) in zip(nics, of_node, strict=True)
+            ]
+            columns = tuple((cabling.NEIGHBOUR_KNOWN, each) for each in nics)
+            schema, sender = Schema("neighbour", columns, tuple(neighbours)), FrameSender(node)
+            body = sender.body(sender.frames(schema, [[1] * len(nics)], at=0), schemas=True)
+            assert (await one.post(body, node=node))[0] == 200
+        (fault,) = (await one.json("/api/v1/links"))["cabling_faults"]
+        found, none = {"node": "n4", "interface": "eth3"}, {"node": "", "interface": ""}
+        assert fault == {
+            "kind": "wrong_rail", "switch": "leaf-4", "port": "n4", "found": found, "stated": none,
+            "expected_leaves": ["leaf-3"],
+        }  # fmt: skip
 
 
 async def test_cabling_file_that_contradicts_lldp_is_a_fault(

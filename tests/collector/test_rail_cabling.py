@@ -1,0 +1,160 @@
+"""NICs on leaves of other rails, and cabling in which no rail is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from collector.fleet.rail_cabling import RailEnd, WrongRail, find_wrong_rails
+
+LeafOf = Callable[[int, int], str]
+
+
+def cluster(nodes: int, rails: int, leaf_of: LeafOf) -> list[RailEnd]:
+    """Return the ends of a cluster; `leaf_of` returns the leaf of a node's rail."""
+    return [
+        RailEnd((f"n{node:02}", f"eth{rail}"), str(rail), leaf_of(node, rail))
+        for node in range(nodes)
+        for rail in range(rails)
+    ]
+
+
+def by_rail(_: int, rail: int) -> str:
+    return f"leaf-{rail}"
+
+
+def by_pod(node: int, rail: int) -> str:
+    return f"leaf-{node // 8}-{rail}"
+
+
+def moved(ends: list[RailEnd], **leaves: str) -> list[RailEnd]:
+    """Return ends with some NICs, such as n01_eth2, on other leaves."""
+    names = {"_".join(end.nic): end for end in ends}
+    assert leaves.keys() <= names.keys()
+    return [end._replace(leaf=leaves.get(name, end.leaf)) for name, end in names.items()]
+
+
+def wrong(ends: list[RailEnd]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {"_".join(each.end.nic): (each.end.leaf, each.leaves) for each in find_wrong_rails(ends)}
+
+
+DESIGNS: dict[str, LeafOf] = {
+    "one leaf for each rail": by_rail,
+    "pods": by_pod,
+    "one leaf for all rails": lambda _node, _rail: "leaf",
+    "one leaf for each rack": lambda node, _rail: f"leaf-{node // 4}",
+    "a leaf for four rails": lambda node, rail: f"leaf-{node // 8}-{rail // 4}",
+    "two leaves for each rail, by node": lambda node, rail: f"leaf-{rail}-{node % 2}",
+    "three leaves for each rail, by node": lambda node, rail: f"leaf-{rail}-{node % 3}",
+    "unknown": lambda _node, _rail: "",
+}
+
+
+@pytest.mark.parametrize("leaf_of", DESIGNS.values(), ids=DESIGNS)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 16, 24])
+def test_no_rail_is_wrong_by_design(leaf_of, nodes):
+    assert wrong(cluster(nodes, 8, leaf_of)) == {}
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 16])
+def test_exchanged_cables_of_a_node_are_two_wrong_rails(nodes):
+    ends = moved(cluster(nodes, 4, by_rail), n01_eth2="leaf-3", n01_eth3="leaf-2")
+    assert wrong(ends) == {
+        "n01_eth2": ("leaf-3", ("leaf-2",)),
+        "n01_eth3": ("leaf-2", ("leaf-3",)),
+    }
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_few_nodes_do_not_show_which_rail_is_wrong(nodes):
+    assert wrong(moved(cluster(nodes, 4, by_rail), n01_eth2="leaf-3", n01_eth3="leaf-2")) == {}
+
+
+def test_node_with_all_rails_reversed():
+    ends = cluster(4, 8, lambda node, rail: f"leaf-{rail if node else 7 - rail}")
+    assert len(wrong(ends)) == 8
+    assert wrong(ends)["n00_eth0"] == ("leaf-7", ("leaf-0",))
+
+
+def test_cables_of_an_eighth_of_the_nodes_are_exchanged():
+    ends = cluster(16, 8, lambda node, rail: f"leaf-{rail if node < 14 or rail > 1 else 1 - rail}")
+    assert len(wrong(ends)) == 4
+
+
+@pytest.mark.parametrize("nodes", [5, 6, 24])
+def test_third_of_a_rail_on_the_leaf_of_another_is_a_design(nodes):
+    ends = cluster(nodes, 3, lambda node, rail: f"leaf-{0 if rail == 1 and not node % 3 else rail}")
+    assert wrong(ends) == {}
+
+
+@pytest.mark.parametrize("leaves", [2, 4, 8])
+def test_cabling_without_rails_has_no_wrong_ones(leaves):
+    random = Random(leaves)  # noqa: S311 - cabling, no secret
+    for _ in range(20):
+        ends = cluster(32, 8, lambda _node, _rail: f"leaf-{random.randrange(leaves)}")
+        assert wrong(ends) == {}
+
+
+def test_both_leaves_of_the_two_ports_of_each_nic_are_expected():
+    ports = [
+        RailEnd((end.nic[0], f"{end.nic[1]}p{port}"), end.rail, f"{end.leaf}-{port}")
+        for end in cluster(6, 4, by_rail)
+        for port in range(2)
+    ]
+    assert wrong(ports) == {}
+    assert wrong(moved(ports, n05_eth2p1="leaf-2-0")) == {}, "on a leaf of its rail"
+    expected = ("leaf-2-0", "leaf-2-1")
+    assert wrong(moved(ports, n05_eth2p1="leaf-3-1")) == {"n05_eth2p1": ("leaf-3-1", expected)}
+
+
+def test_rail_between_four_rails_of_a_leaf():
+    ends = moved(cluster(8, 8, DESIGNS["a leaf for four rails"]), n05_eth2="leaf-0-1")
+    assert wrong(ends) == {"n05_eth2": ("leaf-0-1", ("leaf-0-0",))}
+
+
+def test_leaf_of_another_pod_is_wrong_if_it_is_of_another_rail():
+    ends = cluster(16, 4, by_pod)
+    assert wrong(moved(ends, n01_eth2="leaf-1-2")) == {}
+    assert wrong(moved(ends, n01_eth2="leaf-1-3")) == {"n01_eth2": ("leaf-1-3", ("leaf-0-2",))}
+
+
+def test_rail_whose_leaf_is_known_to_few_nodes_is_not_judged():
+    """Only the nodes themselves report it, and most do not receive LLDP on that rail."""
+    ends = [end for end in cluster(8, 2, by_rail) if end.rail == "0" or end.nic[0] == "n01"]
+    assert wrong(moved(ends, n01_eth1="leaf-0")) == {}
+
+
+def test_peers_are_the_other_nodes_on_the_expected_leaves():
+    (found,) = find_wrong_rails(moved(cluster(4, 3, by_rail), n01_eth2="leaf-1"))
+    assert found == WrongRail(RailEnd(("n01", "eth2"), "2", "leaf-1"), ("leaf-2",), 3)
+
+
+@given(
+    st.integers(5, 20),
+    st.integers(2, 8),
+    st.sampled_from(["one leaf for each rail", "pods", "two leaves for each rail, by node"]),
+    st.data(),
+)
+def test_one_moved_cable_is_found_wherever_it_ends(nodes, rails, design, data):
+    """Whatever the order of the ends; a leaf of its own rail, or a new one, is not of another rail."""
+    nodes += nodes * (design == "two leaves for each rail, by node")
+    ends = cluster(nodes, rails, DESIGNS[design])
+    position = data.draw(st.integers(0, len(ends) - 1))
+    leaf = data.draw(st.sampled_from([*sorted({end.leaf for end in ends}), "new"]))
+    is_other = leaf not in {end.leaf for end in ends if end.rail == ends[position].rail} | {"new"}
+    on_leaf = {end.nic[0] for end in ends if end.leaf == leaf}
+    ends[position] = ends[position]._replace(leaf=leaf)
+    expected = [ends[position]] if is_other and len(on_leaf) > 1 else []
+    peers = {end.nic[0] for end in ends if end.leaf and end.rail == ends[position].rail}
+    of_pod = {
+        n
+        for n in peers
+        if design != "pods" or int(n[1:]) // 8 == int(ends[position].nic[0][1:]) // 8
+    }
+    if len(of_pod) <= 3:  # with itself
+        expected = []
+    found = list(find_wrong_rails(data.draw(st.permutations(ends))))
+    assert [each.end for each in found] == expected
