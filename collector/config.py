@@ -193,6 +193,10 @@ class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
     victoriametrics: text with timestamps for /api/v1/import/prometheus.
     otlp: protobuf over HTTP for an OpenTelemetry receiver, such as http://HOST:4318/v1/metrics; the extra otlp is required.
     """
+    events_url: str = ""
+    """URL that events and incidents are exported to as log records of OTLP, such as http://HOST:4318/v1/logs; the extra otlp is
+    required. Empty: none are exported.
+    """
     token_file: str = ""
     """File that contains the bearer token. Empty: none is sent."""
     user: str = ""

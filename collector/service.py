@@ -176,7 +176,7 @@ class Collector:
             tls.certificate_file, tls.key_file, tls.client_ca_file
         )
         self.sink = influx.InfluxSink(self.settings.influx, lambda: self.refresher.views)
-        self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings)
+        self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings, self.core)
         self.switches = all_switches.AllSwitches.from_settings(
             self.settings, self.clock.now_ns, self.cluster.leads
         )

@@ -32,13 +32,6 @@ MAX_BODY_BYTES = 4 << 20
 """Size before compression above which an export is divided into several requests."""
 LogRecord = logs_pb2.LogRecord
 RECORDS_PER_REQUEST = 500
-SEVERITIES = {
-    "info": logs_pb2.SEVERITY_NUMBER_INFO,
-    "warning": logs_pb2.SEVERITY_NUMBER_WARN,
-    "error": logs_pb2.SEVERITY_NUMBER_ERROR,
-}
-_PROCESS = {"process", "process_name", "pids"}
-_MESSAGE = "message"
 NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 
 
@@ -243,18 +236,18 @@ def _embedded_head(number: int, length: int) -> bytes:
 def event_record(event: Event, observed_ns: int) -> LogRecord:
     """Return the log record of an event: labels and facts as attributes, the message as body."""
     about, event_class = event.entity, event.event_class
-    facts = {name: text for name, text in event.facts.items() if name not in _PROCESS}
-    if _PROCESS & set(event_class.facts):
-        facts.pop(_MESSAGE, None)
+    facts = event_class.disclosed_facts(event.facts)
     record = LogRecord(
         time_unix_nano=event.wall_ns,
         observed_time_unix_nano=observed_ns,
-        severity_number=SEVERITIES[event_class.severity],
+        severity_number=logs_pb2.SeverityNumber.ValueType(
+            declare.SEVERITY_NUMBERS[event_class.severity]
+        ),
         severity_text=event_class.severity,
         event_name=f"railscope.{event_class.name}",
         attributes=attributes((*zip(about.kind.labels, about.key, strict=True), *facts.items())),
     )
-    record.body.string_value = facts.get(_MESSAGE, event_class.help)
+    record.body.string_value = facts.get("message", event_class.help)
     return record
 
 

@@ -21,6 +21,31 @@ _MILLISECOND_NS = 1_000_000
 _MESSAGES = "opentelemetry.proto"
 
 
+def import_messages(name: str, setting: str) -> Any:
+    """Return a module of messages, which takes 5 MiB. Raises SettingsError without its extra."""
+    try:
+        return import_module(f"{_MESSAGES}.{name}")
+    except ImportError as error:
+        message = (
+            f"missing opentelemetry-proto, which {setting} requires;"
+            " fix: pip install 'railscope[otlp]'"
+        )
+        raise settings.SettingsError(message) from error
+
+
+def decode_error() -> type[Exception]:
+    """Return the error of a message that cannot be decoded."""
+    error: type[Exception] = import_module("google.protobuf.message").DecodeError
+    return error
+
+
+def add_resource(message: Any, labels: Mapping[str, str]) -> None:
+    """Add the labels that all series share to a message, as attributes of its resource."""
+    for name, text in labels.items():
+        attribute = message.resource.attributes.add(key=RESOURCE_NAMES.get(name, name))
+        attribute.value.string_value = text
+
+
 class OtlpMetricsFormat:
     """`ExportMetricsServiceRequest` in protobuf, compressed. Raises SettingsError without its extra.
 
@@ -33,21 +58,9 @@ class OtlpMetricsFormat:
     """Of the specification of the protocol."""
 
     def __init__(self, stale_marker: bytes) -> None:
-        try:
-            # Loaded for this format only: protobuf takes 5 MiB.
-            self._service: Any = import_module(
-                f"{_MESSAGES}.collector.metrics.v1.metrics_service_pb2"
-            )
-            self._metrics_pb: Any = import_module(f"{_MESSAGES}.metrics.v1.metrics_pb2")
-            self._decode_error: type[Exception] = import_module(
-                "google.protobuf.message"
-            ).DecodeError
-        except ImportError as error:
-            message = (
-                "missing opentelemetry-proto, which remote_write.format otlp requires;"
-                " fix: pip install 'railscope[otlp]'"
-            )
-            raise settings.SettingsError(message) from error
+        setting = "remote_write.format otlp"
+        self._service = import_messages("collector.metrics.v1.metrics_service_pb2", setting)
+        self._metrics_pb = import_messages("metrics.v1.metrics_pb2", setting)
         self.resource: Mapping[str, str] = {}
         self._stale_marker = stale_marker
         self._metrics: dict[str, Metric] = {}
@@ -65,9 +78,7 @@ class OtlpMetricsFormat:
         """Return the body of a request; a series that has ended gets a point without a value."""
         request = self._service.ExportMetricsServiceRequest()
         resource = request.resource_metrics.add()
-        for name, text in self.resource.items():
-            attribute = resource.resource.attributes.add(key=RESOURCE_NAMES.get(name, name))
-            attribute.value.string_value = text
+        add_resource(resource, self.resource)
         scope = resource.scope_metrics.add()
         scope.scope.name, scope.scope.version = "railscope", __version__
         points: dict[str, Any] = {}
@@ -99,6 +110,6 @@ class OtlpMetricsFormat:
         """Return the number of rejected points in a successful response, and its message."""
         try:
             partial = self._service.ExportMetricsServiceResponse.FromString(body).partial_success
-        except self._decode_error:
+        except decode_error():
             return 0, "the response cannot be decoded"
         return max(partial.rejected_data_points, 0), printable(partial.error_message)

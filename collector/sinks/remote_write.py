@@ -28,9 +28,12 @@ import aiohttp
 import structlog
 
 from collector.config import CollectorSettings, RemoteWriteSettings
+from collector.fleet.fleet import RecentEvents
 from collector.fleet.view_cells import ViewCell, label_names
+from collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
 from collector.sinks.otlp_format import OtlpMetricsFormat
 from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH, QueuedBatch, QueuedWriter, SinkError
+from collector.state.collector_state import CollectorState
 from railscope import __version__, exposition, http_responses, server_connections, settings
 from railscope.catalog import collector as catalog
 from railscope.catalog.declare import Metric
@@ -58,22 +61,27 @@ Sample = tuple[bytes, bytes]
 """Encoded series, and its value in 8 bytes."""
 
 
-class SampleFormat(Protocol):
-    """One format of requests."""
+class RequestFormat(Protocol):
+    """Properties of requests, and their successful responses."""
 
     headers: ClassVar[dict[str, str]]
-    has_stale_markers: ClassVar[bool]
     repeated_statuses: ClassVar[Collection[int]]
     """Statuses after which a request may succeed later."""
+
+    def rejected_samples(self, body: bytes) -> tuple[int, str]:
+        """Return the number of rejected samples or events in a successful response, and the reason."""
+
+
+class SampleFormat(RequestFormat, Protocol):
+    """One format of requests with samples."""
+
+    has_stale_markers: ClassVar[bool]
 
     def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
         """Encode name and labels; labels are sorted and have values."""
 
     def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
         """Return the body of a request."""
-
-    def rejected_samples(self, body: bytes) -> tuple[int, str]:
-        """Return the number of rejected samples in a successful response, and the reason."""
 
 
 class WholeRequests:
@@ -216,35 +224,58 @@ class RemoteWriteSink:
     instance: str = ""
     """Label of all series, as in a scrape of this collector."""
     timeout_seconds: float = TIMEOUT_SECONDS
+    core: CollectorState | None = None
+    """State with the events."""
     writer: QueuedWriter = field(init=False)
+    events: OtlpEventQueue | None = None
+    """Export of the events; None without remote_write.events_url."""
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of each request."""
     _tls: ssl.SSLContext | bool = True
 
     @classmethod
-    def from_settings(cls, configured: CollectorSettings) -> RemoteWriteSink:
+    def from_settings(
+        cls, configured: CollectorSettings, core: CollectorState | None = None
+    ) -> RemoteWriteSink:
         """Return a sink whose series have host name and port as `instance`, as in a scrape of the listen address."""
         port = configured.listen.rpartition(":")[2]
-        return cls(configured.remote_write, instance=f"{socket.gethostname()}:{port}")
+        instance = f"{socket.gethostname()}:{port}"
+        return cls(configured.remote_write, instance=instance, core=core)
 
     def __post_init__(self) -> None:
         """Check the settings, and read the files that they name."""
         configured = self.settings
         limit = configured.max_buffered_samples
         self.writer = QueuedWriter("remote_write", configured.url, limit)
+        for setting in ("url", "events_url"):
+            if url := getattr(configured, setting):
+                settings.check_http_url(f"remote_write.{setting}", url)
+                self.headers = _headers(configured)
+                ca_file = configured.ca_file
+                self._tls = server_connections.client_tls("remote_write.ca_file", ca_file)
         if configured.url:
-            settings.check_http_url("remote_write.url", configured.url)
-            self.headers = _headers(configured)
-            self._tls = server_connections.client_tls("remote_write.ca_file", configured.ca_file)
             self._encoder()
+        if url := configured.events_url:
+            events = self.core.events if self.core else RecentEvents()
+            encoder = OtlpEventsFormat(self._labels())
+            self.events = OtlpEventQueue(url, encoder, lambda: events, time.time_ns)
 
     async def run(self) -> None:
         """Write until cancelled; return immediately if no server is configured."""
-        if not self.settings.url:
-            return
-        encoder, last_ns = self._encoder(), 0
+        async with asyncio.TaskGroup() as tasks:
+            if self.settings.url:
+                tasks.create_task(self._write_samples())
+            if self.events:
+                tasks.create_task(self._write_events(self.events))
+
+    async def _write_events(self, events: OtlpEventQueue) -> None:
+        async with self._session(events.format) as session:
+            await events.run(partial(self._send, session, events.format, events.url))
+
+    async def _write_samples(self) -> None:
+        encoder, last_ns, url = self._encoder(), 0, self.settings.url
         async with self._session(encoder.format) as session, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.writer.run(partial(self._send, session, encoder.format)))
+            tasks.create_task(self.writer.run(partial(self._send, session, encoder.format, url)))
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
                 timestamp_ns, cells = self.cells()
@@ -260,19 +291,30 @@ class RemoteWriteSink:
             ViewCell(catalog.REMOTE_WAITING, (), writer.waiting),
             ViewCell(catalog.REMOTE_DROPPED, ("rejected",), writer.rejected),
             ViewCell(catalog.REMOTE_DROPPED, ("overflow",), writer.overflowed),
+            *(self.events.cells() if self.events else ()),
         ]
 
     async def probe(self) -> str:
-        """Write one sample of `railscope_check` and return a message. Raises SettingsError."""
-        if not self.settings.url:
-            return "off: no remote_write.url"
+        """Write one sample of `railscope_check`, and no event; return a message. Raises SettingsError."""
+        configured = self.settings
+        if events := self.events:
+            try:
+                async with self._session(events.format) as session:
+                    body = events.format.encode((), time.time_ns())
+                    await self._send(session, events.format, events.url, body)
+            except SinkError as error:
+                message = f"cannot write to remote_write.events_url {events.url}: {error}"
+                raise settings.SettingsError(message) from error
+        accepted = f"{events.url} accepts events" if events else ""
+        if not configured.url:
+            return accepted or "off: no remote_write.url"
         encoder = self._encoder()
         series = encoder.format.encode_series(CHECK, sorted(encoder.labels.items()))
         sample = series, struct.pack("<d", 1.0)
         body = encoder.format.encode_samples((sample,), time.time_ns() // MILLISECOND_NS)
         try:
             async with self._session(encoder.format) as session:
-                is_rejected = bool(await self._send(session, encoder.format, body))
+                is_rejected = bool(await self._send(session, encoder.format, configured.url, body))
         except SinkError as error:
             message = f"cannot write to remote_write.url {self.settings.url}: {error}"
             raise settings.SettingsError(message) from error
@@ -281,9 +323,10 @@ class RemoteWriteSink:
                 f"remote_write.url {self.settings.url} rejects samples; the log has its reason"
             )
             raise settings.SettingsError(message)
-        return f"{self.settings.url} accepts samples"
+        return ", ".join(filter(None, (f"{configured.url} accepts samples", accepted)))
 
-    def _encoder(self) -> SampleEncoder:
+    def _labels(self) -> dict[str, str]:
+        """Return the labels of all series. Raises SettingsError."""
         labels = {"job": "railscope-collector", "instance": self.instance} | self.settings.labels
         for name in labels:
             if not _LABEL.fullmatch(name):
@@ -291,25 +334,28 @@ class RemoteWriteSink:
                     f"invalid label {name!r} in remote_write.labels: expected letters, digits and _"
                 )
                 raise settings.SettingsError(message)
+        return {name: value for name, value in labels.items() if value}
+
+    def _encoder(self) -> SampleEncoder:
+        labels = self._labels()
         largest = min(SAMPLES_PER_WRITE, self.settings.max_buffered_samples)
-        labels = {name: value for name, value in labels.items() if value}
         sample_format = FORMATS[self.settings.format]()
         if isinstance(sample_format, OtlpMetricsFormat):
             sample_format.resource, labels = labels, {}
         return SampleEncoder(sample_format, labels, largest)
 
-    def _session(self, sample_format: SampleFormat) -> aiohttp.ClientSession:
+    def _session(self, sample_format: RequestFormat) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         headers = sample_format.headers | self.headers
         return aiohttp.ClientSession(headers=headers, timeout=timeout)
 
     async def _send(
-        self, session: aiohttp.ClientSession, sample_format: SampleFormat, body: bytes
+        self, session: aiohttp.ClientSession, sample_format: RequestFormat, url: str, body: bytes
     ) -> int:
-        """Write one request, and return the number of its samples that were rejected. Raises SinkError with the server's reason."""
+        """Write one request, and return the number of its samples or events that were rejected. Raises SinkError with the server's reason."""
         try:
             async with session.post(
-                self.settings.url, data=body, ssl=self._tls, allow_redirects=False
+                url, data=body, ssl=self._tls, allow_redirects=False
             ) as response:
                 text = await http_responses.read_body(response, MAX_RESPONSE_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -321,7 +367,7 @@ class RemoteWriteSink:
                 log.warning(
                     "sink_samples_rejected",
                     sink=self.writer.name,
-                    url=self.settings.url,
+                    url=url,
                     problem=message[:MAX_PROBLEM_LENGTH],
                     entries=rejected,
                 )

@@ -75,6 +75,9 @@ SINK_WRITTEN = _COLLECTOR.counter("railscope_collector_influx_written_lines_tota
 REMOTE_WRITTEN = _COLLECTOR.counter("railscope_collector_remote_write_written_samples_total", "Samples the remote-write server accepted.", "collector")
 REMOTE_WAITING = _COLLECTOR.gauge("railscope_collector_remote_write_waiting_samples", "Samples that wait for the remote-write server.", "collector")
 REMOTE_DROPPED = _COLLECTOR.counter("railscope_collector_remote_write_dropped_samples_total", "Samples dropped because the remote-write server rejected their content (rejected) or was unreachable for too long (overflow).", "collector", about=entities.REJECTION)
+EXPORTED_EVENTS = _COLLECTOR.counter("railscope_collector_otlp_sent_events_total", "Events and incidents that the OTLP receiver accepted; absent without remote_write.events_url.", "collector")
+WAITING_EVENTS = _COLLECTOR.gauge("railscope_collector_otlp_waiting_events", "Events and incidents that wait for the OTLP receiver; absent without remote_write.events_url.", "collector")
+DROPPED_EVENTS = _COLLECTOR.counter("railscope_collector_otlp_dropped_events_total", "Events and incidents that were not exported, because the OTLP receiver rejected them (rejected) or was unreachable for too long (overflow); absent without remote_write.events_url.", "collector", about=entities.REJECTION)
 
 # Audit log ---------------------------------------------------------------------------------------
 AUDIT_RECORDS = _COLLECTOR.gauge("railscope_audit_records", "Records in the audit log.", "audit log")

@@ -223,6 +223,20 @@ class EventClass:
     facts: tuple[str, ...] = ()
     audited: bool = False
 
+    def disclosed_facts(self, facts: Mapping[str, str]) -> dict[str, str]:
+        """Return facts without those that identify a process, for receivers that do not restrict access.
+
+        The kernel's message about a process is such a fact.
+        """
+        hidden = {"process", "process_name", "pids"}
+        if hidden & set(self.facts):
+            hidden.add("message")
+        return {name: text for name, text in facts.items() if name not in hidden}
+
+
+SEVERITY_NUMBERS = {"info": 9, "warning": 13, "error": 17}
+"""Numbers of severities in OpenTelemetry, by the severity of an event class."""
+
 
 def per(divisor: int) -> Fraction:
     """Return the scale of a value stored in `divisor` steps per base unit: 1000 for milliwatts."""

@@ -31,7 +31,7 @@ from agent.service import Agent
 from agent.sources.agent_state import SelfMetricsSource
 from railscope import __version__
 from railscope.catalog import EVENTS, agent as catalog, entities
-from railscope.catalog.declare import MetricDetail
+from railscope.catalog.declare import SEVERITY_NUMBERS, MetricDetail
 from railscope.exposition import EVERYTHING, MetricSelection
 from railscope.frame import Entity, Event, Frame, NodeTimestamp, Schema
 from railscope.settings import SettingsError
@@ -128,9 +128,9 @@ async def test_events_are_sent_together_soon_after_they_are_read() -> None:
 
 
 def test_every_event_has_a_severity() -> None:
-    assert {event_class.severity for event_class in EVENTS.values()} <= (
-        otlp_messages.SEVERITIES.keys()
-    )
+    numbers = {logs_pb2.SeverityNumber.Name(number) for number in SEVERITY_NUMBERS.values()}
+    assert numbers == {"SEVERITY_NUMBER_INFO", "SEVERITY_NUMBER_WARN", "SEVERITY_NUMBER_ERROR"}
+    assert {event_class.severity for event_class in EVENTS.values()} <= SEVERITY_NUMBERS.keys()
 
 
 @pytest.mark.parametrize("name", ["xid", "out_of_memory", "claim_start", "unclaimed_use_start"])
