@@ -94,7 +94,7 @@ class ClusterDiagnosis:
         self._progress: dict[JobKey, int] = {}
         self._pauses: dict[JobKey, int] = {}
         self._exchanges: dict[JobKey, int] = {}
-        self._waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
+        self.waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
         self.baselines = findings.Baselines()
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
@@ -103,7 +103,7 @@ class ClusterDiagnosis:
         """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
-        self._ranks = rank_events.RankEvents()
+        self.ranks = rank_events.RankEvents()
         self._events: list[NodeEvent] = []
         self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
@@ -168,7 +168,7 @@ class ClusterDiagnosis:
             for node_event in events:
                 self.claims.add(node_event)
         self._recent.append(events)
-        self._ranks.add(events, now_ns)
+        self.ranks.add(events, now_ns)
         self._take_receipts(now_ns)
         if self.groups is None or self.groups.version != self.devices.version:
             leaf_names = self.groups.leaf_names if self.groups else []
@@ -186,13 +186,13 @@ class ClusterDiagnosis:
             now_ns,
             self.thresholds,
             recent,
-            self._waits,
+            self.waits,
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
         view.states = {job.key: _job_state(view, job) for job in jobs}
         self._add_progress(view, slot)
-        for of_job in (self._progress, self._pauses, self._exchanges, self._waits):
+        for of_job in (self._progress, self._pauses, self._exchanges, self.waits):
             for key in of_job.keys() - view.states.keys():
                 del of_job[key]
         self._add_to_minute(view)
@@ -260,13 +260,13 @@ class ClusterDiagnosis:
             link_detectors.link_faults(view),
             gpu_detectors.xid_events(view),
             gpu_detectors.reported_gpu_faults(view),
-            gpu_detectors.slow_clocks(view),
-            self._ranks.name_ranks(view, gpu_detectors.gpu_stragglers(view)),
+            self.ranks.name_ranks(view, gpu_detectors.slow_clocks(view)),
+            self.ranks.name_ranks(view, gpu_detectors.gpu_stragglers(view)),
             job_detectors.slow_storage(view),
             job_detectors.jobs_without_input(view),
             job_detectors.late_hosts(view),
-            self._ranks.name_ranks(view, job_detectors.hung_jobs(view)),
-            self._ranks.name_ranks(view, job_detectors.slow_jobs(view)),
+            self.ranks.name_ranks(view, job_detectors.hung_jobs(view)),
+            self.ranks.name_ranks(view, job_detectors.slow_jobs(view)),
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),

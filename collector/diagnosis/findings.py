@@ -252,9 +252,13 @@ class JobWait:
     last_slot: int = -9
     longest: int = 0
 
+    def lasts(self, slot: int) -> bool:
+        """True if the wait has not ended before a slot."""
+        return slot - self.last_slot <= _MAX_WAIT_GAP
+
     def add(self, slot: int) -> int:
         """Add a slot in which all ranks wait; return the length of the wait."""
-        if slot - self.last_slot > _MAX_WAIT_GAP:
+        if not self.lasts(slot):
             if self.last_slot >= 0:
                 self.longest = max(self.longest, self.last_slot - self.first_slot + 1)
             self.first_slot = slot

@@ -40,6 +40,8 @@ _TEXTS = {
 }
 """Events that name a rank, those first that explain the others."""
 _ORDER = tuple(_TEXTS)
+RANK_EVENTS = frozenset((*_TEXTS, WAITING, STRAGGLER))
+"""Events that the diagnosis uses."""
 _KEY_PARTS = {
     "collective_rank": 4,
     "communicator_rank": 4,
@@ -59,7 +61,7 @@ class RankEvents:
         """Add new events, and forget old ones."""
         for node_event in events:
             event = node_event.event
-            if event.name not in {*_TEXTS, WAITING, STRAGGLER}:
+            if event.name not in RANK_EVENTS:
                 continue
             if len(event.entity.key) == _KEY_PARTS.get(event.entity.kind):
                 of_node, key = self._events[node_event.node], (event.name, *event.entity.key)
@@ -72,6 +74,10 @@ class RankEvents:
                 del of_node[key]
             if not of_node:
                 del self._events[node]
+
+    def all(self) -> list[NodeEvent]:
+        """Return the events of all nodes."""
+        return [node_event for of_node in self._events.values() for node_event in of_node.values()]
 
     def of_node(self, node: str) -> list[NodeEvent]:
         """Return the events of a node."""

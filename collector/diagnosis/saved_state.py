@@ -16,11 +16,16 @@ from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
 from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.findings import JobWait
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
+from collector.diagnosis.node_readings import NodeEvent
+from collector.workloads.job_roster import JobKey
 
 VERSION = 1
+MAX_WAIT_SLOTS = 60
+"""Maximum length of an interruption over which a wait of all ranks continues."""
 
 
 class SavedStateError(ValueError):
@@ -60,6 +65,9 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     lost_seconds: list[tuple[str, str, float]] = []
     """Class, tenant and GPU-seconds lost to dropped incidents."""
     pending: list[PendingRecord] = []
+    rank_events: list[NodeEvent] = []
+    waits: list[tuple[JobKey, JobWait]] = []
+    """Waits of all ranks of a job."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):
@@ -120,6 +128,10 @@ def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
         incident.onset_ns -= by_ns
         incident.detected_ns -= by_ns
         incident.ended_ns -= by_ns if incident.ended_ns else 0
+    saved.rank_events = [
+        node_event._replace(timestamp_ns=node_event.timestamp_ns - by_ns)
+        for node_event in saved.rank_events
+    ]
 
 
 def resume(
@@ -132,5 +144,11 @@ def resume(
     diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
     diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
     diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)
+    diagnosis.ranks.add(saved.rank_events, diagnosis.end_of(slot))
+    for job, wait in saved.waits:
+        # A job that waited until the state was saved is taken to have waited on, as its incident lasts on.
+        if wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
+            wait.last_slot = slot
+        diagnosis.waits[job] = wait
     diagnosis.begin(slot)
     return diagnosis

@@ -33,6 +33,7 @@ from collector.diagnosis.incident_report import incident_document, victims_of
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
+from collector.diagnosis.rank_events import RANK_EVENTS
 from collector.fleet.fleet import characters_of
 from collector.workloads.job_roster import JobKey
 from railscope import durable_files, service
@@ -53,6 +54,7 @@ MAX_SET_BACK_SLOTS = 24 * HOUR_NS // SLOT_NS
 """Slots by which the clock may be set back, and the incidents continue."""
 MAX_EVENT_AGE_NS = HOUR_NS
 """Age at receipt above which an event no longer opens an incident."""
+_USED_EVENTS = USED_EVENTS | RANK_EVENTS
 MAX_CURVED = 100
 """Incidents with curves."""
 MAX_PENDING = 10_000
@@ -258,6 +260,8 @@ class DiagnosisEngine:
             opened=dict(self._opened),
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
             pending=self.pending,
+            rank_events=diagnosis.ranks.all(),
+            waits=list(diagnosis.waits.items()),
         )
 
     def save_all(self) -> None:
@@ -345,7 +349,7 @@ class DiagnosisEngine:
             events = tuple(
                 event
                 for event in batch.events
-                if event.name in USED_EVENTS and event.wall_ns >= oldest_ns
+                if event.name in _USED_EVENTS and event.wall_ns >= oldest_ns
             )
             recent = batch
             if len(events) < len(batch.events):
