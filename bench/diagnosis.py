@@ -35,7 +35,8 @@ from railscope.capture import write_capture
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireSchema, schema_hash
 from simulator import NodeSpec, capture_metadata, moments
-from simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of, table
+from simulator.cluster.score_table import table
+from simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of
 
 SLOTS, ONSET_SLOT, FAULT_SLOTS = 120, 60, 48
 HEALTHY_SLOTS = 360

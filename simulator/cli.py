@@ -38,7 +38,7 @@ from simulator import (
     moments,
     sonic_answers,
 )
-from simulator.cluster import score_scenarios, scoring
+from simulator.cluster import score_scenarios, score_table, scoring
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.cluster_parts import count_processes
 from simulator.cluster.scenario import ScenarioError, read_scenario
@@ -214,8 +214,15 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
     show_default=True,
     help="Number of scenarios at the same time.",
 )
+@click.option(
+    "--collectives",
+    is_flag=True,
+    help="Let training jobs leave records of their collectives, and score the diagnosis without them and with them.",
+)
 @click.option("--command", help="Program to score in place of railscope diagnose.")
-def score(seeds: str, classes: tuple[str, ...], jobs: int, command: str | None) -> None:
+def score(
+    seeds: str, classes: tuple[str, ...], jobs: int, *, collectives: bool, command: str | None
+) -> None:
     """Diagnose random clusters with and without faults, and compare the incidents with the truth.
 
     Standard error has a line for each scenario, standard output the table: precision and recall with their
@@ -226,12 +233,21 @@ def score(seeds: str, classes: tuple[str, ...], jobs: int, command: str | None) 
     outcomes = []
     with convert_errors((SimulatorError, OSError), click.ClickException):
         for outcome in scoring.run_all(
-            classes or score_scenarios.CLASSES, _seeds(seeds), jobs, program
+            classes or score_scenarios.CLASSES,
+            _seeds(seeds),
+            jobs,
+            program,
+            collectives=collectives,
         ):
             click.echo(outcome.line(), err=True)
             outcomes.append(outcome)
-    for line in scoring.table(outcomes):
-        click.echo(line)
+    for has_collectives in (False, True) if collectives else (False,):
+        if collectives:
+            click.echo(f"{'with' if has_collectives else 'without'} collectives:")
+        for line in score_table.table(
+            [o for o in outcomes if o.has_collectives is has_collectives]
+        ):
+            click.echo(line)
     if any(outcome.problem for outcome in outcomes):
         raise click.exceptions.Exit(1)
 

@@ -11,4 +11,5 @@ arrivals        heartbeats of the nodes, as the collector receives them
 captures        a capture per node, and the ground truth
 score_scenarios random scenarios of each class of incidents, and healthy ones
 scoring         comparison of a diagnosis with the ground truth
+score_table     table of the results
 """

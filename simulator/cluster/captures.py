@@ -86,6 +86,7 @@ class GroundTruthRecorder:
                 "action": kind.action,
                 "jobs": list(self._slowed_jobs(index)),
                 "victims": list(self._paused_nics(index, fault)),
+                **self._ranks(fault, kind.entity),
             }
 
     def _slowed_jobs(self, fault: int) -> Iterator[dict[str, Any]]:
@@ -119,6 +120,17 @@ class GroundTruthRecorder:
             "pci_address": port.pci_address,
         }
         return {"kind": "nic", "node": spec.node, **names, "rail": rail}
+
+    def _ranks(self, fault: PlannedClusterFault, entity: str) -> dict[str, list[int]]:
+        """Return the ranks on the devices of a fault, if their job leaves records of its collectives."""
+        rails, found = self._model.topology.rails, list[int]()
+        if entity not in {"gpu", "nic", "node"}:
+            return {}
+        for job in self._model.jobs:
+            for place, node in enumerate(job.plan.nodes if job.plan.collectives else ()):
+                if node in fault.nodes:
+                    found += [place * rails + index for index in fault.indices or range(rails)]
+        return {"ranks": found} if found else {}
 
     def _cause(self, fault: PlannedClusterFault, entity: str) -> list[dict[str, Any]]:
         """Return the entities of a fault."""

@@ -60,6 +60,8 @@ _OF_FULL_COUNTERS = {
 }  # fmt: skip
 """Classes with counters that only ConnectX has."""
 _WHOLE_NODE = {"rate_control_off", "unprotected", "power_brake"}
+_WATCHDOG_SECONDS = 120.0
+"""Timeout of collectives: the default of ten minutes is longer than the faults."""
 _BENIGN_SHARE, _HEALTHY_BENIGN_SHARE = 0.35, 0.8
 _SECOND_JOB_SHARE, _SERVICE_SHARE, _MANY_SHARE = 0.7, 0.6, 0.5
 """Probabilities of harmless events, of jobs, and of faults of several devices at once."""
@@ -88,6 +90,18 @@ def draw_scenario(incident_class: str, seed: int) -> scenario.ClusterScenario:
         jobs=draw.jobs,
         faults=[*faults, *draw.harmless_events(0.0 if faults else _HEALTHY_BENIGN_SHARE)],
     )
+
+
+def with_collectives(plan: scenario.ClusterScenario) -> scenario.ClusterScenario:
+    """Return a scenario whose training jobs leave records of their collectives."""
+    records = ["inspector", "ras", "flight_recorder"]
+    jobs = [
+        replace(job, collectives=records, watchdog_seconds=_WATCHDOG_SECONDS)
+        if job.load == 1
+        else job
+        for job in plan.jobs
+    ]
+    return replace(plan, jobs=jobs)
 
 
 def _names(incident_class: str, rng: random.Random) -> Sequence[str]:

@@ -9,12 +9,10 @@ Intervals are Wilson's, for a confidence of 95 %.
 from __future__ import annotations
 
 import json
-import math
-import statistics
+import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 from railscope.timestamps import SECOND_NS, parse_timestamp
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import ClusterScenario
-from simulator.cluster.score_scenarios import draw_scenario
+from simulator.cluster.score_scenarios import draw_scenario, with_collectives
 from simulator.spec import SimulatorError
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -33,7 +31,6 @@ DIAGNOSE = (sys.executable, "-P", "-m", "railscope", "diagnose")
 _EVALUATION_SECONDS = 10.0
 """Time between two evaluations; an onset before the fault by less is exact."""
 
-_CONFIDENCE = 1.96
 _MIN_COVERED = 0.5
 """Share of the parts of a cause that incidents must name."""
 
@@ -86,6 +83,8 @@ class FaultOutcome:
     forms: tuple[str, ...] = ()
     delay_seconds: float | None = None
     ranked_first: bool = False
+    is_rank_named: bool | None = None
+    """True if an incident names the rank on the device; None if collectives cannot determine it."""
 
 
 @dataclass(slots=True)
@@ -100,6 +99,9 @@ class RunOutcome:
     faults: list[FaultOutcome] = field(default_factory=list)
     false_classes: list[str] = field(default_factory=list)
     problem: str = ""
+    false_ranks: list[int] = field(default_factory=list)
+    """Ranks that incidents name although no fault is on their devices."""
+    has_collectives: bool = False
 
     def line(self) -> str:
         """Return the result in one line."""
@@ -107,26 +109,49 @@ class RunOutcome:
             f"{fault.incident_class} "
             + ("missed" if fault.delay_seconds is None else f"after {fault.delay_seconds:.0f} s")
             + ("" if fault.ranked_first else ", not ranked first")
+            + {True: ", rank named", False: ", rank not named", None: ""}[fault.is_rank_named]
             for fault in self.faults
         ]
         found += [f"false {name}" for name in self.false_classes]
+        found += [f"false rank {rank}" for rank in self.false_ranks]
         found += [f"failed: {self.problem}"] if self.problem else []
-        return f"{self.name}: {'; '.join(found) or 'nothing reported'}"
+        name = self.name + ", with collectives" * self.has_collectives
+        return f"{name}: {'; '.join(found) or 'nothing reported'}"
 
 
-def run_scenario(incident_class: str, seed: int, command: Sequence[str]) -> RunOutcome:
-    """Simulate a scenario, diagnose its captures, and compare the result with the truth."""
+_WITHOUT_COLLECTIVES = '[collectives]\nflight_recorder_directory = ""\n'
+
+
+def run_scenario(
+    incident_class: str, seed: int, command: Sequence[str], *, collectives: bool = False
+) -> list[RunOutcome]:
+    """Simulate a scenario, diagnose its captures, and compare the result with the truth.
+
+    With `collectives`, the captures are diagnosed without the records of collectives and with them.
+    """
     name, scenario = f"{incident_class}/{seed}", draw_scenario(incident_class, seed)
+    if collectives:
+        scenario = with_collectives(scenario)
     with tempfile.TemporaryDirectory(prefix="railscope-score-") as directory:
         path = Path(directory)
         write_cluster(scenario, path)
-        truths = [*map(json.loads, (path / "truth.jsonl").read_text("utf-8").splitlines())]
-        node_hours = scenario.topology.nodes * scenario.seconds / 3600
-        outcome = RunOutcome(name, node_hours)
-        try:
-            incidents = diagnose(path, command)
-        except ScoreError as error:
-            incidents, outcome.problem = [], str(error)
+        outcomes = [_diagnosed(path, command, scenario, name)]
+        if collectives:
+            outcomes[0].has_collectives = True
+            (path / "agent.toml").write_text(_WITHOUT_COLLECTIVES, encoding="utf-8")
+            outcomes.insert(0, _diagnosed(path, command, scenario, name))
+    return outcomes
+
+
+def _diagnosed(
+    path: Path, command: Sequence[str], scenario: ClusterScenario, name: str
+) -> RunOutcome:
+    truths = [*map(json.loads, (path / "truth.jsonl").read_text("utf-8").splitlines())]
+    outcome = RunOutcome(name, scenario.topology.nodes * scenario.seconds / 3600)
+    try:
+        incidents = diagnose(path, command)
+    except ScoreError as error:
+        incidents, outcome.problem = [], str(error)
     compare(truths, incidents, scenario.step_seconds, outcome)
     for fault in outcome.faults:
         fault.forms = (*_forms(scenario), f"strength {_STRENGTHS[int(fault.strength * 2.99)]}")
@@ -203,7 +228,13 @@ def compare(
         fault.ranked_first = any(
             _covered(incident["cause"], truth) > 0 for incident in later[: len(truths)]
         )
+        if truth["class"] in _CLASSES_OF_RANKS and truth.get("ranks"):
+            ranks = {rank for _, each in named for rank in _named_ranks(each)}
+            fault.is_rank_named = not ranks.isdisjoint(truth["ranks"])
         outcome.faults.append(fault)
+    correct_ranks = {rank for truth in truths for rank in truth.get("ranks", ())}
+    all_ranks = {rank for incident in incidents for rank in _named_ranks(incident)}
+    outcome.false_ranks = sorted(all_ranks - correct_ranks)
     false = {
         incident["class"]
         for index, incident in enumerate(incidents)
@@ -212,6 +243,18 @@ def compare(
         and not incident.get("explained_by")
     }
     outcome.false_classes = sorted(false)
+
+
+_CLASSES_OF_RANKS = {"nccl_hang", "gpu_straggler", "thermal_straggler"}
+"""Classes of faults on a GPU whose rank its job's collectives show."""
+_RANK = re.compile(r" rank (\d+)")
+
+
+def _named_ranks(incident: JsonObject) -> Iterator[int]:
+    """Yield the ranks that an incident names in its evidence."""
+    for item in incident.get("evidence", ()):
+        if match := _RANK.search(item["device"]):
+            yield int(match[1])
 
 
 def _has_class(incident: JsonObject, truth: JsonObject) -> bool:
@@ -273,118 +316,22 @@ def _host(server: object) -> str:
 
 
 def run_all(
-    classes: Sequence[str], seeds: Sequence[int], jobs: int, command: Sequence[str]
+    classes: Sequence[str],
+    seeds: Sequence[int],
+    jobs: int,
+    command: Sequence[str],
+    *,
+    collectives: bool = False,
 ) -> Iterator[RunOutcome]:
     """Run the scenarios of all classes and seeds, several at once, and yield the results in their order."""
     pairs = [(name, seed) for seed in seeds for name in classes]
     with ProcessPoolExecutor(jobs) as pool:
-        tasks = [pool.submit(run_scenario, name, seed, command) for name, seed in pairs]
+        tasks = [
+            pool.submit(run_scenario, name, seed, command, collectives=collectives)
+            for name, seed in pairs
+        ]
         try:
             for task in tasks:
-                yield task.result()
+                yield from task.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
-    """Return the interval of a share; 0 to 1 without trials."""
-    if not trials:
-        return 0.0, 1.0
-    share, square = successes / trials, _CONFIDENCE**2
-    center = (share + square / (2 * trials)) / (1 + square / trials)
-    spread = math.sqrt(max(share * (1 - share), 0.0) / trials + square / (4 * trials**2))
-    spread *= _CONFIDENCE / (1 + square / trials)
-    return max(center - spread, 0.0), min(center + spread, 1.0)
-
-
-@dataclass(slots=True)
-class ClassScore:
-    """Sums over the runs of one class, or over all."""
-
-    faults: list[FaultOutcome] = field(default_factory=list)
-    false_positives: int = 0
-
-    @property
-    def delays(self) -> list[float]:
-        """Delays of all detected faults in seconds."""
-        return sorted(
-            fault.delay_seconds for fault in self.faults if fault.delay_seconds is not None
-        )
-
-    def cells(self, name: str, goal: ScoreGoal) -> list[str]:
-        """Return the cells of a row of the table."""
-        delays, count = self.delays, len(self.faults)
-        first = sum(fault.ranked_first for fault in self.faults)
-        return [
-            name,
-            str(count),
-            _share(len(delays), len(delays) + self.false_positives),
-            _share(len(delays), count),
-            f"{statistics.median(delays):.0f}" if delays else "-",
-            f"{delays[math.ceil(0.9 * len(delays)) - 1]:.0f}" if delays else "-",
-            _share(first, count),
-            f"{goal.precision:.2f}/{goal.recall:.2f}/{goal.deadline_seconds:.0f} s",
-        ]
-
-
-def _share(successes: int, trials: int) -> str:
-    if not trials:
-        return "-"
-    lower, upper = wilson_interval(successes, trials)
-    return f"{successes / trials:.3f} ({lower:.2f}-{upper:.2f})"
-
-
-_HEADER = ["class", "faults", "precision", "recall", "median s", "p90 s", "cause first", "goal"]
-_OVERALL = ScoreGoal(0.97, 0.95, 60.0)
-
-
-def table(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
-    """Yield the lines of the table: each class, all classes, and the false positives of healthy runs."""
-    scores: dict[str, ClassScore] = {}
-    total = ClassScore()
-    false = Counter(name for outcome in outcomes for name in outcome.false_classes)
-    for fault in (fault for outcome in outcomes for fault in outcome.faults):
-        scores.setdefault(fault.incident_class, ClassScore()).faults.append(fault)
-        total.faults.append(fault)
-    for name, count in false.items():
-        score = scores.setdefault(name, ClassScore())
-        score.false_positives, total.false_positives = count, total.false_positives + count
-    rows = [_HEADER, *(scores[name].cells(name, goal_of(name)) for name in sorted(scores))]
-    rows.append(total.cells("all", _OVERALL))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield from _form_lines(total.faults)
-    yield from _healthy_lines(
-        [outcome for outcome in outcomes if not (outcome.faults or outcome.problem)]
-    )
-    failed = sum(bool(outcome.problem) for outcome in outcomes)
-    if failed:
-        yield f"failed: {failed} of {len(outcomes)} runs; their faults count as missed"
-
-
-def _form_lines(faults: Sequence[FaultOutcome]) -> Iterator[str]:
-    """Yield the recall of each form of scenarios."""
-    names = sorted({form for fault in faults for form in fault.forms}, key=_numbers_first)
-    for name in names:
-        having = [fault for fault in faults if name in fault.forms]
-        found = sum(fault.delay_seconds is not None for fault in having)
-        yield f"recall, {name}: {_share(found, len(having))} of {len(having)}"
-
-
-def _numbers_first(form: str) -> tuple[str, float, str]:
-    """Return a sort key: words of a form before its number, numbers by their value."""
-    words = [word for word in form.split() if not word[0].isdecimal()]
-    numbers = [float(word.rstrip("%")) for word in form.split() if word[0].isdecimal()]
-    return " ".join(words[:1]), min(numbers, default=0.0), form
-
-
-def _healthy_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
-    hours = sum(outcome.node_hours for outcome in outcomes)
-    if hours:
-        count = sum(len(outcome.false_classes) for outcome in outcomes)
-        lower, upper = (1000 * end for end in wilson_interval(min(count, hours), hours))
-        yield (
-            f"healthy: {len(outcomes)} runs, {hours:.1f} node-hours, {count} false positives:"
-            f" {1000 * count / hours:.1f} ({lower:.1f}-{upper:.1f}) per 1,000 node-hours, goal 1.0"
-        )

@@ -12,15 +12,16 @@ from click.testing import CliRunner
 
 from simulator.cli import simulate
 from simulator.cluster.scenario import FAULT_KINDS, scenario_problems
-from simulator.cluster.score_scenarios import CASCADE, CLASSES, COMPOUND, HEALTHY, draw_scenario
-from simulator.cluster.scoring import (
-    RunOutcome,
-    ScoreError,
-    compare,
-    diagnose,
-    table,
-    wilson_interval,
+from simulator.cluster.score_scenarios import (
+    CASCADE,
+    CLASSES,
+    COMPOUND,
+    HEALTHY,
+    draw_scenario,
+    with_collectives,
 )
+from simulator.cluster.score_table import table, wilson_interval
+from simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
 OTHER_NIC = {**NIC, "interface": "ens2", "device": "mlx5_3", "rail": 1}
@@ -178,6 +179,62 @@ def test_the_table_has_precision_recall_delays_and_the_healthy_rate():
     ]
     assert lines[-1] == "failed: 1 of 4 runs; their faults count as missed"
     assert lines[-2].startswith("healthy: 1 runs, 1.0 node-hours, 1 false positives: 1000.0 (")
+
+
+GPU = {"kind": "gpu", "node": "n1", "uuid": "GPU-1"}
+
+
+def rank_evidence(*devices: str) -> list[dict[str, str]]:
+    return [{"signal": "collective_straggler", "device": device} for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_named", "false"),
+    [
+        (("n1 rank 13 (GPU 5, rail 5)",), True, []),
+        (("10.0.0.1 rank 13", "n1 GPU 5"), True, []),
+        (("n1 rank 1", "n1 rank 13"), True, [1]),
+        (("n1 rank 130",), False, [130]),
+        ((), False, []),
+    ],
+)
+def test_a_rank_is_named_if_it_is_on_the_device_of_the_fault(
+    devices: tuple[str, ...], *, is_named: bool, false: list[int]
+) -> None:
+    slow = truth(GPU, name="gpu_straggler", ranks=[13])
+    outcome = outcome_of([slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence(*devices))])
+    assert outcome.faults[0].is_rank_named is is_named
+    assert outcome.false_ranks == false
+
+
+def test_a_rank_that_is_named_without_a_fault_is_false() -> None:
+    outcome = outcome_of([], [incident(GPU, evidence=rank_evidence("n1 rank 3"))])
+    assert outcome.false_ranks == [3]
+    assert outcome.line().endswith("false rank 3")
+    path = outcome_of([truth(NIC, ranks=[3])], [incident(NIC, evidence=rank_evidence("n1 rank 3"))])
+    assert (path.false_ranks, path.faults[0].is_rank_named) == ([], None)
+
+
+def test_the_table_has_the_share_of_ranks_that_are_named() -> None:
+    slow = truth(GPU, name="gpu_straggler", ranks=[13])
+    named = outcome_of(
+        [slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence("a rank 13"))]
+    )
+    wrong = outcome_of([slow], [incident(GPU, "gpu_straggler", evidence=rank_evidence("a rank 2"))])
+    assert not [line for line in table([named, wrong]) if line.startswith("rank")]
+    named.has_collectives = wrong.has_collectives = True
+    lines = [line for line in table([named, wrong]) if line.startswith("rank")]
+    assert lines[0].startswith("rank named, gpu_straggler: 0.500 (")
+    assert lines[1] == "ranks named without a fault: in 1 of 2 runs"
+    assert named.line().startswith("run, with collectives: gpu_straggler after 40 s, rank named")
+
+
+def test_training_jobs_leave_records_and_services_do_not() -> None:
+    plan = with_collectives(draw_scenario(HEALTHY, 3))
+    assert plan.jobs
+    for job in plan.jobs:
+        assert bool(job.collectives) is (job.load == 1)
+    assert not list(scenario_problems(plan))
 
 
 def test_intervals_are_those_of_wilson():
