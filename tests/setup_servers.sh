@@ -23,6 +23,7 @@ want chromium chromium
 want ip iproute2
 want tmux tmux
 want snmpd snmpd
+want lldpd lldpd
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
 want initdb postgresql
