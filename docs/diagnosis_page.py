@@ -125,6 +125,9 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
 - `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
   different priorities, and an MTU beyond the largest frame of the port are reported, one advice for all NICs with the same two
   values. A largest frame that contradicts most NICs is taken for a wrong announcement. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
+- `cabling_fault`: the switches announce themselves to the servers by LLDP. A NIC whose leaf is that of another rail, compared with the other
+  nodes of its pod, is reported as in [Switches](switches.md#links-and-cabling-faults), while its link is up. Several NICs of a node are one
+  advice. Servers that receive no LLDP are not compared. The gain is unknown.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
   leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times

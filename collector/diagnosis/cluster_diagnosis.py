@@ -271,6 +271,7 @@ class ClusterDiagnosis:
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
             network_advice.late_marks(view),
+            network_advice.wrong_cables(view),
             self._loads.findings(view),
         )
 

@@ -105,6 +105,7 @@ _ROWS = [
 _ADVICE_ROWS = [
     ("config_drift", "Devices have other settings or versions than most of their peers.", _INFO, 12, 12, _HARD, "set what most of the peers have, or record the difference as intended"),
     ("switch_settings_mismatch", "NICs and their switch ports have different settings.", _INFO, 12, 12, _HARD, "set NIC and switch port alike"),
+    ("cabling_fault", "NICs end on leaf switches of other rails.", _INFO, 12, 12, _HARD, "move the cables to the leaves of their rails, or correct the rails of the node"),
     ("ecn_late", "A leaf switch pauses senders before it marks packets.", _INFO, 12, 14, _GROUP, "set the ECN thresholds of the switch below its PFC thresholds"),
     ("rail_imbalance", "Some rails of a job carry more or less than the others for half an hour.", _INFO, 6, 6, _GROUP, "check the list of NICs and the affinity of the job's ranks"),
     ("placement_oversubscribed", "A job crosses pods, is limited by the uplinks, and fits into one pod.", _INFO, 6, 6, _GROUP, "place the job in one pod when it starts again"),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.slot_sums import Floats, Positions, median
+from collector.fleet import rail_cabling
 from collector.workloads.job_roster import JobKey
 
 Flags: TypeAlias = NDArray[np.bool_]
@@ -183,6 +184,16 @@ class PeerGroups:
     def leaves(self) -> tuple[Positions, ...]:
         """Positions of the rail NICs below each leaf."""
         return tuple(np.flatnonzero(self.nic_leaf == leaf) for leaf in range(len(self.leaf_names)))
+
+    @cached_property
+    def wrong_rails(self) -> tuple[rail_cabling.WrongRail, ...]:
+        """NICs on leaves of other rails, as the switches announce themselves to the nodes."""
+        return tuple(
+            rail_cabling.find_wrong_rails(
+                rail_cabling.RailEnd((nic.node, nic.interface), nic.rail, nic.switch)
+                for nic in self.devices.nics
+            )
+        )
 
     def leaf_peers(self, values: Floats, members: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return, for each NIC, the median of its leaf's members and their scaled deviation."""

@@ -1,11 +1,11 @@
-"""Advice about the network: ECN that marks too late, unequal rails of a job, and placement across pods.
+"""Advice about the network: ECN that marks too late, cables at wrong leaves, unequal rails of a job, and placement across pods.
 
 All of it follows from states that last; a fault that explains the same readings takes precedence (`ranking`).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +19,11 @@ from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.settings_advice import gain_of, waiting_gpus
 from collector.diagnosis.slot_sums import Floats, Positions, mean_known, median_known
+from collector.fleet.rail_cabling import WrongRail
 from collector.workloads.job_roster import JobKey
+
+MAX_LEAVES = 4
+"""Leaves that a text names."""
 
 # Late marks --------------------------------------------------------------------------------------
 
@@ -107,6 +111,56 @@ def _late_marks(
         detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
         gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
     )
+
+
+# Cabling -----------------------------------------------------------------------------------------
+
+_UNKNOWN_GAIN = findings.ExpectedGain(
+    "unknown",
+    "traffic between its rail and this NIC crosses the spines; hosts do not measure its path",
+)
+
+
+def wrong_cables(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield nodes with NICs on leaves of other rails: one NIC is the cause, or the node of several."""
+    link_up = view.signals.nic["link_up"]
+    found: dict[str, list[tuple[int, WrongRail]]] = defaultdict(list)
+    for wrong in view.groups.wrong_rails:
+        node, interface = wrong.end.nic
+        position = view.devices.nodes[node].nics[interface]
+        if link_up[position] == 1:  # as of a node that reports
+            found[node].append((position, wrong))
+    for node, cables in found.items():
+        affected = tuple(findings.Cause("nic", position) for position, _ in cables)
+        yield findings.Finding(
+            "cabling_fault",
+            affected[0] if len(affected) == 1 else findings.Cause("node", name=node),
+            tuple(_cable_evidence(view, *cable) for cable in cables[:8]),
+            parts=tuple(position for position, _ in cables),
+            detail="; ".join(
+                f"{view.devices.nics[position].interface} of rail {wrong.end.rail}: {_cable_text(view, position, wrong)}"
+                for position, wrong in cables
+            ),
+            affected=affected,
+            gain=_UNKNOWN_GAIN,
+        )
+
+
+def _cable_evidence(
+    view: findings.DiagnosisView, position: int, wrong: WrongRail
+) -> findings.FindingEvidence:
+    nic = view.devices.nics[position]
+    text = _cable_text(view, position, wrong)
+    return findings.FindingEvidence(
+        "nodes_on_leaf", 1, wrong.peers, text, f"{nic.node} {nic.interface}"
+    )
+
+
+def _cable_text(view: findings.DiagnosisView, position: int, wrong: WrongRail) -> str:
+    port, leaves = view.devices.nics[position].switch_port, wrong.leaves
+    expected = f"{', '.join(leaves[:MAX_LEAVES])}{', ...' if len(leaves) > MAX_LEAVES else ''}"
+    end = f"{wrong.end.leaf} {port}".rstrip()
+    return f"ends at {end}, the rail of {wrong.peers} other nodes on {expected}"
 
 
 # Loads of jobs over half an hour -----------------------------------------------------------------

@@ -115,6 +115,45 @@ def test_nics_that_disagree_with_their_switch_ports(name: str) -> None:
     assert {each.incident_class for each in advice} <= {"switch_settings_mismatch"}
 
 
+def cabled(node: int, leaves: Mapping[int, str]) -> dict[int, list[WireEntity]]:
+    """Return settings of six nodes, of which one has some rails at other leaves than the cluster is drawn with."""
+    found = {each: settings_of(each) for each in range(6)}
+    for rail, leaf in leaves.items():
+        place = {"switch": leaf, "switch_port": f"Ethernet{rail}"}
+        found[node].append(WireEntity("nic_neighbour", (f"eth{rail}",), place))
+    return found
+
+
+def test_nic_on_a_leaf_of_another_rail_is_one_advice() -> None:
+    (advice,) = diagnose(cabled(1, {2: "leaf-0-3"}))
+    assert (advice.incident_class, advice.severity) == ("cabling_fault", "info")
+    assert type(advice.cause).__struct_config__.tag == "nic"
+    text = "ends at leaf-0-3 Ethernet2, the rail of 5 other nodes on leaf-0-2"
+    assert advice.detail == f"eth2 of rail 2: {text}"
+    (evidence,) = advice.evidence
+    assert (evidence.device, evidence.comparison) == (f"{node_name(1)} eth2", text)
+    assert advice.gain
+    assert advice.gain.text == "unknown"
+
+
+def test_exchanged_cables_of_a_node_are_one_advice_on_the_node() -> None:
+    (advice,) = diagnose(cabled(1, {2: "leaf-0-3", 3: "leaf-0-2"}))
+    assert type(advice.cause).__struct_config__.tag == "node"
+    assert len(advice.victims) == 2
+    assert [each.device for each in advice.evidence] == [
+        f"{node_name(1)} eth{rail}" for rail in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [dict.fromkeys(range(RAILS), "leaf"), {2: "another leaf"}, {}],
+    ids=["a node at a leaf of its own", "a new leaf", "as drawn"],
+)
+def test_cabling_that_no_rail_contradicts_is_correct(leaves: Mapping[int, str]) -> None:
+    assert diagnose(cabled(1, leaves)) == []
+
+
 DRIFT = {
     "one NIC": ({1: settings_of(1, {"pfc": "none", "trust": "pcp"}, rails=[3])}, "nic", 0, ["pfc", "trust"]),
     "a node": ({1: settings_of(1, {"mtu": "1500"}, rails=EVERY_RAIL)}, "node", 8, ["mtu"]),
