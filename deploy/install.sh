@@ -24,7 +24,7 @@ trap 'rm -rf "$copy"' EXIT INT TERM
 cd "$source"
 cp -R pyproject.toml README.md LICENSE railscope agent collector dashboards "$copy"
 deploy/venv.sh "$python" "$prefix"
-# Install exactly the locked files, by hash; EXTRAS=yes adds PostgreSQL, Parquet, S3 and OTLP.
+# Install exactly the locked files, by hash; EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches.
 lock=deploy/requirements.lock
 if [ "${EXTRAS:-}" = yes ]; then
     lock=deploy/requirements-extras.lock

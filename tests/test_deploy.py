@@ -428,7 +428,10 @@ def locked(name: str) -> dict[str, list[Requirement]]:
     ("name", "extras"),
     [
         ("requirements.lock", ()),
-        ("requirements-extras.lock", ("postgresql", "parquet", "archive", "otlp")),
+        (
+            "requirements-extras.lock",
+            ("postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"),
+        ),
     ],
 )
 def test_the_lock_pins_every_dependency_as_it_is_declared(name: str, extras: tuple[str, ...]):
